@@ -1,8 +1,7 @@
-"""A store elsewhere that keeps paused trials: whatever fsspec speaks to, by a URL, one object a trial.
+"""Paused trials in a store elsewhere: any URL that fsspec opens, one object per trial.
 
-An object is a header of `HEADER_BYTES`, JSON that says whose it is and has the SHA-256 of the rest, and the file of the
-trial as it is. It is written under another name and moved once it is whole. What a URL holds that opens the store is in
-no message.
+An object is a header of `HEADER_BYTES` (JSON: whose it is, and the SHA-256 of the rest), then the trial's file. It is
+written under another name and moved when complete. No message shows the secrets of the URL.
 """
 
 from __future__ import annotations
@@ -11,47 +10,93 @@ import hashlib
 import json
 import posixpath
 import re
+import threading
+import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from bssearch.errors import CheckpointError, UsageError
 from bssearch.files import new_guarded_file
-from bssearch.pruners.checkpoint_folder import Held, held_of
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE
 from bssearch.storage.connection.urls import masked
 
-HEADER_BYTES = 512
-"""Bytes before the file: a choice; two digests and three numbers fit in."""
+HEADER_BYTES = 512  # two digests and three numbers fit in
 
-CHUNK_BYTES = 4 * 2**20
-"""Bytes sent at a time: a choice; at 1 MB/s there is progress every few seconds."""
+CHUNK_BYTES = 4 * 2**20  # at 1 MB/s there is progress every few seconds
+
+PATIENCE_SECONDS = 60.0  # libraries retry for a while by themselves
+
+TICK_SECONDS = 0.2  # how soon a transfer that is not wanted any more ends
 
 _KIND = "checkpoint of bssearch, 1"
+_NAME = re.compile(r"trial-(\d+)\.pt(\..*)?")
 
 OnProgress = Callable[[], None]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The trials that are saved in a place, and the bytes of each there, incomplete ones included."""
+
+    saved: frozenset[int] = frozenset()
+    sizes: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all."""
+        return sum(self.sizes.values())
+
+    def without(self, numbers: Collection[int]) -> Held:
+        """Return the same without some trials."""
+        left = {number: size for number, size in self.sizes.items() if number not in numbers}
+        return Held(self.saved.difference(numbers), left)
+
+    def beside(self, number: int, size: int) -> Held:
+        """Return the same with one more saved trial."""
+        return Held(self.saved | {number}, {**self.sizes, number: size})
+
+
+def held_of(files: Iterable[tuple[str, int]]) -> Held:
+    """Return the trials among files, given as names and sizes."""
+    saved, sizes = set[int](), Counter[int]()
+    for name, size in files:
+        if match := _NAME.fullmatch(name):
+            sizes[int(match[1])] += size
+            if match[2] is None:
+                saved.add(int(match[1]))
+    return Held(frozenset(saved), sizes)
+
+
+class SilentStoreError(CheckpointError):
+    """A store did nothing for `PATIENCE_SECONDS`."""
 
 
 class CheckpointStore:
-    """The checkpoints of one study below a URL, in a folder that is named by the study's mark.
+    """The checkpoints of one study below a URL, in a folder named by the study's mark.
 
-    Every method may wait for a network, and raises `CheckpointError` where the store does not do what it is asked.
-    Raises `UsageError` for a URL that cannot be one, or whose package is not installed.
+    Every method waits for the store and raises `CheckpointError` if the store fails or stays silent. Raises
+    `UsageError` for a URL that names no store, or one whose package is not installed.
     """
 
     def __init__(self, url: str, mark: str) -> None:
         check_store_url(url)
         self._url, self._mark = url, mark
-        self._opened: Any = None
-        self.shown = masked(url)
+        self._shown = masked(url)
 
     def look(self) -> Held:
-        """Return what lies there now."""
-        with self._naming("it cannot be listed"):
-            files, folder = self._files(), self._folder
+        """Return the trials in the store."""
+
+        def listed(_: OnProgress) -> Held:
+            files, folder = self._opened
             files.invalidate_cache(folder)
             try:
                 entries = files.ls(folder, detail=True)
@@ -59,110 +104,117 @@ class CheckpointStore:
                 return Held()
             return held_of((_base(entry["name"]), entry["size"] or 0) for entry in entries)
 
-    def try_out(self) -> None:
-        """Write an object and delete it again."""
-        with self._naming("nothing can be written to it"):
-            self._make_folder()
-            path = posixpath.join(self._folder, "written")
-            self._files().pipe_file(path, bytes(2**10))
-            self._files().rm_file(path)
+        return self._ask("it cannot be listed", listed)
 
-    def put(self, number: int, file: Path, on_progress: OnProgress) -> int:
-        """Store a trial's file in the place of an earlier one, which it has left behind; return the bytes it takes."""
-        place = self._place(number)
-        with self._naming(f"trial {number} cannot be stored"):
+    def try_out(self) -> None:
+        """Write an object and delete it."""
+
+        def write(_: OnProgress) -> None:
+            files, path = self._opened[0], self._path("written")
+            self._make_folder()
+            files.pipe_file(path, bytes(2**10))
+            files.rm_file(path)
+
+        self._ask("nothing can be written to it", write)
+
+    def put(self, number: int, file: Path) -> int:
+        """Store a trial's file in place of an earlier one; return the bytes of the object."""
+
+        def write(on_progress: OnProgress) -> int:
             try:
-                return self._put(place, number, file, on_progress)
+                return self._put(number, file, on_progress)
             except BaseException:
                 with suppress(Exception):
-                    self._remove(f"{place}.part")
+                    self._remove(f"trial-{number}.pt.part")
                 raise
 
-    def _put(self, place: str, number: int, file: Path, on_progress: OnProgress) -> int:
+        return self._ask(f"trial {number} cannot be stored", write)
+
+    def _put(self, number: int, file: Path, on_progress: OnProgress) -> int:
+        files, place = self._opened[0], self._path(f"trial-{number}.pt")
         self._make_folder()
-        for old in (place, f"{place}.part"):
-            self._remove(old)
+        self._remove(f"trial-{number}.pt", f"trial-{number}.pt.part")
         with file.open("rb") as content:
             digest = _digest(content, on_progress)
             header = _header(self._mark, number, content.tell(), digest)
             content.seek(0)
-            with self._files().open(f"{place}.part", "wb") as target:
+            with files.open(f"{place}.part", "wb") as target:
                 target.write(header)
                 while chunk := content.read(CHUNK_BYTES):
                     target.write(chunk)
                     on_progress()
             written = HEADER_BYTES + content.tell()
-        self._files().mv(f"{place}.part", place)
+        on_progress()
+        files.mv(f"{place}.part", place)
         return written
 
-    def get(self, number: int, file: Path, on_progress: OnProgress) -> None:
-        """Bring a trial's file; what is cut off, damaged, or of another study or trial is refused.
+    def get(self, number: int, file: Path, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Bring a trial's file; refuse one that is incomplete, damaged, or of another study or trial.
 
-        Until it is whole it has a name of its own: an earlier one that was abandoned may still be on its way.
+        Gives up when ``is_wanted`` says no.
         """
-        part = file.with_name(f"{file.name}.{uuid.uuid4().hex[:8]}.part")
-        with self._naming(f"trial {number} cannot be brought back"):
+
+        def read(on_progress: OnProgress) -> None:
+            # A name of its own: an earlier one that was given up may still be written to.
+            part = file.with_name(f"{file.name}.{uuid.uuid4().hex[:8]}.part")
             try:
-                with self._files().open(self._place(number), "rb") as source:
-                    header = self._checked(number, source.read(HEADER_BYTES))
-                    with new_guarded_file(part) as target:
-                        while chunk := source.read(CHUNK_BYTES):
-                            target.write(chunk)
-                            on_progress()
-                        size = target.tell()
-                        target.seek(0)
-                        digest = _digest(target, on_progress)
-                if size != header["bytes"]:
-                    raise _UnfitError(f"it has {size} of {header['bytes']} bytes")
-                if digest != header["sha256"]:
-                    raise _UnfitError("it is damaged: its SHA-256 is not the one that was stored with it")
+                self._get(number, part, on_progress)
                 on_progress()
                 part.replace(file)
             finally:
                 part.unlink(missing_ok=True)
 
+        self._ask(f"trial {number} cannot be brought back", read, is_wanted)
+
+    def _get(self, number: int, part: Path, on_progress: OnProgress) -> None:
+        with self._opened[0].open(self._path(f"trial-{number}.pt"), "rb") as source:
+            header = self._checked(number, source.read(HEADER_BYTES))
+            with new_guarded_file(part) as target:
+                while chunk := source.read(CHUNK_BYTES):
+                    target.write(chunk)
+                    on_progress()
+                size = target.tell()
+                target.seek(0)
+                digest = _digest(target, on_progress)
+        if size != header["bytes"]:
+            raise _UnfitError(f"it has {size} of {header['bytes']} bytes")
+        if digest != header["sha256"]:
+            raise _UnfitError("it is damaged: its SHA-256 is not the one that was stored with it")
+
     def remove(self, number: int) -> None:
-        """Delete what is kept of a trial."""
-        with self._naming(f"trial {number} cannot be deleted"):
-            for path in (self._place(number), f"{self._place(number)}.part"):
-                self._remove(path)
+        """Delete a trial's object."""
+        names = f"trial-{number}.pt", f"trial-{number}.pt.part"
+        self._ask(f"trial {number} cannot be deleted", lambda _: self._remove(*names))
 
     def clear(self) -> None:
-        """Delete what is kept of every trial."""
+        """Delete the objects of all trials."""
         for number in self.look().sizes:
             self.remove(number)
 
-    @property
-    def _folder(self) -> str:
-        return posixpath.join(self._root, self._mark)
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        """Return the file system, which may connect when it is made, and the study's folder in it."""
+        from fsspec.core import url_to_fs
 
-    def _place(self, number: int) -> str:
-        return posixpath.join(self._folder, f"trial-{number}.pt")
+        files, root = url_to_fs(self._url)
+        return files, posixpath.join(root, self._mark)
 
-    def _files(self) -> Any:
-        """Return the file system, which some connect to as it is made."""
-        if self._opened is None:
-            from fsspec.core import url_to_fs
-
-            self._opened = url_to_fs(self._url)
-        return self._opened[0]
-
-    @property
-    def _root(self) -> str:
-        self._files()
-        return str(self._opened[1])
+    def _path(self, name: str) -> str:
+        return posixpath.join(self._opened[1], name)
 
     def _make_folder(self) -> None:
-        """Make the study's folder where a store has folders; not the one that the URL names: a mount may be away."""
+        """Make the study's folder if the store has folders; not the one that the URL names: a mount may be away."""
+        files, folder = self._opened
         with suppress(FileExistsError):
-            self._files().mkdir(self._folder, create_parents=False)
+            files.mkdir(folder, create_parents=False)
 
-    def _remove(self, path: str) -> None:
-        with suppress(FileNotFoundError):
-            self._files().rm_file(path)
+    def _remove(self, *names: str) -> None:
+        for name in names:
+            with suppress(FileNotFoundError):
+                self._opened[0].rm_file(self._path(name))
 
     def _checked(self, number: int, header: bytes) -> dict[str, Any]:
-        """Return what a header says; raise `_UnfitError` for another's."""
+        """Return the content of a header; raise `_UnfitError` for another trial's."""
         try:
             found = json.loads(header)
             kind, study, trial = found["kind"], found["study"], found["trial"]
@@ -176,31 +228,69 @@ class CheckpointStore:
             raise _UnfitError(f"it is that of trial {trial}")
         return dict(found)
 
-    @contextmanager
-    def _naming(self, what: str) -> Iterator[None]:
-        """Turn what any file system raises into a `CheckpointError` that names the store."""
+    def _ask(
+        self, failure: str, work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool] = lambda: True
+    ) -> Result:
+        """Return what ``work`` returns; raise a `CheckpointError` that names the store if it fails or is given up."""
+        kind: type[CheckpointError] = CheckpointError
         try:
-            yield
-        except CheckpointError:
-            raise
+            return _patiently(work, is_wanted)
         except Exception as error:
-            raise CheckpointError(f"the checkpoint store {self.shown}: {what}: {self._told(error)}") from None
+            said = self._told(error)
+            kind = SilentStoreError if isinstance(error, _SilentError) else CheckpointError
+        raise kind(f"the checkpoint store {self._shown}: {failure}: {said}")
 
     def _told(self, error: Exception) -> str:
-        """Return the first line of what an error says, without what the URL keeps secret."""
+        """Return the first line of an error's text, without the secrets of the URL."""
         said = str(error) if isinstance(error, _UnfitError) else f"{type(error).__name__}: {error}"
         if isinstance(error, FileNotFoundError):
             said = f"it is not there: {error.filename or error}"
         elif isinstance(error, OSError) and error.strerror:
             said = error.strerror
-        said = next(iter(said.strip().splitlines()), "").rstrip(": ").replace(self._url, self.shown)
+        said = next(iter(said.strip().splitlines()), "").rstrip(": ").replace(self._url, self._shown)
         for secret in _secrets(self._url):
             said = said.replace(secret, "***")
         return said
 
 
 class _UnfitError(Exception):
-    """An object that is not what was stored."""
+    """An object that is not the one that was stored."""
+
+
+class _SilentError(_UnfitError):
+    """Nothing happened for `PATIENCE_SECONDS`."""
+
+
+def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool]) -> Result:
+    """Return what ``work`` returns; give it up if it makes no progress for `PATIENCE_SECONDS` or is not wanted.
+
+    It runs in a thread, the only way to leave a library that does not return. Given up, it ends at its next progress.
+    """
+    result: Future[Result] = Future()
+    heard, is_given_up = time.monotonic(), False
+
+    def on_progress() -> None:
+        nonlocal heard
+        heard = time.monotonic()
+        if is_given_up:
+            raise _UnfitError("it was given up")
+
+    def run() -> None:
+        try:
+            result.set_result(work(on_progress))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="bssearch checkpoint", daemon=True).start()
+    try:
+        while not wait([result], TICK_SECONDS).done:
+            if time.monotonic() - heard > PATIENCE_SECONDS:
+                raise _SilentError(f"nothing happened for {PATIENCE_SECONDS:g} s, so it was given up")
+            if not is_wanted():
+                raise _UnfitError("it is not wanted any more")
+    finally:
+        is_given_up = True
+    return result.result()
 
 
 def check_store_url(url: str) -> None:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from bssearch.analysis.objectives.seconds import Kind, kind_of
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import Executor, TimesSideBySide
+from bssearch.intervals import FLAT_RATIO
 from bssearch.probes.cadence import probe_record
 from bssearch.records import (
     Environment,
@@ -28,7 +29,6 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
-from bssearch.search.side_by_side import devices_that_agree
 from bssearch.space import MemoryBoundary, choose_micro_batch
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import problem_with
@@ -151,7 +151,7 @@ def measure_step_times(
             if not is_asked:
                 is_asked = True
                 request = default_at(spec, default, known[default].micro_batch_size)
-                together = devices_that_agree(executor, request, known[default], tell)
+                together = _devices_that_agree(executor, request, known[default], tell)
             if together is not None:
                 _visit_side_by_side(spec, store, together, environment, missing, cadences, on_too_large, before_each)
                 refuse_where_nothing_fits(spec, store, environment)
@@ -372,3 +372,36 @@ def gib(count: int) -> str:
 def _described(uses: dict[int, MemoryUse], size: int | None) -> str:
     peak = uses[size].peak_memory_bytes if size in uses else None
     return str(size) + ("" if peak is None else f" (peak {gib(peak)})")
+
+
+def _devices_that_agree(
+    executor: Executor, request: StepTimeRequest, alone: ProbeRecord, tell: Callable[[str], None]
+) -> TimesSideBySide | None:
+    """Return the executor where steps timed in all of its slots at once take what they take ``alone``; else None.
+
+    That is within `FLAT_RATIO`, on each device, and with nothing else at work. A device apart from the others is told
+    of. Slots that share a device, or the CPU, are never timed side by side.
+    """
+    if not isinstance(executor, TimesSideBySide) or not executor.slots_apart or executor.slots < 2:
+        return None
+    try:
+        found = executor.step_times_by_device(request)
+    except LaunchError as error:
+        tell(f"step times are taken on one device: on another they cannot be: {error}")
+        return None
+    seconds = {device: one.step_seconds for device, one in found.items() if one.step_seconds and not one.contended}
+    if len(seconds) < len(found) or alone.step_seconds is None:
+        return None
+    usual = statistics.median(seconds.values())
+    for device, ratio in _apart(seconds, usual).items():
+        tell(f"step times are taken on one device: a step on {device} takes {ratio:.3g} times as long as on the others")
+    slower = _apart({"all": usual}, alone.step_seconds)
+    if slower:
+        tell(f"step times are taken on one device: with all at work a step takes {slower['all']:.3g} times as long")
+    return None if slower or _apart(seconds, usual) else executor
+
+
+def _apart(seconds: Mapping[str, float], usual: float) -> dict[str, float]:
+    """Return the ratio to the usual seconds of those that are further from them than `FLAT_RATIO`."""
+    ratios = {name: one / usual for name, one in seconds.items()}
+    return {name: ratio for name, ratio in ratios.items() if max(ratio, 1 / ratio) > FLAT_RATIO}

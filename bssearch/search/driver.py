@@ -1,15 +1,15 @@
 """The driver of a study: it tells the engine what happens in the store and in the executor, and does what it asks for.
 
 Several drivers may share a study: each decides on what the store holds, and the store starts a trial only where no
-other has been started since. Where they are in each other's way they take turns. What a driver that dies leaves behind,
-the others try again.
+other has been started since. A driver that was refused locks the study from then on while it chooses. What a driver
+that dies leaves behind, the others try again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import assert_never
 
@@ -34,19 +34,15 @@ from bssearch.search.calibration import (
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
-from bssearch.search.carrier import Carrier
-from bssearch.search.engine import CONTINUE, Engine, NextRun
+from bssearch.search.engine import CONTINUE, Engine, Host, NextRun
 from bssearch.search.finding import SearchEnd, quick_prior
-from bssearch.search.host import Host
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.leases.claims import Claims
 from bssearch.search.leases.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
-from bssearch.search.leases.lease_watch import LeaseWatch
 from bssearch.search.leases.owner import living, this_driver
 from bssearch.search.listener import Listener
 from bssearch.search.recorder import Recorder
 from bssearch.search.shift import Shift
-from bssearch.search.turns import Turns
 from bssearch.search.waiting import WaitingTrials
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
@@ -90,11 +86,8 @@ class Driver(Host):
         self.owner = this_driver()
         digest = store.keep_spec(spec.name, spec.model_dump(mode="json"))
         self._lease = Lease(owner=self.owner, seconds=LEASE_SECONDS, user=user_name(), spec=digest)
-        self._watch = LeaseWatch(store, spec.name)
-        self._claims = Claims(store, spec.name, self.owner, self._watch)
-        self._waiting = WaitingTrials(spec, store, self.owner, self._watch, self._claims, listener.note)
-        self._carrier = Carrier(executor, self._waiting.checkpoints)
-        self._turns = Turns(store, spec.name, self.owner)
+        self._claims = Claims(store, spec.name, self.owner)
+        self._waiting = WaitingTrials(spec, store, self._claims, listener.note)
         self._recorder = Recorder(store, spec.name)
         super().__init__(self._engine(), journal)
         self._revision = 0
@@ -103,6 +96,7 @@ class Driver(Host):
         self._is_done = False
         self._error: BSSearchError | None = None
         self._is_stopping = False
+        self._is_contended = False  # Once a trial was refused, the study is locked before each choice.
         self._told: set[str] = set()
         # Trials begin by the database's clock; from here on this machine's own counts, which nobody sets.
         self._began = store.time().timestamp() - time.monotonic()
@@ -167,7 +161,7 @@ class Driver(Host):
             case events.Start(plan):
                 self._start(plan)
             case events.Stop(number, state, reason):
-                self._carrier.stop(number, state, reason)
+                self.executor.stop(number, state, reason)
             case events.Wait():
                 self._note_wait(action)
                 self._next_look = time.monotonic() + LOOK_SECONDS
@@ -197,13 +191,10 @@ class Driver(Host):
         while not self._is_done and self._error is None and len(self.engine.running) < self.executor.slots:
             if time.monotonic() < self._next_look or self.interrupts.count or self._shift.is_ending:
                 break
-            is_here = self._turns.is_here()
-            if self._turns.is_to_read:
+            self._waiting.checkpoints.held()  # Known before the turn: a store elsewhere may be slow.
+            with self.store.turn(self.spec.name) if self._is_contended else nullcontext():
                 self._refresh()
-            if not is_here:
-                return
-            self._feed(events.SlotFree(self._began + time.monotonic()))
-        self._turns.end()
+                self._feed(events.SlotFree(self._began + time.monotonic()))
 
     def _refresh(self) -> None:
         """Tell the engine what the store and the folder of checkpoints hold that it does not know."""
@@ -247,7 +238,6 @@ class Driver(Host):
 
     def _time_steps(self, visits: int) -> None:
         """Have every batch size visited so many times, by this driver or another, while nothing runs here."""
-        self._turns.end()  # It takes a while, and starts no trial.
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
         if missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
@@ -283,8 +273,8 @@ class Driver(Host):
 
     def _take_over(self) -> None:
         """Mark the trials of drivers that died as lost; the search tries them again."""
-        self._watch.look()
-        lost = self.store.mark_lost(self.spec.name, is_alive=self._watch.is_alive)
+        self._claims.watch.look()
+        lost = self.store.mark_lost(self.spec.name, is_alive=self._claims.watch.is_alive)
         if lost:
             numbers = ", ".join(map(str, lost))
             self.listener.note(f"lost with their driver, to be tried again: trial {numbers}")
@@ -312,14 +302,14 @@ class Driver(Host):
 
     def _wait(self) -> None:
         """Take in what has happened, and keep the store up to date."""
-        for event in self._carrier.events(timeout=min(POLL_SECONDS, self._turns.seconds_to_look)):
+        for event in self.executor.events(timeout=POLL_SECONDS):
             match event:
                 case executors.Observed(number, observation):
                     self._recorder.observe(number, observation)
                     self.listener.observed(number, observation)
                     self._feed(events.Evaluated(number, observation))
                 case executors.Ended(number, outcome, log):
-                    self._end(number, self.engine.as_stored(number, outcome), log)
+                    self._end(number, self.engine.as_stored(number, self._waiting.stored(number, outcome)), log)
                     self._next_look = time.monotonic()
         self._recorder.flush_if_due()
         if time.monotonic() - self._looked > HEARTBEAT_SECONDS:
@@ -327,14 +317,11 @@ class Driver(Host):
 
     def _start(self, plan: TrialPlan) -> None:
         """Start a trial, unless another driver has been faster: then the store tells something new."""
-        is_last = self._turns.is_queued and len(self.engine.running) + 1 == self.executor.slots
-        trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=self._lease, is_last=is_last)
+        trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
         if trial is None:
-            self._turns.refused()
+            self._is_contended = True
             self._feed(events.Refused(plan))
             return
-        if is_last:
-            self._turns.ended()
         self._shift.work()
         waited = None if plan.resumed is None else self.engine.history.trial(plan.resumed)
         checkpoint = self._waiting.file_for(plan, trial.number)
@@ -346,8 +333,12 @@ class Driver(Host):
             request = admitted(self.spec, plan, trial.number, checkpoint=checkpoint)
         except UsageError as error:
             self._end(trial.number, TrialOutcome(state=TrialState.FAILED, reason=f"{REFUSED}{error.message}"), "")
+            return
+        not_brought = None if waited is None else self._waiting.bring(waited, lambda: not self.interrupts.count)
+        if not_brought is None:
+            self.executor.submit(request)
         else:
-            self._carrier.submit(request, None if waited is None else waited.outcome)
+            self._end(trial.number, self.engine.as_stored(trial.number, not_brought), "")
 
     def _end(self, number: int, outcome: TrialOutcome, log: str) -> None:
         """Store how a trial ended, and tell the engine and the listener."""
@@ -366,7 +357,6 @@ class Driver(Host):
         """After Ctrl-C have the engine end in good order."""
         if self.interrupts.count and not self._is_stopping:
             self._is_stopping = True
-            self._turns.end()
             self.listener.note("stopping; press Ctrl-C again to kill")
             self._feed(events.Interrupted())
 
@@ -390,6 +380,6 @@ class Driver(Host):
             except BSSearchError as error:
                 self.listener.note(f"trial {number} could not be stored as cancelled: {error}")
             self._waiting.checkpoints.forget(number)
-        for leave in (self._turns.end, self._waiting.leave, partial(self._claims.give_back, self._confirming)):
+        for leave in (self._waiting.leave, partial(self._claims.give_back, self._confirming)):
             with suppress(BSSearchError):
                 leave()

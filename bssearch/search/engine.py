@@ -8,6 +8,7 @@ as the one before it would have.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -386,3 +387,22 @@ class Engine:
             return []
         self._stage = Stage.DONE
         return [Failed(error)]
+
+
+class Host(ABC):
+    """The driver of a study, or a simulation; a list as ``journal`` keeps every event that the engine is told."""
+
+    def __init__(self, engine: Engine, journal: list[Event] | None) -> None:
+        self.engine = engine
+        self.journal = journal
+
+    def _feed(self, event: Event) -> None:
+        """Tell the engine of an event, and do what it asks for."""
+        if self.journal is not None:
+            self.journal.append(event)
+        for action in self.engine.handle(event):
+            self._carry_out(action)
+
+    @abstractmethod
+    def _carry_out(self, action: Action) -> None:
+        """Do what the engine asks for; what comes of it is the next event."""

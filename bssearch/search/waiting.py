@@ -1,14 +1,16 @@
-"""The trials of a study that wait, as one driver has to do with them: which can go on here, and which end and where."""
+"""The paused trials of a study and their checkpoints, for one driver: which it can resume, and which end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
+from bssearch.errors import CheckpointError
+from bssearch.history import INTERRUPTED
 from bssearch.pruners.checkpoints import Checkpoints
-from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.records import COULD_NOT_PAUSE, Phase, TrialOutcome, TrialPlan, TrialRecord, TrialState
 from bssearch.search import events
 from bssearch.search.leases.claims import Claims
-from bssearch.search.leases.lease_watch import LeaseWatch
 from bssearch.search.leases.owner import is_alive
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
@@ -21,17 +23,8 @@ class WaitingTrials:
     there.
     """
 
-    def __init__(
-        self,
-        spec: StudySpec,
-        store: Store,
-        owner: str,
-        watch: LeaseWatch,
-        claims: Claims,
-        note: Callable[[str], None],
-    ) -> None:
-        self._spec, self._store, self._owner = spec, store, owner
-        self._watch, self._claims, self._note = watch, claims, note
+    def __init__(self, spec: StudySpec, store: Store, claims: Claims, note: Callable[[str], None]) -> None:
+        self._spec, self._store, self._claims, self._note = spec, store, claims, note
         self.checkpoints = Checkpoints(store.study(spec.name))
         self._told = ""
         self._has_claim = False
@@ -58,11 +51,34 @@ class WaitingTrials:
         """Return whether a planned trial is to be saved where it is paused."""
         return plan.phase is Phase.SEARCH and self.are_saved
 
+    def stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
+        """Store the checkpoint of a trial that was paused here; return its outcome: pruned if that fails."""
+        if outcome.state is TrialState.PAUSED:
+            try:
+                self.checkpoints.send(number)
+            except CheckpointError as error:
+                reason = f"{outcome.reason}; {COULD_NOT_PAUSE}: {error}"
+                return replace(outcome, state=TrialState.PRUNED, reason=reason)
+        return outcome
+
+    def bring(self, resumed: TrialRecord, is_wanted: Callable[[], bool]) -> TrialOutcome | None:
+        """Bring the checkpoint of a paused trial that is to resume; if that fails return the trial's outcome.
+
+        Once the trial is not wanted any more it stays paused.
+        """
+        try:
+            self.checkpoints.bring(resumed.number, is_wanted)
+        except CheckpointError as error:
+            if is_wanted() or resumed.outcome is None:
+                return TrialOutcome(state=TrialState.FAILED, reason=str(error))
+            return replace(resumed.outcome, reason=INTERRUPTED)
+        return None
+
     def ended(self, trial: TrialRecord) -> None:
         """Take note of the end of a trial that ran here: its checkpoint goes, unless it waits."""
         if trial.state is TrialState.PAUSED:
             if not self._has_claim:
-                self._has_claim = self._claims.take(_claim_of(self._owner))
+                self._has_claim = self._claims.take(_claim_of(self._claims.owner))
         else:
             self.checkpoints.forget(trial.number)
 
@@ -75,7 +91,7 @@ class WaitingTrials:
     def settle(self, trials: Sequence[TrialRecord], state: TrialState, *, for_disk: bool) -> None:
         """End those of some waiting trials that are of this driver, or of one that is gone; all where ``for_disk``."""
         if not for_disk:
-            self._watch.look()
+            self._claims.watch.look()
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
         gone = [str(number) for number in ours if not self.checkpoints.has(number)]
         if gone:
@@ -86,8 +102,7 @@ class WaitingTrials:
 
     def leave(self) -> None:
         """End here: what waits is left to whoever comes."""
-        self.checkpoints.finish()
-        self._claims.give_back(_claim_of(self._owner))
+        self._claims.give_back(_claim_of(self._claims.owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:
         """Return whether a paused trial is this driver's, or was left behind by one that is gone.
@@ -96,11 +111,11 @@ class WaitingTrials:
         checkpoint is not to be had, nobody here can.
         """
         owner = trial.lease_owner
-        if owner is None or owner == self._owner:
+        if owner is None or owner == self._claims.owner:
             return True
         alive = is_alive(owner) is not False
         if alive:
-            alive = self._watch.has_lease(owner) or not self.checkpoints.has(trial.number)
+            alive = self._claims.watch.has_lease(owner) or not self.checkpoints.has(trial.number)
         if not alive:
             self._store.release(self._spec.name, _claim_of(owner), owner=owner)
         return not alive

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -15,7 +18,8 @@ from sqlalchemy import URL, Connection, Select, bindparam, select
 from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.records import Environment, to_json
 from bssearch.storage import migrate
-from bssearch.storage.connection.engine import create_engine_for, looking, reading, writing
+from bssearch.storage.connection.engine import create_engine_for, looking, reading, translated, writing
+from bssearch.storage.connection.faults import ConnectionLostError
 from bssearch.storage.connection.patience import Patience
 from bssearch.storage.connection.urls import masked, shown
 from bssearch.storage.lookups import no_study
@@ -26,6 +30,13 @@ from bssearch.storage.statements import insert_if_absent
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 Notify = Callable[[str], None]
+
+LONGEST_TURN_SECONDS = 10.0
+"""A driver that hangs while it has locked a study keeps others waiting for this long."""
+
+SPREAD_SECONDS = 0.1
+"""Longest pause before a turn on SQLite, whose waiting writers look for the lock every 100 ms: without a pause of the
+others one of 8 drivers never started a trial."""
 
 
 def patiently(
@@ -44,6 +55,17 @@ _STUDY_ID = select(StudyRow.id).where(StudyRow.name == bindparam("name"))
 _LOCKED_STUDY_ID = _STUDY_ID.with_for_update()
 
 
+class _Turn(threading.local):
+    """The transaction in which a thread has locked a study, None if it has not or has written since."""
+
+    connection: Connection | None = None
+    ending = ExitStack()
+
+
+class _TurnOver(Exception):  # noqa: N818 - it rolls back, and is no failure
+    """A turn ends without a write."""
+
+
 class Database:
     """An engine, the transactions over it, and the ids behind names."""
 
@@ -52,6 +74,7 @@ class Database:
         self._write = write
         self._environment_ids: dict[Environment, int] = {}
         self._asked: dict[str, int] = {}
+        self._turn = _Turn()
         notify = notify or _tell_nobody
         self._patience = Patience(shown(self._engine.url), notify)
         try:
@@ -119,22 +142,68 @@ class Database:
         """Wait no more for a server that is away: who waits fails now, and who comes later at once."""
         self._patience.end()
 
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with reading(self._engine) as connection:
-            yield connection
+    def _reading(self) -> AbstractContextManager[Connection]:
+        return self._in_turn() or reading(self._engine)
 
-    @contextmanager
-    def _looking(self) -> Iterator[Connection]:
-        with looking(self._engine) as connection:
-            yield connection
+    def _looking(self) -> AbstractContextManager[Connection]:
+        return self._in_turn() or looking(self._engine)
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         if not self._write:
             raise DatabaseError(f"{self.masked_url} was opened for reading")
-        with writing(self._engine) as connection:
-            yield connection
+        held, self._turn.connection = self._turn.connection, None
+        if held is None:
+            with writing(self._engine) as connection:
+                yield connection
+            return
+        with self._turn.ending.pop_all():
+            yield held
+
+    @contextmanager
+    def turn(self, study: str) -> Iterator[None]:
+        """Lock a study for this thread, up to its first write: that is part of the same transaction and commits it.
+
+        A server that hears nothing for `LONGEST_TURN_SECONDS` gives the lock to others; the write is then tried anew.
+        """
+
+        def take() -> None:
+            with ExitStack() as stack:
+                connection = stack.enter_context(self._writing())
+                if connection.dialect.name == "postgresql":
+                    limit = f"SET LOCAL idle_in_transaction_session_timeout = '{LONGEST_TURN_SECONDS:g}s'"
+                    connection.exec_driver_sql(limit)
+                self._lock_study(connection, study)
+                self._turn.ending, self._turn.connection = stack.pop_all(), connection
+
+        if self._engine.dialect.name == "sqlite":
+            time.sleep(random.uniform(0.0, SPREAD_SECONDS))
+        self._patience.run(take)
+        try:
+            yield
+        finally:
+            self._end_turn()
+
+    def _in_turn(self) -> AbstractContextManager[Connection] | None:
+        """Return this thread's turn, for reading, or None; a turn ends with its connection."""
+        connection = self._turn.connection
+        return None if connection is None else self._reading_in(connection)
+
+    @contextmanager
+    def _reading_in(self, connection: Connection) -> Iterator[Connection]:
+        try:
+            with translated(self._engine.url):
+                yield connection
+        except ConnectionLostError:
+            self._end_turn()
+            raise
+
+    def _end_turn(self) -> None:
+        """Unlock the study, unless this thread's write has."""
+        if self._turn.connection is not None:
+            self._turn.connection = None
+            with suppress(_TurnOver, ConnectionLostError), self._turn.ending.pop_all():
+                raise _TurnOver
 
     def _on_study(self, name: str, work: Callable[[Connection, int], Result]) -> Result:
         """Do work on a study, alone; its id stays known where a first try renamed or deleted it unnoticed."""

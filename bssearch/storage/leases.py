@@ -19,7 +19,6 @@ from bssearch.storage.models import ClaimRow, ObservationRow, TrialRow
 from bssearch.storage.revisions import mark_changed
 from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import end_trial, is_running
-from bssearch.storage.turns import IS_PLACE
 
 RESTART_GRACE_S = 60.0
 """How long after a server's start no lease counts as ended: longer than drivers wait between two tries."""
@@ -41,18 +40,13 @@ def ended_by(connection: Connection) -> datetime:
 
 
 def heartbeat(connection: Connection, study_id: int, *, owner: str, lease_seconds: float) -> None:
-    """Extend the leases of an owner's running trials and its claims to ``lease_seconds`` from now.
-
-    But for its place in the queue (`bssearch.storage.turns`): that it keeps only while it asks for its turn.
-    """
+    """Extend the leases of an owner's running trials and its claims to ``lease_seconds`` from now."""
     expires_at = now(connection) + timedelta(seconds=lease_seconds)
     connection.execute(
         update(TrialRow).where(*is_running(study_id), TrialRow.lease_owner == owner).values(lease_expires_at=expires_at)
     )
     connection.execute(
-        update(ClaimRow)
-        .where(ClaimRow.study_id == study_id, ClaimRow.owner == owner, ~IS_PLACE)
-        .values(expires_at=expires_at)
+        update(ClaimRow).where(ClaimRow.study_id == study_id, ClaimRow.owner == owner).values(expires_at=expires_at)
     )
 
 

@@ -1,20 +1,20 @@
-"""The observations of trials: what was measured at each evaluation, by trial and step."""
+"""What trials leave: the observation of each evaluation, by step, and the last lines that each printed."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import bindparam, func, insert, select
+from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import DatabaseError
 from bssearch.records import Observation
 from bssearch.storage.database import Database, patiently
 from bssearch.storage.lookups import trial_id_of, trial_ids_of
-from bssearch.storage.models import ObservationRow, TrialRow
+from bssearch.storage.models import LogRow, ObservationRow, TrialRow
 from bssearch.storage.revisions import mark_observed
 from bssearch.storage.rows import from_columns, to_columns
-from bssearch.storage.statements import EVALUATIONS, OBSERVATIONS
+from bssearch.storage.statements import EVALUATIONS, OBSERVATIONS, insert_if_absent
 
 _OBSERVED = insert(ObservationRow.__table__)
 _EVALUATIONS = EVALUATIONS.where(
@@ -23,7 +23,7 @@ _EVALUATIONS = EVALUATIONS.where(
 
 
 class Observations(Database):
-    """The part of the store that keeps observations."""
+    """The part of the store that keeps observations and logs."""
 
     @patiently
     def append_observations(self, study: str, rows: Sequence[tuple[int, Observation]]) -> None:
@@ -90,3 +90,18 @@ class Observations(Database):
             query = select(func.count()).select_from(ObservationRow).join(TrialRow)
             study_id = self._study_id(connection, study)
             return connection.execute(query.where(TrialRow.study_id == study_id)).scalar_one()
+
+    @patiently
+    def save_log(self, study: str, number: int, text: str) -> None:
+        """Store the last lines of a trial's worker, in the place of earlier ones."""
+        with self._writing() as connection:
+            trial_id = trial_id_of(connection, study, self._study_id(connection, study), number)
+            if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
+                connection.execute(update(LogRow).where(LogRow.trial_id == trial_id).values(text=text))
+
+    @patiently
+    def log(self, study: str, number: int) -> str | None:
+        """Return the last lines of a trial's worker, None where none were stored."""
+        with self._reading() as connection:
+            trial_id = trial_id_of(connection, study, self._study_id(connection, study), number)
+            return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))

@@ -30,7 +30,6 @@ from bssearch.storage.connection.urls import sqlite_file
 from bssearch.storage.database import Notify, patiently
 from bssearch.storage.findings import Findings
 from bssearch.storage.leases import IsAlive
-from bssearch.storage.logs import Logs
 from bssearch.storage.lookups import (
     StudySummary,
     no_study,
@@ -50,7 +49,6 @@ from bssearch.storage.specs import Specs
 from bssearch.storage.statements import STUDIES, STUDY, TRIALS, end_trial
 from bssearch.storage.transfer.finished import FinishedStudy, Import
 from bssearch.storage.transfer.transfers import Transfers
-from bssearch.storage.turns import Turns, give_place_up
 
 
 def open_store(url: str | URL | None = None, *, write: bool = True, notify: Notify | None = None) -> Store:
@@ -73,7 +71,7 @@ def check_writable(url: str | None = None) -> None:
         engine.dispose()
 
 
-class Store(Observations, Findings, Measurements, Branches, Specs, Logs, Transfers, Turns, Queue):
+class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Queue):
     """An open database. Every method may raise `DatabaseError`; those that take a study's name `NotFoundError`.
 
     Threads may share one. One that is open for writing waits for a server that is away (`Patience`).
@@ -183,16 +181,13 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Logs, Transfe
 
         self._on_study(name, bind)
 
-    def start(
-        self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease, is_last: bool = False
-    ) -> TrialRecord | None:
+    def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
         """Start a planned trial under a lease and return it as stored; None where another driver was faster.
 
         A new trial becomes the study's next, counted from 1, only where there is none newer than ``plan.after``: so
-        drivers decide one after the other, each knowing what the others started. Where drivers stand in the queue
-        (`queue_up`) only the first of them starts one, and leaves it with the one that ``is_last``. A ``queued`` or
-        ``resumed`` one runs where it still waits; its time counts from now, and of its configuration only the
-        micro-batches may differ from those it was queued with.
+        drivers decide one after the other, each knowing what the others started. A ``queued`` or ``resumed`` one runs
+        where it still waits; its time counts from now, and of its configuration only the micro-batches may differ from
+        those it was queued with.
         Raises `UsageError` where the study is archived.
         """
         trial = starting.Start(plan, lease)
@@ -201,11 +196,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Logs, Transfe
             if plan.known_number is None:
                 starting.refuse_archived(connection, study_id, study)
             number = trial.run(connection, study_id, self._environment_id(connection, environment), lease)
-            if number is None:
-                return None
-            if is_last:
-                give_place_up(connection, study_id, lease.owner)
-            return stored_trial(connection, study, study_id, number)
+            return None if number is None else stored_trial(connection, study, study_id, number)
 
         return self._on_study(study, start)
 

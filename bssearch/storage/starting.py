@@ -17,7 +17,6 @@ from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.revisions import mark_changed, raise_revision
 from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import TRIALS, is_running
-from bssearch.storage.turns import has_turn
 
 JUST_BEFORE = timedelta(microseconds=1)
 """By how much a trial begins before the time of the database's clock. SQLite's counts milliseconds: else a trial that
@@ -56,10 +55,8 @@ class Start:
     newest_at_first_try: int | None = None
 
     def run(self, connection: Connection, study_id: int, environment_id: int, lease: Lease) -> int | None:
-        """Store that the trial runs; return its number, None where another driver was faster or has the turn."""
+        """Store that the trial runs; return its number, None where another driver was faster."""
         plan = self.plan
-        if self._number is not None and not has_turn(connection, study_id, lease.owner):
-            return self._of_an_earlier_try(connection, study_id, lease.owner)
         if plan.resumed is not None:
             return _resume(connection, study_id, plan.resumed, plan, lease)
         if plan.queued is not None:
@@ -87,23 +84,11 @@ class Start:
     def _add_after(
         self, connection: Connection, study_id: int, environment_id: int, after: int, lease: Lease
     ) -> int | None:
-        """Store the trial unless there is one newer than ``after``: then None, but for one that the owner runs."""
+        """Store the trial unless there is one newer than ``after``: then None, unless an earlier try has stored it."""
         number, time = newest(connection, study_id)
         if number == after:
             return self._insert(connection, study_id, environment_id, after + 1, time)
-        return self._of_an_earlier_try(connection, study_id, lease.owner)
-
-    def _of_an_earlier_try(self, connection: Connection, study_id: int, owner: str) -> int | None:
-        """Return the number of the trial where the owner runs it: it was committed although its connection broke."""
-        number = self._number
-        return number if number is not None and _runs_for(connection, study_id, number, owner) else None
-
-    @property
-    def _number(self) -> int | None:
-        """Return the only number under which the trial may start, None where any will do."""
-        if self.plan.known_number is not None or self.plan.after is None:
-            return self.plan.known_number
-        return self.plan.after + 1
+        return after + 1 if _runs_for(connection, study_id, after + 1, lease.owner) else None
 
     def _insert(
         self, connection: Connection, study_id: int, environment_id: int | None, number: int, time: datetime

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import fsspec
 import pytest
@@ -15,12 +15,13 @@ from fsspec.implementations.local import LocalFileSystem
 
 
 class Troubled(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Files, as long as nothing is set; ``holds`` lets whoever opens a file wait for ``goes_on``."""
+    """Files, unless something is set; whoever opens one to read or write waits for ``goes_on`` if ``holds`` says so."""
 
     protocol = "troubled"
     is_away: ClassVar[bool] = False
     is_full: ClassVar[bool] = False
-    holds: ClassVar[bool] = False
+    holds: ClassVar[str] = ""
+    seconds_per_write: ClassVar[float] = 0.0
     is_held: ClassVar[threading.Event] = threading.Event()
     goes_on: ClassVar[threading.Event] = threading.Event()
 
@@ -34,10 +35,12 @@ class Troubled(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
 
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         self._be_there()
-        if self.holds:
+        if mode[0] in self.holds:
             self.is_held.set()
             self.goes_on.wait()
         file = super()._open(path, mode, **kwargs)
+        if "w" in mode and self.seconds_per_write:
+            return _Slow(file, self.seconds_per_write)
         return _Full(file) if self.is_full and "w" in mode else file
 
     def _be_there(self) -> None:
@@ -45,17 +48,29 @@ class Troubled(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
-class _Full:
-    """A file that takes 500 bytes."""
+class _Slow:
+    """A file each write to which takes a while."""
 
-    def __init__(self, file: Any) -> None:
-        self._file, self._left = file, 500
+    def __init__(self, file: Any, seconds: float) -> None:
+        self._file, self._seconds = file, seconds
 
-    def __enter__(self) -> _Full:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    def write(self, content: bytes) -> int:
+        threading.Event().wait(self._seconds)
+        return int(self._file.write(content))
+
+
+class _Full(_Slow):
+    """A file that takes 500 bytes."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file, 0.0)
+        self._left = 500
 
     def write(self, content: bytes) -> int:
         self._left -= self._file.write(content[: self._left])
@@ -72,9 +87,9 @@ def troubled() -> Iterator[type[Troubled]]:
     Troubled.goes_on.clear()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            for name in ("is_away", "is_full", "holds"):
-                patch.setattr(Troubled, name, False)
+            for name, value in {"is_away": False, "is_full": False, "holds": "", "seconds_per_write": 0.0}.items():
+                patch.setattr(Troubled, name, value)
             yield Troubled
     finally:
-        Troubled.is_away = Troubled.is_full = Troubled.holds = False
+        Troubled.is_away, Troubled.is_full, Troubled.holds = False, False, ""
         Troubled.goes_on.set()

@@ -14,9 +14,11 @@ from typing import BinaryIO
 
 import pytest
 
+from bssearch.errors import CheckpointError
 from bssearch.files import new_guarded_file, new_private_file
 from bssearch.pruners.checkpoints import Checkpoints
 from tests.factories import EPOCH, make_study_record
+from tests.pruners.stores import troubled
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +85,7 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> No
     kept.folder.symlink_to(victim)
     assert not kept.is_writable()
     assert kept.file_for(1) is None
-    assert kept.why_not == "it is a link, not a folder"
+    assert kept.refusal.endswith(": it is a link, not a folder")
     assert not list(victim.iterdir())
 
 
@@ -93,7 +95,7 @@ def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("bssearch.files.os.geteuid", lambda: kept.folder.stat().st_uid + 1)
     assert not kept.is_writable()
     assert kept.file_for(1) is None
-    assert kept.why_not.startswith("it belongs to the user number ")
+    assert ": it belongs to the user number " in kept.refusal
 
 
 def test_a_new_file_follows_no_link_and_is_readable_by_nobody_else(tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_a_folder_that_its_owner_opened_to_a_group_is_shared_by_that_group_and_n
     with user(EVE):
         stranger = Checkpoints(make_study_record())
         assert not stranger.is_writable() and stranger.file_for(2) is None
-        assert stranger.why_not == "Permission denied"
+        assert stranger.refusal.endswith(": Permission denied")
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o2777, 0o2750])
@@ -189,7 +191,7 @@ def test_in_a_groups_folder_neither_a_link_nor_what_is_open_to_all_is_used(
     victim.mkdir()
     kept.folder.symlink_to(victim)
     assert kept.file_for(1) is None
-    assert kept.why_not == "it is a link, not a folder"
+    assert kept.refusal.endswith(": it is a link, not a folder")
     kept.folder.unlink()
     kept.folder.mkdir()
     kept.folder.chmod(0o2777)
@@ -197,7 +199,7 @@ def test_in_a_groups_folder_neither_a_link_nor_what_is_open_to_all_is_used(
     monkeypatch.setattr("bssearch.files.os.geteuid", lambda: owner + 1)
     again = Checkpoints(make_study_record())
     assert again.file_for(1) is None
-    assert again.why_not.startswith(f"it belongs to the user number {owner}, and is not for the group number ")
+    assert f": it belongs to the user number {owner}, and is not for the group number " in again.refusal
 
 
 def test_a_folder_that_another_driver_removes_in_this_moment_is_made_once_more(
@@ -217,3 +219,27 @@ def test_a_folder_that_another_driver_removes_in_this_moment_is_made_once_more(
     with new_guarded_file(file) as content:
         content.write(b"saved")
     assert len(tries) == 2 and kept.has(1)
+
+
+@pytest.mark.parametrize(("seconds_left_alone", "is_asked_again"), [(600.0, False), (0.0, True)])
+def test_a_store_that_was_silent_is_left_alone_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_left_alone: float, is_asked_again: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
+    monkeypatch.setattr("bssearch.pruners.checkpoints.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("bssearch.pruners.checkpoints.SILENT_SECONDS", seconds_left_alone)
+    monkeypatch.setattr("bssearch.pruners.checkpoint_store.PATIENCE_SECONDS", 0.1)
+    (tmp_path / "store").mkdir()
+    with troubled() as store:
+        kept = Checkpoints(make_study_record())
+        file = kept.file_for(1)
+        assert file is not None
+        file.write_bytes(b"saved")
+        kept.send(1)
+        assert kept.has(1) and not file.exists()
+        store.holds = "r"
+        with pytest.raises(CheckpointError, match="nothing happened for"):
+            kept.bring(1, lambda: True)
+        assert kept.has(1) is is_asked_again
+        assert bool(kept.away) is not is_asked_again

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.search.leases.claims import GONE_AFTER, LONGEST_LOOK, LeaseWatch
 from bssearch.search.leases.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS
-from bssearch.search.leases.lease_watch import GONE_AFTER, LONGEST_LOOK, LeaseWatch
 from bssearch.search.leases.owner import living, this_driver
 from bssearch.storage.repository import Store, open_store
 from tests.storage.conftest import add_study, start

@@ -5,24 +5,36 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.commands.run import run_study
 from bssearch.executors.base import Event
-from bssearch.records import Phase, StepTime, StepTimeRequest, TrialRequest, TrialState
+from bssearch.records import (
+    Lease,
+    Phase,
+    StepTime,
+    StepTimeRequest,
+    TrialOutcome,
+    TrialPlan,
+    TrialRecord,
+    TrialRequest,
+    TrialState,
+)
 from bssearch.search.calibration import COMPARING_VISITS
 from bssearch.search.leases import heartbeat
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
-from bssearch.storage.repository import open_store
+from bssearch.storage.repository import Store, open_store
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
 SPEC = make_spec(budget={"trials": 24, "trial_train_seconds": 100.0}, confirm={"top": 2, "runs": 2})
+MANY = make_spec(budget={"trials": 30, "trial_train_seconds": 100.0}, confirm={"runs": 0})
 SHORT = make_spec(budget={"trials": 12, "trial_train_seconds": 100.0}, confirm={"runs": 0})
 
 
@@ -164,3 +176,51 @@ def test_an_enqueued_configuration_is_next_and_runs_past_the_budget(tmp_path: Pa
     assert executor.requests[0].train_seconds_limit == 100.0
     with open_store(url, write=False) as store:
         assert store.trial(SHORT.name, number).state is TrialState.REACHED
+
+
+class Rests(LawExecutor):
+    """Waits as an executor does that has nothing to run."""
+
+    def events(self, timeout: float) -> list[Event]:
+        if not self.running:
+            threading.Event().wait(timeout)
+        return super().events(timeout)
+
+
+@pytest.mark.slow
+def test_drivers_in_each_others_way_try_no_configuration_twice_and_are_all_served(url: str) -> None:
+    executors = [Rests() for _ in range(6)]
+    answers = run_together(MANY, url, [*executors])
+    with open_store(url, write=False) as store:
+        trials = store.trials(MANY.name)
+    assert [trial.number for trial in trials] == list(range(1, MANY.budget.trials + 1))
+    assert set(Counter(trial.configuration.key for trial in trials).values()) == {1}
+    assert sum(len(executor.requests) for executor in executors) == len(trials)
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_a_driver_locks_the_study_while_it_chooses_once_it_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, turn, calls = Store.start, Store.turn, list[str]()
+    lease = Lease(owner="faster", seconds=60.0)
+    outcome = TrialOutcome(state=TrialState.CAPPED, reason="by another driver", train_seconds=1.0)
+
+    def start_second(store: Store, study: str, plan: TrialPlan, **given: Any) -> TrialRecord | None:
+        if len(calls) == 3:
+            other = start(store, study, plan, environment=given["environment"], lease=lease)
+            assert other is not None
+            store.finish_trial(study, other.number, outcome, steps_x_step_time_s=None)
+        trial = start(store, study, plan, **given)
+        calls.append("refused" if trial is None else "started")
+        return trial
+
+    def noted_turn(store: Store, study: str) -> AbstractContextManager[None]:
+        calls.append("turn")
+        return turn(store, study)
+
+    monkeypatch.setattr(Store, "start", start_second)
+    monkeypatch.setattr(Store, "turn", noted_turn)
+    run_study(SHORT, db=f"sqlite:///{tmp_path}/study.db", make_executor=lambda *_: LawExecutor())
+    assert calls[:4] == ["started"] * 3 + ["refused"]
+    assert calls[4:8] == ["turn", "started"] * 2

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import fsspec
 import pytest
@@ -18,11 +19,10 @@ import pytest
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.executors.base import Event
-from bssearch.pruners.checkpoint_folder import CheckpointFolder
+from bssearch.pruners.checkpoints import CheckpointFolder
 from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
 from bssearch.search.leases import owner
 from bssearch.search.leases.claims import Claims
-from bssearch.search.leases.lease_watch import LeaseWatch
 from bssearch.search.listener import Listener
 from bssearch.search.waiting import WaitingTrials
 from bssearch.spec import StudySpec
@@ -106,9 +106,9 @@ def interrupted(spec: StudySpec, folder: Path) -> SteppingLaw:
     return executor
 
 
-def state_of(folder: Path, number: int) -> TrialState:
+def outcome_of(folder: Path, number: int) -> TrialOutcome | None:
     with open_store(f"sqlite:///{folder / 'study.db'}", write=False) as store:
-        return store.trial("toy", number).state
+        return store.trial("toy", number).outcome
 
 
 def kept(place: str) -> dict[str, str]:
@@ -122,7 +122,8 @@ def test_what_is_interrupted_on_one_host_goes_on_on_another(
 ) -> None:
     spec = study_spec(budget={"trials": 12, "trial_train_seconds": 4.0})
     first = interrupted(spec, tmp_path)
-    assert state_of(tmp_path, 4) is TrialState.PAUSED
+    paused = outcome_of(tmp_path, 4)
+    assert paused is not None and paused.state is TrialState.PAUSED
     assert "trial-4.pt" in kept(place)
     on_host("two")
     second = SteppingLaw(done=first.done)
@@ -233,41 +234,118 @@ def test_where_the_store_is_away_the_run_goes_on_without_it_and_says_so(
     assert trials[3].state not in {TrialState.PAUSED, TrialState.LOST}
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that does nothing for 0.3 s counts as silent."""
+    monkeypatch.setattr("bssearch.pruners.checkpoint_store.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("bssearch.pruners.checkpoint_store.TICK_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_trial_whose_checkpoint_does_not_arrive_is_tried_again_and_a_silent_store_is_asked_no_more(
+    tmp_path: Path, on_host: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, trouble: type[Troubled]
+) -> None:
+    (tmp_path / "store").mkdir()
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
+    spec = study_spec(budget={"trials": 8, "trial_train_seconds": 4.0})
+    first = interrupted(spec, tmp_path)
+    on_host("two")
+    second = SteppingLaw(done=first.done)
+    trouble.holds = "r"
+    trials, notes = run(spec, tmp_path, second)
+    outcome = trials[3].outcome
+    assert outcome is not None and outcome.state is TrialState.LOST
+    assert "trial 4 cannot be brought back: nothing happened for 0.3 s" in outcome.reason
+    assert [trial.number for trial in trials if trial.retry_of == 4]
+    assert sum("nothing happened for 0.3 s" in note for note in notes if note.startswith("what waits cannot")) == 1
+
+
+def test_a_trial_that_is_interrupted_while_its_checkpoint_arrives_stays_paused_as_it_was(
+    tmp_path: Path, on_host: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, trouble: type[Troubled]
+) -> None:
+    (tmp_path / "store").mkdir()
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
+    spec = study_spec(budget={"trials": 8, "trial_train_seconds": 4.0})
+    first = interrupted(spec, tmp_path)
+    before = outcome_of(tmp_path, 4)
+    on_host("two")
+    trouble.holds = "r"
+
+    def interrupt() -> None:
+        trouble.is_held.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
+    second = SteppingLaw(done=first.done)
+    with pytest.raises(InterruptedRunError):
+        run(spec, tmp_path, second)
+    assert not second.requests
+    assert before is not None and before.state is TrialState.PAUSED
+    assert outcome_of(tmp_path, 4) == before
+    trouble.goes_on.set()
+    third = SteppingLaw(done=first.done)
+    run(spec, tmp_path, third)
+    assert third.resumed[0] == 4
+
+
 class Filling(SteppingLaw):
     """Has the store full once its first trial runs."""
 
+    trouble: ClassVar[tuple[str, object]] = "is_full", True
+
     def submit(self, request: TrialRequest) -> None:
-        Troubled.is_full = True
+        setattr(Troubled, *self.trouble)
         super().submit(request)
+
+
+class Silencing(Filling):
+    """Has the store silent then."""
+
+    trouble = "holds", "rw"
 
 
 class FillingAndInterrupted(Filling, Interrupted):
     """Is interrupted then."""
 
 
-@pytest.mark.parametrize("is_interrupted", [False, True])
-def test_where_the_store_fills_up_what_would_wait_is_stopped_and_what_is_interrupted_is_cancelled(
+class SilencingAndInterrupted(Silencing, Interrupted):
+    """Is interrupted then."""
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("executor", "said"),
+    [
+        (Filling, "No space left on device"),
+        (FillingAndInterrupted, "No space left on device"),
+        (Silencing, "nothing happened for 0.3 s, so it was given up"),
+        (SilencingAndInterrupted, "nothing happened for 0.3 s, so it was given up"),
+    ],
+)
+def test_where_the_store_takes_nothing_what_would_wait_is_stopped_and_what_is_interrupted_is_cancelled(
     tmp_path: Path,
     on_host: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
     trouble: type[Troubled],
-    is_interrupted: bool,
+    executor: type[Filling],
+    said: str,
 ) -> None:
     (tmp_path / "store").mkdir()
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
+    is_interrupted = issubclass(executor, Interrupted)
     pruner = {"name": "none" if is_interrupted else "balanced", "slack": 1.0}
     spec = study_spec(pruner=pruner, budget={"trials": 20, "trial_train_seconds": 4.0})
     if is_interrupted:
         with pytest.raises(InterruptedRunError):
-            run(spec, tmp_path, FillingAndInterrupted())
+            run(spec, tmp_path, executor())
     else:
-        _, notes = run(spec, tmp_path, Filling())
-        assert sum(note.startswith("trials are stopped for good") and "No space left" in note for note in notes) == 1
+        _, notes = run(spec, tmp_path, executor())
+        assert sum(note.startswith("trials are stopped for good") and said in note for note in notes) == 1
     with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
         outcomes = [trial.outcome for trial in store.trials(spec.name) if trial.outcome is not None]
     (stopped,) = [one for one in outcomes if "could not be paused: the checkpoint store" in one.reason]
     assert stopped.state is (TrialState.CANCELLED if is_interrupted else TrialState.PRUNED)
-    assert stopped.reason.endswith("cannot be stored: No space left on device")
+    assert stopped.reason.endswith(f"cannot be stored: {said}")
     assert not kept(f"file://{tmp_path / 'store'}")
 
 
@@ -296,8 +374,7 @@ def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there
         trial = store.finish_trial("toy", 1, paused, steps_x_step_time_s=None)
 
         def waiting_for(driver: str) -> WaitingTrials:
-            watch = LeaseWatch(store, "toy")
-            return WaitingTrials(spec, store, driver, watch, Claims(store, "toy", driver, watch), notes.append)
+            return WaitingTrials(spec, store, Claims(store, "toy", driver), notes.append)
 
         far, near = waiting_for(elsewhere), waiting_for("here/1/0/0/near")
         file = near.checkpoints.file_for(1)

@@ -116,11 +116,9 @@ def start_planned(
     study: str = "toy",
     owner: str = "driver",
     seconds: float = 60.0,
-    *,
-    is_last: bool = False,
 ) -> TrialRecord | None:
     lease = Lease(owner=owner, seconds=seconds)
-    return store.start(study, plan, environment=make_environment(), lease=lease, is_last=is_last)
+    return store.start(study, plan, environment=make_environment(), lease=lease)
 
 
 def start(
@@ -138,8 +136,8 @@ def start(
     return trial.number
 
 
-def start_after(store: Store, after: int, owner: str, study: str = "toy", *, is_last: bool = False) -> int | None:
-    trial = start_planned(store, make_plan(after=after), study, owner, is_last=is_last)
+def start_after(store: Store, after: int, owner: str, study: str = "toy") -> int | None:
+    trial = start_planned(store, make_plan(after=after), study, owner)
     return None if trial is None else trial.number
 
 

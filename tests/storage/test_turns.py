@@ -1,73 +1,97 @@
-"""The queue of drivers that want to start trials, on every database."""
+"""Turns: a thread that has locked a study chooses on all that is stored, and nobody is faster."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
-from sqlalchemy import update
+import pytest
 
-from bssearch.storage.models import ClaimRow
-from bssearch.storage.repository import Store
-from bssearch.storage.turns import Standing
-from tests.storage.conftest import add_study, enqueue, start_after, start_queued
-
-
-def test_only_the_first_in_the_queue_starts_a_trial_and_they_follow_in_the_order_of_their_coming(store: Store) -> None:
-    add_study(store)
-    assert [store.queue_up("toy", owner, 60.0).ahead for owner in ("a", "b", "c")] == [0, 1, 2]
-    assert [start_after(store, 0, owner) for owner in ("newcomer", "c", "b", "a")] == [None, None, None, 1]
-    assert store.queue_up("toy", "a", 60.0).ahead == 0, "it keeps its turn until it gives it up"
-    assert store.leave_queue("toy", "a") == 2
-    assert store.queue_up("toy", "a", 60.0).ahead == 2, "who comes back is the last"
-    assert [start_after(store, 1, owner) for owner in ("a", "c", "b")] == [None, None, 2]
-    assert [store.leave_queue("toy", owner) for owner in ("b", "c", "a", "newcomer")] == [2, 1, 0, 0]
-    assert start_after(store, 2, "newcomer") == 3
+from bssearch.storage import database
+from bssearch.storage.repository import Store, open_store
+from tests.postgres import Postgres
+from tests.storage.conftest import add_study, start_after
 
 
-def test_the_last_start_of_a_turn_leaves_the_queue(store: Store) -> None:
-    add_study(store)
-    for owner in ("a", "b"):
-        store.queue_up("toy", owner, 60.0)
-    assert start_after(store, 0, "b", is_last=True) is None, "it is not b's turn, and b keeps its place"
-    assert start_after(store, 0, "a") == 1
-    assert store.queue_up("toy", "b", 60.0) == Standing(ahead=1, behind=0)
-    assert start_after(store, 1, "a", is_last=True) == 2
-    assert store.queue_up("toy", "b", 60.0) == Standing(ahead=0, behind=0)
+@pytest.fixture
+def pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2)
 
 
-def test_a_queued_trial_is_started_in_turn_too(store: Store) -> None:
-    add_study(store)
-    number = enqueue(store)
-    store.queue_up("toy", "a", 60.0)
-    assert [start_queued(store, number, owner) for owner in ("b", "a")] == [False, True]
+def waits(start: Future[int | None]) -> bool:
+    """Return whether a start is not done after a while."""
+    threading.Event().wait(0.3)
+    return not start.done()
 
 
-def test_a_place_that_was_not_renewed_is_passed_over_and_counts_again_when_its_owner_comes_back(store: Store) -> None:
-    add_study(store)
-    store.queue_up("toy", "stalled", -5.0)
-    store.queue_up("toy", "dead", -5.0)
-    store.heartbeat("toy", "dead", 60.0)
-    assert store.queue_up("toy", "b", 60.0).ahead == 0
-    assert start_after(store, 0, "b") == 1
-    assert store.queue_up("toy", "stalled", 60.0).ahead == 0
-    assert store.queue_up("toy", "b", 60.0).ahead == 1
-    assert [start_after(store, 1, owner) for owner in ("b", "stalled")] == [None, 2]
-
-
-def test_a_place_from_before_the_clock_was_set_back_keeps_nobody_waiting(store: Store) -> None:
-    add_study(store)
-    store.queue_up("toy", "dead", 60.0)
-    with store._writing() as connection:
-        connection.execute(update(ClaimRow).values(expires_at=store.time() + timedelta(hours=1)))
-    assert start_after(store, 0, "b") == 1
-    assert store.queue_up("toy", "b", 60.0).ahead == 0
-
-
-def test_a_start_whose_connection_broke_after_its_commit_is_found_although_others_stand_in_the_queue(
-    store: Store,
+def test_who_starts_in_its_turn_is_the_first_and_others_have_been_slower(
+    store: Store, url: str, pool: ThreadPoolExecutor
 ) -> None:
     add_study(store)
+    with open_store(url) as other:
+        with store.turn("toy"):
+            others = pool.submit(start_after, other, 0, "b")
+            assert waits(others)
+            assert [trial.number for trial in store.trials("toy")] == []
+            assert start_after(store, 0, "a") == 1
+            assert others.result() is None, "the start has ended the turn"
+        assert start_after(other, 1, "b") == 2
+    assert [trial.lease_owner for trial in store.trials("toy")] == ["a", "b"]
+
+
+def test_a_turn_in_which_nothing_starts_leaves_the_study_to_others(
+    store: Store, url: str, pool: ThreadPoolExecutor
+) -> None:
+    add_study(store)
+    with open_store(url) as other:
+        with pytest.raises(RuntimeError, match="on purpose"), store.turn("toy"):
+            others = pool.submit(start_after, other, 0, "b")
+            assert waits(others)
+            raise RuntimeError("on purpose")
+        assert others.result() == 1
+
+
+def test_turns_of_one_store_are_those_of_its_threads(store: Store, pool: ThreadPoolExecutor) -> None:
+    add_study(store)
+    with store.turn("toy"):
+        others = pool.submit(start_after, store, 0, "another thread")
+        assert waits(others)
+        assert start_after(store, 0, "a") == 1
+    assert others.result() is None
+
+
+DIES_IN_ITS_TURN = """
+import os, sys
+from bssearch.storage.repository import open_store
+with open_store(sys.argv[1]) as store, store.turn("toy"):
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_who_is_killed_in_its_turn_is_waited_for_no_longer(store: Store, url: str) -> None:
+    add_study(store)
+    killed = subprocess.run([sys.executable, "-c", DIES_IN_ITS_TURN, url], cwd=Path.cwd(), check=False)
+    assert killed.returncode == -9
     assert start_after(store, 0, "a") == 1
-    store.queue_up("toy", "b", 60.0)
-    assert start_after(store, 0, "a") == 1, "the same start once more"
-    assert start_after(store, 1, "a") is None
+
+
+def test_who_hangs_in_its_turn_loses_it_to_others_and_sees_what_they_have_started(
+    own_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = own_postgres.create_database()
+    with open_store(url) as store, open_store(url) as other:
+        add_study(store)
+        monkeypatch.setattr(database, "LONGEST_TURN_SECONDS", 0.2)
+        with store.turn("toy"):
+            assert start_after(other, 0, "b") == 1
+            assert [trial.number for trial in store.trials("toy")] == [1]
+            assert start_after(store, 0, "a") is None
+        with store.turn("toy"):
+            threading.Event().wait(0.5)
+            assert start_after(store, 1, "a") == 2
+        with store.turn("toy"):
+            threading.Event().wait(0.5)

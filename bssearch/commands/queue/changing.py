@@ -70,7 +70,6 @@ def _settle_left_behind(store: Store, study: str, numbers: Collection[int]) -> N
     store.settle_paused(study, numbers, TrialState.CANCELLED)
     for number in checkpoints.present() & {*numbers}:
         checkpoints.forget(number)
-    checkpoints.finish()
     checkpoints.close()
 
 

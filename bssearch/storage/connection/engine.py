@@ -92,7 +92,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
     """Give a transaction that sees one state of the database; its errors come as `DatabaseError`."""
     # SQLite's transactions see one state anyway, and know no such level; its files are opened read-only.
     level = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if _is_server(engine) else {}
-    with _translated(engine.url), engine.execution_options(**level).connect() as connection:
+    with translated(engine.url), engine.execution_options(**level).connect() as connection:
         yield connection
 
 
@@ -100,7 +100,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 def looking(engine: Engine) -> Iterator[Connection]:
     """Give a connection for statements that need not see one state: to a server it takes fewer messages."""
     level = {"isolation_level": "AUTOCOMMIT"} if _is_server(engine) else {}
-    with _translated(engine.url), engine.execution_options(**level).connect() as connection:
+    with translated(engine.url), engine.execution_options(**level).connect() as connection:
         yield connection
 
 
@@ -111,12 +111,13 @@ def _is_server(engine: Engine) -> bool:
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
     """Give a transaction that is committed at the end, or rolled back by an exception."""
-    with _translated(engine.url), engine.execution_options(**{_WRITES: True}).begin() as connection:
+    with translated(engine.url), engine.execution_options(**{_WRITES: True}).begin() as connection:
         yield connection
 
 
 @contextmanager
-def _translated(url: URL) -> Iterator[None]:
+def translated(url: URL) -> Iterator[None]:
+    """Raise errors of SQLAlchemy as `DatabaseError`."""
     try:
         yield
     except SQLAlchemyError as error:

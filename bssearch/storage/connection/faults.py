@@ -17,8 +17,10 @@ BUSY_TIMEOUT_S = 30.0
 
 OTHER_DATABASE_HINT = "name another database with --db or BSSEARCH_DB_URL"
 
-_LOST_STATES = ("08", "57P01", "57P02", "57P03", "53300")
+_LOST_STATES = ("08", "25P03", "57P01", "57P02", "57P03", "53300")
 """SQLSTATEs of a connection that is gone, or not to be had just now (a server that starts, stops or is full).
+
+25P03: the server has ended one that was silent for too long (`bssearch.storage.database.LONGEST_TURN_SECONDS`).
 
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 """

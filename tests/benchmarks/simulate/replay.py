@@ -23,8 +23,7 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.search import events
-from bssearch.search.engine import Engine
-from bssearch.search.host import Host
+from bssearch.search.engine import Engine, Host
 
 BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
 """When every simulation begins, by its own clock."""
