@@ -11,6 +11,7 @@ from tests.benchmarks import memory_plan, other_finders, quick_answers
 from tests.benchmarks.reconfirmation import meets_bar
 from tests.benchmarks.table_task import disagreements
 from tests.documents import ROOT
+from tests.factories import not_none
 
 DIGITS = Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text())
 
@@ -46,8 +47,7 @@ def test_of_a_tools_learning_rates_that_counts_which_is_soonest_and_equal_ones_a
 
 
 def answer_with(flat: list[int], batch_size: int, time: tuple[float, float] | None) -> Answer:
-    known = DIGITS.optimal.time_to_target_s
-    assert known is not None
+    known = not_none(DIGITS.optimal.time_to_target_s)
     changed = None if time is None else known.model_copy(update={"low": time[0], "high": time[1]})
     optimal = DIGITS.optimal.model_copy(update={"batch_size": batch_size, "time_to_target_s": changed})
     return DIGITS.model_copy(update={"flat_range": flat, "optimal": optimal})

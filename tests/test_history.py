@@ -16,7 +16,7 @@ from bssearch.history import ATTEMPTS, INTERRUPTED, SEED_NOISE, SEED_NOISE_FREED
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.step_times import step_seconds_of, with_step_time
-from tests.factories import EPOCH, make_probe, make_spec, make_trial
+from tests.factories import EPOCH, make_probe, make_spec, make_trial, with_outcome
 
 SIZES = (8, 16, 32, 64, 128)
 RATES = (0.1, 0.2)
@@ -266,8 +266,7 @@ def test_busy_seconds_count_overlaps_once_and_leave_pauses_out() -> None:
     assert busy_seconds(first, second) == 10.0
     beside = replace(second, created_at=first.created_at, ended_at=first.ended_at)
     assert busy_seconds(first, beside) == 5.0
-    assert first.outcome is not None
-    waited = replace(first, outcome=replace(first.outcome, wall_seconds=8.0))  # 3 s before it waited
+    waited = with_outcome(first, wall_seconds=8.0)  # 3 s before it waited
     assert busy_seconds(waited, second) == 13.0
     assert busy_seconds(waited, second, slots=2) == 11.5
     running = make_trial(3, state=TrialState.RUNNING)

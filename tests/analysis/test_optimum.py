@@ -9,7 +9,7 @@ from bssearch.analysis.confirmation_runs import fewest_runs
 from bssearch.analysis.objectives.base import make_objective
 from bssearch.analysis.optimum import Verdict, decide, runs_to_settle
 from bssearch.records import Phase, Target, TrialRecord
-from tests.factories import make_trial
+from tests.factories import make_trial, not_none
 
 
 def confirmed(times: dict[int, list[float]], steps: dict[int, int] | None = None) -> list[TrialRecord]:
@@ -28,9 +28,7 @@ def confirmed(times: dict[int, list[float]], steps: dict[int, int] | None = None
 
 
 def verdict(times: dict[int, list[float]]) -> Verdict:
-    found = decide(confirmed(times), 3)
-    assert found is not None
-    return found
+    return not_none(decide(confirmed(times), 3))
 
 
 def test_the_smallest_batch_size_shown_to_be_within_5_percent_is_recommended() -> None:
@@ -55,8 +53,7 @@ def test_one_run_that_shared_its_device_has_all_compared_in_steps() -> None:
     trials[trials.index(slowed)] = replace(
         slowed, steps_x_step_time_s=1.0, outcome=replace(slowed.outcome, contended=True)
     )
-    found = decide(trials, 3, step_seconds={(32, 32): 0.01, (64, 64): 0.02})
-    assert found is not None
+    found = not_none(decide(trials, 3, step_seconds={(32, 32): 0.01, (64, 64): 0.02}))
     assert {size: one.value for size, one in found.by_batch.items()} == {32: 1.0, 64: pytest.approx(1.8)}
     assert {one.estimate.basis for one in found.by_batch.values()} == {"steps_x_step_time"}
     assert found.optimal.configuration.batch_size == 32
@@ -102,10 +99,6 @@ def test_the_flat_range_ends_at_the_first_batch_size_that_is_not_flat_on_either_
     assert verdict({8: [1.01, 1.1, 0.9], 16: [1.0, 1.1, 0.9]}).flat_range == (8, 16)
 
 
-def test_where_the_law_agrees_with_the_least_median_that_is_the_rule() -> None:
-    assert verdict(NOISY).with_law({16: 1.3, 32: 1.1, 64: 1.0}).rule == "least"
-
-
 def test_three_runs_of_each_decide_though_more_were_asked_for() -> None:
     trials = confirmed({32: [1.0, 1.0, 1.0, 1.0], 64: [2.0, 2.0, 2.0]})
     assert fewest_runs(trials, 7) == 3
@@ -143,10 +136,6 @@ def test_runs_to_settle_are_those_of_a_t_test_with_80_percent_power(variation: f
     assert runs_to_settle(math.sqrt(math.log1p(variation**2)), ratio) == runs
 
 
-def test_without_noise_two_runs_settle() -> None:
-    assert [runs_to_settle(deviation, 1.05) for deviation in (0.0, 1e-300, 1e-15, 1e-12, 1e-9)] == [2] * 5
-
-
 def test_the_least_of_several_that_are_as_good_looks_faster_than_it_is() -> None:
     near = [0.9, 1.0, 1.12, 1.0]
     alone = verdict({32: near, 64: [2 * one for one in near]}).optimal.estimate
@@ -156,8 +145,3 @@ def test_the_least_of_several_that_are_as_good_looks_faster_than_it_is() -> None
     assert flat.least.estimate.high == pytest.approx(alone.high * math.exp(flat.least.selection), rel=0.01)
     assert flat.least.estimate.low == pytest.approx(alone.low, rel=0.01)
     assert flat.by_batch[256].selection == 0.0
-
-
-def test_what_is_far_from_all_others_was_not_chosen_by_luck() -> None:
-    found = verdict({32: [0.99, 1.0, 1.01], 64: [1.99, 2.0, 2.01]})
-    assert found.least.selection == pytest.approx(0.0, abs=1e-3)

@@ -15,7 +15,7 @@ from bssearch.errors import TargetNotReachedError
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
-from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial
+from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none, with_outcome
 
 SPEC = make_spec()
 SIZES = (8, 16, 32, 64, 128)
@@ -227,8 +227,7 @@ def test_a_speed_up_that_the_seeds_do_not_show_is_not_claimed() -> None:
 
 def test_a_default_that_beats_the_optimum_is_told_by_as_much() -> None:
     found = answer([*searched(), *confirmed(32, 1.0, 1.01, 0.99), *default_runs(2.0, 2.02, 1.98)])
-    ratio = found.speedup.over_default
-    assert ratio is not None
+    ratio = not_none(found.speedup.over_default)
     turned = ratio.model_copy(
         update={"value": 1 / ratio.value, "low": 1 / (ratio.high or 1), "high": 1 / (ratio.low or 1)}
     )
@@ -298,8 +297,7 @@ def test_what_fresh_seeds_refuted_is_not_recommended() -> None:
 def test_a_seed_that_ran_twice_counts_once() -> None:
     runs = confirmed(32, 1.0, 1.1, 0.9)
     again = make_trial(500, batch_size=32, seconds=0.2, phase=Phase.CONFIRM, seed=0)
-    time = answer([*searched(), *runs, again]).optimal.time_to_target_s
-    assert time is not None
+    time = not_none(answer([*searched(), *runs, again]).optimal.time_to_target_s)
     assert (time.runs, time.median) == (3, 1.0)
 
 
@@ -357,8 +355,7 @@ def test_a_time_interpolated_from_step_zero_is_told() -> None:
 
 
 def replace_last_miss(trial: TrialRecord, step: int) -> TrialRecord:
-    assert trial.outcome is not None
-    return replace(trial, outcome=replace(trial.outcome, last_miss_step=step))
+    return with_outcome(trial, last_miss_step=step)
 
 
 def test_a_loss_to_minimise_is_answered_the_right_way_round() -> None:
@@ -564,9 +561,7 @@ def test_the_headline_and_the_table_give_the_optimum_one_interval() -> None:
     assert found.optimal.objective_value is not None and found.optimal.time_to_target_s is not None
     ends = {(one.low, one.high) for one in (found.optimal.objective_value, found.optimal.time_to_target_s)}
     assert row.time_to_target_s is not None and ends == {(row.time_to_target_s.low, row.time_to_target_s.high)}
-    contended = [
-        replace(one, outcome=replace(one.outcome, contended=True)) for one in confirmed(32, *near) if one.outcome
-    ]
+    contended = [with_outcome(one, contended=True) for one in confirmed(32, *near) if one.outcome]
     mixed = answer([*searched(), *contended, *confirmed(64, *(1.01 * one for one in near))])
     assert mixed.optimal.objective_value is not None and mixed.optimal.time_to_target_s is not None
     assert mixed.optimal.objective_value.high == mixed.optimal.time_to_target_s.high
@@ -591,8 +586,7 @@ def test_further_metrics_of_the_optimum_are_medians_with_the_interval_of_their_m
     values = {164: 0.1, 165: 0.2, 166: 0.6}
 
     def told(metrics: dict[str, float], trial: TrialRecord) -> TrialRecord:
-        assert trial.outcome is not None
-        return replace(trial, outcome=replace(trial.outcome, further_test_metrics=metrics))
+        return with_outcome(trial, further_test_metrics=metrics)
 
     assert answer(trials).optimal.further_metrics == {}
     reported = [told({"forgetting": values.get(one.number, 9.0)}, one) for one in trials]

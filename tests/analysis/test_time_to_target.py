@@ -11,7 +11,7 @@ from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.time_to_target import WIDEST_GAP, estimate, ratio_interval, ratio_upper_bound
 from bssearch.intervals import student_t
 from bssearch.records import TrialRecord, TrialState
-from tests.factories import make_trial
+from tests.factories import make_trial, not_none, with_outcome
 
 
 def test_only_reached_trials_have_a_time() -> None:
@@ -49,7 +49,7 @@ def between(last_miss: int, first_hit: int, seconds: float = 0.437) -> list[Tria
     """Return three runs of equal seconds that hit between the same two evaluations."""
     trials = [make_trial(n, seconds=seconds, steps=(last_miss + first_hit) // 2) for n in range(3)]
     return [
-        replace(one, outcome=replace(one.outcome, last_miss_step=last_miss, first_hit_step=first_hit))
+        with_outcome(one, last_miss_step=last_miss, first_hit_step=first_hit)
         for one in trials
         if one.outcome is not None
     ]
@@ -75,9 +75,7 @@ def test_the_gap_counts_up_to_a_width_and_not_for_what_is_no_hit_at_the_target()
     found = estimate(between(1, 1000))
     assert found.log_deviation == pytest.approx(WIDEST_GAP / math.sqrt(12)) == estimate(between(0, 20)).log_deviation
     assert estimate(between(90, 110)[:1]).log_deviation == 0.0
-    unseen = [
-        replace(one, outcome=replace(one.outcome, first_hit_step=None)) for one in between(90, 110) if one.outcome
-    ]
+    unseen = [with_outcome(one, first_hit_step=None) for one in between(90, 110) if one.outcome]
     assert estimate(unseen).log_deviation == 0.0
 
 
@@ -89,7 +87,7 @@ def test_a_hit_at_the_first_evaluation_is_hardly_known() -> None:
 
 def test_seeds_that_differ_by_more_than_the_gap_count_by_themselves() -> None:
     runs = [
-        replace(one, outcome=replace(one.outcome, time_to_target_s=seconds))
+        with_outcome(one, time_to_target_s=seconds)
         for one, seconds in zip(between(99, 101), (1.0, 2.0, 4.0), strict=True)
         if one.outcome is not None
     ]
@@ -122,8 +120,7 @@ def test_ratio_bound_needs_three_runs_on_both_sides() -> None:
     three = estimate([make_trial(n, seconds=1.0 + 0.01 * n) for n in range(3)])
     two = estimate([make_trial(n, seconds=1.0) for n in range(2)])
     assert ratio_upper_bound(three, two) is None
-    bound = ratio_upper_bound(three, three)
-    assert bound is not None
+    bound = not_none(ratio_upper_bound(three, three))
     assert 1.0 < bound < 1.05
 
 

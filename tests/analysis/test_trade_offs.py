@@ -14,7 +14,7 @@ from bssearch.analysis.report import build_answer
 from bssearch.analysis.trade_offs import about_columns, about_trade_offs, trade_off_rows
 from bssearch.records import DeviceUse, MemoryBasis, Phase, TrialRecord
 from tests.analysis.test_report import answer, confirmed, study
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, not_none
 
 
 def trade_offs(found: Answer) -> list[str]:
@@ -83,12 +83,10 @@ def test_a_batch_size_generalises_as_its_tested_runs_do_with_their_spread() -> N
     def run(number: int, **outcome: Any) -> TrialRecord:
         return make_trial(number, phase=Phase.CONFIRM, seed=number, **outcome)
 
-    tested = over_seeds([run(1, test_metric=0.8), run(2, test_metric=0.9), run(3, test_metric=0.85), run(4)])
-    assert tested is not None
+    tested = not_none(over_seeds([run(1, test_metric=0.8), run(2, test_metric=0.9), run(3, test_metric=0.85), run(4)]))
     assert (tested.part, tested.median, tested.runs) == ("test", 0.85, 3)
     assert tested.standard_deviation == pytest.approx(0.05)
-    validated = over_seeds([run(1, best_metric=0.91)])
-    assert validated is not None
+    validated = not_none(over_seeds([run(1, best_metric=0.91)]))
     assert (validated.part, validated.median, validated.standard_deviation) == ("validation", 0.91, None)
     assert over_seeds([run(1, best_metric=None)]) is None
 

@@ -16,7 +16,7 @@ from bssearch.pruners.controller import PruningController
 from bssearch.pruners.race import Race
 from bssearch.records import Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
-from tests.factories import EPOCH, make_curve, make_spec, make_trial
+from tests.factories import EPOCH, make_curve, make_spec, make_trial, with_outcome
 
 PAUSED, PRUNED, REACHED, RUNNING = TrialState.PAUSED, TrialState.PRUNED, TrialState.REACHED, TrialState.RUNNING
 LIMIT, RUNG = 160.0, 10.0
@@ -133,8 +133,7 @@ def test_what_somebody_interrupted_goes_on_first_and_no_pruner_gives_it_up() -> 
     told.controller.found_saved([1, 2, 3])
     told.paused(1, (RUNG, 0.8))
     cut = make_trial(2, state=PAUSED, seconds=RUNG)
-    assert cut.outcome is not None
-    cut = told.take(replace(cut, outcome=replace(cut.outcome, reason=INTERRUPTED)), (RUNG, 0.1))
+    cut = told.take(with_outcome(cut, reason=INTERRUPTED), (RUNG, 0.1))
     assert set(told.standings.waiting) == {1}
     assert told.controller.next_waiting(fresh=True) is cut
     assert told.controller.least_promising() == 1

@@ -13,7 +13,7 @@ from bssearch.samplers.allocation import (
     propose,
     propose_evidence,
 )
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, not_none
 
 SIZES = (8, 16, 32, 64, 128)
 
@@ -27,8 +27,7 @@ def default_trial(**changes: object) -> TrialRecord:
 
 
 def test_the_default_comes_first_and_under_the_full_limit() -> None:
-    proposal = propose(history())
-    assert proposal is not None
+    proposal = not_none(propose(history()))
     assert (proposal.batch_size, proposal.source, proposal.uncapped) == (32, "default", True)
 
 
@@ -44,8 +43,7 @@ def test_every_batch_size_gets_its_trials_nearest_to_the_incumbent_first() -> No
     trials = [default_trial(seconds=2.0)]
     order = []
     for number in range(1, 10):
-        proposal = propose(history(*trials))
-        assert proposal is not None
+        proposal = not_none(propose(history(*trials)))
         order.append(proposal.batch_size)
         trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=3.0, state=TrialState.CAPPED))
     assert set(order[:2]) == {16, 64}
@@ -54,8 +52,7 @@ def test_every_batch_size_gets_its_trials_nearest_to_the_incumbent_first() -> No
 
 
 def test_running_trials_count_so_that_slots_spread_out() -> None:
-    proposal = propose(history(default_trial(), make_trial(1, batch_size=16, state=TrialState.RUNNING)))
-    assert proposal is not None
+    proposal = not_none(propose(history(default_trial(), make_trial(1, batch_size=16, state=TrialState.RUNNING))))
     assert proposal.batch_size == 64
 
 
@@ -137,8 +134,7 @@ def test_the_rest_goes_where_the_target_is_reached_soonest() -> None:
     trials = [default_trial(seconds=1.0)]
     for _ in range(60):
         number = len(trials)
-        proposal = propose(history(*trials))
-        assert proposal is not None
+        proposal = not_none(propose(history(*trials)))
         slowness = {8: 4.0, 16: 2.0, 32: 1.0, 64: 1.1, 128: 3.0}[proposal.batch_size]
         trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=slowness, uncapped=proposal.uncapped))
     counts = Counter(trial.configuration.batch_size for trial in trials)
@@ -182,8 +178,7 @@ def test_a_small_budget_still_buys_evidence_before_second_trials() -> None:
             for n, size in enumerate((8, 16, 64, 128), start=1)
         ),
     ]
-    proposal = propose(History(spec, trials, {size: make_probe(size) for size in SIZES}))
-    assert proposal is not None
+    proposal = not_none(propose(History(spec, trials, {size: make_probe(size) for size in SIZES})))
     assert (proposal.batch_size, proposal.uncapped) == (128, True)
 
 
@@ -197,8 +192,7 @@ def ladder(quick: QuickPrior | None, *, at_32: float) -> list[int]:
     for number in range(1, 10):
         known = history(*trials)
         known.quick = quick
-        proposal = propose(known)
-        assert proposal is not None
+        proposal = not_none(propose(known))
         order.append(proposal.batch_size)
         trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=3.0))
     return order

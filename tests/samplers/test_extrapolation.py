@@ -9,6 +9,7 @@ import pytest
 
 from bssearch.curves import Progress
 from bssearch.samplers.time_model.extrapolation import BOUND_DEVIATION, ERROR, WORST, Extrapolation, Run, extrapolate
+from tests.factories import not_none
 
 MOST = 128
 
@@ -29,9 +30,7 @@ def line(point: int, seconds: float, until: float = 1.0, **changes: bool) -> Run
 
 
 def seen(*runs: Run, most: int = MOST) -> Extrapolation:
-    found = extrapolate(runs, 1.0, most)
-    assert found is not None
-    return found
+    return not_none(extrapolate(runs, 1.0, most))
 
 
 def test_what_reached_the_target_is_known_exactly() -> None:

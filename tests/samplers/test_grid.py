@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bssearch.records import TrialState
+from tests.factories import not_none
 from tests.samplers.made_up import MadeUpStudy, study_spec
 
 LISTS = {
@@ -75,8 +76,7 @@ def test_combinations_that_do_not_fit_are_left_out_until_they_do() -> None:
     assert study.choose() is None
     assert ending(study) == "all 12 combinations of the grid at batch sizes that fit have been tried"
     study.history.probes = probes
-    choice = study.choose()
-    assert choice is not None
+    choice = not_none(study.choose())
     assert choice.configuration.batch_size == 64
     assert ending(study) is None
 

@@ -11,7 +11,7 @@ from bssearch.history import History
 from bssearch.records import Configuration, GradientNoise, TrialRecord, TrialState
 from bssearch.samplers.base import Choice
 from bssearch.samplers.time_model.sampler import TimeModelSampler, _noise_scale
-from tests.factories import make_trial
+from tests.factories import make_trial, not_none
 from tests.samplers.made_up import MadeUpStudy, seconds_near_64, step_seconds_near_64, study_spec
 
 PRUNED, REACHED, RUNNING = TrialState.PRUNED, TrialState.REACHED, TrialState.RUNNING
@@ -34,8 +34,7 @@ def test_the_optimum_is_found_and_its_batch_size_tried_most() -> None:
 
 def test_before_any_trial_it_chooses_the_point_of_the_space_nearest_to_the_default() -> None:
     study = study_of()
-    choice = study.sampler.choose(study.history)
-    assert choice is not None
+    choice = not_none(study.sampler.choose(study.history))
     assert choice.configuration == study.spec.default_configuration
     assert choice.expected_improvement is None, "nothing to better yet"
 
@@ -57,15 +56,12 @@ def test_missing_trials_and_those_out_of_memory_say_nothing(state: TrialState) -
 def test_trials_of_other_drivers_count_while_they_run_and_when_they_have_ended() -> None:
     study = study_of()
     study.step()
-    before = study.choose()
-    assert before is not None
+    before = not_none(study.choose())
     trial = study.run(before, RUNNING)
-    after = study.choose()
-    assert after is not None
+    after = not_none(study.choose())
     assert after.configuration != before.configuration
     study.end(trial.number, seconds=0.01)
-    told = study.choose()
-    assert told is not None
+    told = not_none(study.choose())
     assert told.configuration.batch_size in {before.configuration.batch_size / 2**place for place in (-1, 0, 1)}
 
 
@@ -175,12 +171,10 @@ def test_the_noise_scale_that_trials_measure_changes_what_is_tried_next() -> Non
     chosen = set()
     for scale in (1.0, 1e5):
         study = study_of()
-        first = study.choose()
-        assert first is not None
+        first = not_none(study.choose())
         trial = study.run(first, RUNNING)
         study.end(trial.number, noise=GradientNoise(scale=scale, low=scale / 1.1, high=scale * 1.1, passes=100))
-        after = study.choose()
-        assert after is not None
+        after = not_none(study.choose())
         chosen.add((after.configuration.batch_size, after.configuration.learning_rate, after.expected_improvement))
     assert len(chosen) == 2
 

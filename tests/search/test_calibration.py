@@ -42,7 +42,7 @@ from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.factories import SPEC as RAW
-from tests.factories import make_environment, make_plan, make_probe, make_spec, make_trial
+from tests.factories import make_environment, make_plan, make_probe, make_spec, make_trial, with_outcome
 from tests.search.law import LawExecutor
 
 SPACE = {**RAW["space"], "batch_size": [8, 16, 32]}
@@ -72,8 +72,7 @@ def with_steps(number: int, step_seconds: float, size: int = 16, steps: int = 10
     timed = default_at(SPEC, size, size).configuration
     seconds = step_seconds * (steps or 100)
     trial = make_trial(number, configuration=timed, state=TrialState.CAPPED, seconds=seconds, **changes)
-    assert trial.outcome is not None
-    return replace(trial, outcome=replace(trial.outcome, steps=steps))
+    return with_outcome(trial, steps=steps)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
 from bssearch.search.carrier import Carrier
 from tests.executors.line_workload import request_endless_trial
-from tests.factories import make_study_record
+from tests.factories import make_study_record, not_none
 from tests.pruners.stores import Troubled, troubled
 
 
@@ -62,8 +62,7 @@ def until_ended(carrier: Carrier) -> Ended:
 
 
 def save(checkpoints: Checkpoints, number: int, content: bytes = b"saved") -> Path:
-    file = checkpoints.file_for(number)
-    assert file is not None
+    file = not_none(checkpoints.file_for(number))
     file.write_bytes(content)
     return file
 

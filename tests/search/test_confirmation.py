@@ -30,7 +30,7 @@ from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec
 from bssearch.storage.repository import open_store
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor
 
 SIZES = (8, 16, 32, 64, 128)
@@ -67,8 +67,7 @@ def test_the_neighbours_of_the_best_are_confirmed_beside_it() -> None:
 
 def test_a_neighbour_that_never_reached_is_confirmed_with_the_best_carried_over_to_it_unless_that_missed() -> None:
     best = SPEC.default_configuration
-    sampled = SPEC.space.encode(best)
-    assert sampled is not None
+    sampled = not_none(SPEC.space.encode(best))
     probes = {size: make_probe(size) for size in SIZES}
     trials = [
         make_trial(1, configuration=best, seconds=0.5, sampled=sampled),

@@ -32,7 +32,7 @@ from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock
-from tests.factories import make_environment, make_spec
+from tests.factories import make_environment, make_spec, not_none
 from tests.search.law import LawExecutor, step_seconds, steps_needed
 
 SAMPLERS = registry.names("samplers")
@@ -166,8 +166,7 @@ def row_of(plan: TrialPlan) -> Replay:
 
 def decision(trial: TrialRecord) -> tuple[object, ...]:
     """Return what was decided of a trial, and what came of it."""
-    outcome = trial.outcome
-    assert outcome is not None
+    outcome = not_none(trial.outcome)
     return (
         trial.number,
         trial.state,

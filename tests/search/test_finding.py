@@ -29,7 +29,7 @@ from bssearch.search.finding import ANSWERS, answer, compute_answer, save_findin
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment, make_plan, make_probe, make_spec
+from tests.factories import make_environment, make_plan, make_probe, make_spec, not_none
 from tests.search.law import LawExecutor
 from tests.test_batch_schedule import milestones
 
@@ -56,8 +56,7 @@ def add_trial(store: Store, batch_size: int, seconds: float, schedule: BatchSche
         configuration, phase = with_batch_schedule(configuration, schedule), Phase.GROWTH
     lease = Lease(owner="driver", seconds=60.0)
     plan = make_plan(configuration=configuration, phase=phase)
-    trial = store.start("toy", plan, environment=HERE, lease=lease)
-    assert trial is not None
+    trial = not_none(store.start("toy", plan, environment=HERE, lease=lease))
     curve = [
         Observation(
             step=step, samples=step * batch_size, train_seconds=share * seconds, metric=metric, loss=None,

@@ -22,7 +22,7 @@ from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.search.seeds import trial_seed
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_spec
+from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor, step_seconds
 
 LIMIT = 100.0
@@ -340,8 +340,7 @@ def test_of_an_answer_without_schedules_nothing_is_told(tmp_path: Path) -> None:
 
 def test_a_line_about_a_trial_says_to_which_sizes_it_grows(store: Store) -> None:
     trial = next(one for one in store.trials("toy") if one.phase is Phase.GROWTH)
-    schedule = batch_schedule_of(trial.configuration)
-    assert schedule is not None
+    schedule = not_none(batch_schedule_of(trial.configuration))
     sizes = " → ".join(str(stage.batch_size) for stage in schedule.stages)
     assert f"growth, trial {trial.number}: batch {sizes}, lr" in ended_line(trial, History(spec_of(GROWS)))
 

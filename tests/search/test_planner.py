@@ -16,7 +16,7 @@ from bssearch.samplers.base import Choice, default_choice
 from bssearch.search.planner import RETUNED, RETUNED_IN_VAIN, Planner
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
 from tests.samplers.made_up import MadeUpStudy, seconds_near_64, step_seconds_near_64, study_spec
 
 SIZES = (8, 16, 32, 64, 128)
@@ -119,8 +119,7 @@ def default_trial(number: int = 1, **changes: Any) -> TrialRecord:
 
 def paused(number: int, *, reason: str = "behind", **changes: Any) -> TrialRecord:
     trial = make_trial(number, **{"state": TrialState.PAUSED, "seconds": 3.0, "best_metric": 0.5, **changes})
-    assert trial.outcome is not None
-    return replace(trial, outcome=replace(trial.outcome, reason=reason))
+    return with_outcome(trial, reason=reason)
 
 
 # The order of what is next.
@@ -311,8 +310,7 @@ def test_the_budget_counts_trials_that_cost_something() -> None:
 
 def test_the_budget_of_wall_seconds_counts_while_trials_run() -> None:
     ran, running = default_trial(), make_trial(2, batch_size=16, state=TrialState.RUNNING)
-    assert ran.outcome is not None
-    ran = replace(ran, outcome=replace(ran.outcome, wall_seconds=5.0))
+    ran = with_outcome(ran, wall_seconds=5.0)
     spec = spec_of(budget={"wall_seconds": 8.0})
     began = running.created_at.timestamp()
     assert Case(ran, running, spec=spec, now=began + 2.5).next() is not None
@@ -458,8 +456,7 @@ def test_a_search_by_the_time_model_ends_by_itself_with_its_evidence_and_stays_a
     default = {"batch_size": 16, "learning_rate": 0.03, "dropout": 0.0}
     study = whole(0.02, space=lists, default=default)
     assert "budget.least_improvement = 2.00%" in (played(study) or "")
-    best = study.history.incumbent
-    assert best is not None
+    best = not_none(study.history.incumbent)
     assert (best.configuration.batch_size, best.configuration.learning_rate) == (16, 0.07)
     assert any(trial.uncapped for trial in study.trials[1:]), "the answer had its evidence first"
     assert study.restarted().planner.next_trial()[0] is None

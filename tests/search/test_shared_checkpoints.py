@@ -27,7 +27,7 @@ from bssearch.search.listener import Listener
 from bssearch.search.waiting import WaitingTrials
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.factories import make_environment, make_plan
+from tests.factories import make_environment, make_plan, not_none
 from tests.pruners.stores import Troubled, troubled
 from tests.search.test_pausing_driver import Dies, Doomed, SteppingLaw, study_spec
 
@@ -300,8 +300,7 @@ def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there
             return WaitingTrials(spec, store, driver, watch, Claims(store, "toy", driver, watch), notes.append)
 
         far, near = waiting_for(elsewhere), waiting_for("here/1/0/0/near")
-        file = near.checkpoints.file_for(1)
-        assert file is not None
+        file = not_none(near.checkpoints.file_for(1))
         file.write_bytes(b"saved")
         far.ended(trial)
         near.settle([trial], TrialState.PRUNED, for_disk=False)

@@ -23,7 +23,7 @@ from bssearch.search.to_budget import finalists, more_regularised, next_run
 from bssearch.space import SearchSpace
 from bssearch.storage.repository import open_store
 from tests.factories import SPEC as RAW
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor
 
 LIMIT = 100.0
@@ -154,8 +154,7 @@ def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interlea
     orders = [[one.configuration.key for one in trials[part]] for part in (slice(half), slice(half, None))]
     assert sorted(orders[0]) == sorted(orders[1])
     assert orders[0] != orders[1]
-    found = answer.generalisation
-    assert found is not None
+    found = not_none(answer.generalisation)
     assert found.train_seconds == LIMIT
     assert {row.batch_size: row.runs for row in found.batches} == dict.fromkeys(
         {trial.configuration.batch_size for trial in trials}, 2
@@ -190,8 +189,7 @@ def test_an_interruption_goes_on_and_makes_the_cancelled_run_again(folder: Path)
 def test_a_run_that_fails_is_made_once_more_and_one_of_another_limit_again() -> None:
     base = [make_trial(1, configuration=at(32), seconds=1.0)]
     plan = next_run(1)
-    run = plan(history(*base))
-    assert run is not None
+    run = not_none(plan(history(*base)))
     assert (run.phase, run.uncapped, run.stop_at_target) == (Phase.TO_BUDGET, True, False)
 
     def after(*states: TrialState, limit: float = LIMIT, phase: Phase = Phase.TO_BUDGET) -> bool:
