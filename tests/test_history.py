@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.history import ATTEMPTS, INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History, Repeats, octaves
+from bssearch.history import ATTEMPTS, INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History, Repeats
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.step_times import step_seconds_of, with_step_time
@@ -317,15 +317,6 @@ def test_what_is_expected_is_that_of_the_newest_trial_that_has_ended() -> None:
     assert late.last_expectation == 0.1, "newer by its number, whichever ended last"
 
 
-def test_evaluations_at_the_target_are_left_to_the_end_of_the_trial() -> None:
-    history = History(spec(), [make_trial(1, state=TrialState.RUNNING)], PROBES)
-    history.observe_all(1, [(1.0, 0.3), (2.0, 0.95)])
-    history.observe_all(1, [(1.0, 0.3), (2.0, 0.95), (3.0, 0.6)])
-    assert history.curves[1].train_seconds == [1.0, 3.0]
-    history.take(make_trial(1, seconds=4.0))
-    assert (history.curves[1].now, history.curves[1].gain) == (4.0, 0.9)
-
-
 def test_where_steps_are_timed_anew_what_shared_its_device_counts_by_the_new_step_time() -> None:
     slow, fast = (make_trial(n, seconds=9.0, contended=True, product=seconds) for n, seconds in ((1, 5.0), (2, 1.0)))
     other = replace(slow, number=3, configuration=replace(slow.configuration, batch_size=8, micro_batch_size=8))
@@ -400,13 +391,6 @@ def test_a_batch_size_is_given_up_after_three_failures_and_more_than_ran(
     assert set(SIZES) - {32} <= set(past(*trials).feasible)
 
 
-def test_running_trials_and_those_out_of_memory_do_not_show_that_a_batch_size_works() -> None:
-    failed = [make_trial(n, state=TrialState.FAILED) for n in range(3)]
-    for state in (TrialState.RUNNING, TrialState.OOM, TrialState.LOST):
-        others = [make_trial(10 + n, state=state) for n in range(5)]
-        assert 32 not in past(*failed, *others).feasible
-
-
 def test_a_configuration_is_tried_once_it_runs_unless_it_was_lost_cancelled_or_out_of_memory() -> None:
     one = make_trial(1).configuration
     for state in TrialState:
@@ -416,13 +400,6 @@ def test_a_configuration_is_tried_once_it_runs_unless_it_was_lost_cancelled_or_o
         assert history.tried(one.in_micro_batches(8)) is history.tried(one), "however it is split"
     for other in ({"learning_rate": 0.2}, {"dropout": 0.1}, {"parameters": {"momentum": 0.5}}, {"optimizer": "adamw"}):
         assert not past(make_trial(1)).tried(replace(one, **other))
-
-
-def test_the_largest_batch_size_is_of_those_that_run_at_once() -> None:
-    split = {size: make_probe(size, micro_batch_size=min(size, 32)) for size in SIZES}
-    assert History(spec(), (), split).largest == 32
-    assert History(spec(), (), PROBES).largest == 128
-    assert History(spec(), (), {8: make_probe(8, micro_batch_size=4)}).largest is None
 
 
 def test_the_greater_share_of_trials_and_wall_seconds_is_what_is_spent() -> None:
@@ -457,14 +434,3 @@ def test_the_best_coordinates_are_taken_from_the_nearest_batch_size() -> None:
         assert found is not None and found["dropout"] == dropout
     between = past(hit(1, 16, 0.16), hit(2, 64, 0.26, 0.5)).coordinates_near(32)
     assert between is not None and between["dropout"] == 0.26, "of two as near the faster"
-
-
-def test_a_study_without_trials_has_none_of_any_kind() -> None:
-    nothing = past()
-    assert (nothing.length, nothing.spent, nothing.incumbent, nothing.incumbent_value) == (0, 0, None, math.inf)
-    assert nothing.trial(1) is None
-    assert nothing.untimed == () and History(spec(), (), {8: make_probe(8)}).untimed == (16, 32, 64, 128)
-
-
-def test_batch_sizes_are_as_far_apart_as_doublings() -> None:
-    assert [octaves(one, other) for one, other in ((8, 8), (8, 16), (64, 16), (3, 96))] == [0.0, 1.0, 2.0, 5.0]

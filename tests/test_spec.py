@@ -54,10 +54,6 @@ def test_an_address_is_for_the_executor_ray() -> None:
         make_spec(executor={"address": "auto"})
 
 
-def test_a_gib_is_2_to_the_30th() -> None:
-    assert make_spec(executor={"memory_limit_gib": 0.5}).executor.memory_limit_bytes == 2**29
-
-
 def test_exponents_without_a_point_are_numbers(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path, GOOD))
     assert spec.default.learning_rate == 0.1
@@ -232,12 +228,6 @@ def test_changes_name_the_fields_that_differ() -> None:
     old = {"target": {"value": 0.9, "metric": "a"}, "workload": "x"}
     new = {"target": {"value": 0.8, "metric": "a"}, "workload": "x", "extra": 1}
     assert changed_fields(old, new) == {"target.value": (0.9, 0.8), "extra": (None, 1)}
-
-
-def test_default_takes_the_fixed_values_of_the_space() -> None:
-    configuration = make_spec().default_configuration
-    assert (configuration.batch_size, configuration.learning_rate, configuration.dropout) == (32, 0.1, 0.1)
-    assert configuration.parameters == {"momentum": 0.9, "nesterov": True, "schedule": "constant"}
 
 
 def test_what_a_spec_leaves_out_has_its_default() -> None:

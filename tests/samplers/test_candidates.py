@@ -49,14 +49,6 @@ def test_of_a_large_grid_what_was_tried_its_neighbours_and_some_others_are_looke
     assert SPREAD <= len(among) <= SPREAD + 3 + len(beside)
 
 
-def test_a_grid_without_a_learning_rate_has_one_for_all() -> None:
-    grid = GridCandidates(("batch_size",), [(8,), (16,)])
-    points = grid.take(grid.among([], [], RNG))
-    assert grid.log_rate_width == 0.0
-    assert points.log_rates.tolist() == [0.0, 0.0]
-    assert points.others.shape == (2, 0)
-
-
 def test_a_point_keeps_its_index_and_what_was_made_beside_it_does_not() -> None:
     found = candidates(dropout={"low": 0.0, "high": 0.5})
     here: dict[str, ParameterValue] = {"reference_learning_rate": 0.1, "dropout": 0.2}

@@ -36,15 +36,6 @@ def test_a_grid_is_tried_whole_once_and_then_says_so() -> None:
     assert study.restarted().choose() is None
 
 
-def test_the_seed_fixes_the_order_of_a_grid() -> None:
-    def order(seed: int) -> list[str]:
-        study = grid(seed=seed)
-        return [study.step().configuration.key for _ in range(18)]
-
-    assert order(1) == order(1)
-    assert order(1) != order(2)
-
-
 def test_at_a_batch_size_it_has_an_end_too() -> None:
     study = grid()
     while (choice := study.choose(batch_size=64)) is not None:

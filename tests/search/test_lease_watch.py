@@ -12,6 +12,7 @@ from bssearch.search.leases.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS
 from bssearch.search.leases.lease_watch import GONE_AFTER, LONGEST_LOOK, LeaseWatch
 from bssearch.search.leases.owner import living, this_driver
 from bssearch.storage.repository import Store, open_store
+from tests.search.study import url_in
 from tests.storage.conftest import add_study, start
 
 ELSEWHERE = "another-host/4711/0a1b2c3d/99/11223344"
@@ -29,7 +30,7 @@ class Clock:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as opened:
+    with open_store(url_in(tmp_path)) as opened:
         add_study(opened)
         yield opened
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pytest
 
-from bssearch.history import ATTEMPTS, INTERRUPTED, History
+from bssearch.history import INTERRUPTED, History
 from bssearch.pruners.base import Pruner
 from bssearch.pruners.controller import PruningController
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
@@ -17,7 +17,7 @@ from bssearch.search.planner import RETUNED, RETUNED_IN_VAIN, Planner
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
-from tests.samplers.made_up import MadeUpStudy, seconds_near_64, step_seconds_near_64, study_spec
+from tests.samplers.made_up import MadeUpStudy, study_spec
 
 SIZES = (8, 16, 32, 64, 128)
 STEP_SECONDS = 0.01
@@ -320,30 +320,6 @@ def test_the_budget_of_wall_seconds_counts_while_trials_run() -> None:
     assert Case(ran, running, spec=larger, now=began + 3.0).next() is not None
 
 
-def test_a_trial_is_tried_again_in_as_many_attempts_as_it_may_have() -> None:
-    case = Case(default_trial())
-    plan, attempts = case.next(), 0
-    retry_of = None
-    while plan.retry_of == retry_of:
-        attempts += 1
-        retry_of = case.history.length + 1
-        lost = make_trial(retry_of, state=TrialState.LOST, configuration=plan.configuration, retry_of=plan.retry_of)
-        case.add(lost)
-        plan = case.next()
-    assert attempts == ATTEMPTS
-    assert plan.retry_of is None
-
-
-def test_a_failed_trial_has_one_more_try_and_a_cancelled_one_none() -> None:
-    failed = make_trial(2, state=TrialState.FAILED)
-    assert Case(default_trial(), failed).next().retry_of == 2
-    again = make_trial(3, state=TrialState.FAILED, retry_of=2)
-    assert Case(default_trial(), failed, again).next().retry_of is None
-    assert Case(default_trial(), make_trial(2, state=TrialState.CANCELLED)).next().retry_of is None
-    asked_for = make_trial(2, state=TrialState.CANCELLED, uncapped=True)
-    assert Case(default_trial(), asked_for).next().retry_of == 2
-
-
 def test_half_way_without_a_hit_what_waits_goes_on_before_anything_begins() -> None:
     class Last(Pruner):
         def next_waiting(self, standings: object, *, fresh: bool) -> int | None:
@@ -393,15 +369,6 @@ def test_the_search_ends_where_little_is_expected_now_and_was_of_the_newest_that
     case = Case(default_trial(), *enough, expecting(29, 0.5), running, spec=LITTLE, sampler=Scripted(0.05))
     for _ in range(3):
         assert case.planner.next_trial()[1] is None, "asking again before another trial has ended is no second time"
-
-
-def test_trials_that_tell_of_no_expectation_do_not_keep_a_search_from_its_end() -> None:
-    """As older versions left them: two trials that have ended are enough."""
-    case = Case(default_trial(), sampler=Scripted(0.05), spec=LITTLE)
-    assert case.planner.next_trial()[1] is None
-    for trial in compared(128, 8, start=10):
-        case.add(trial)
-    assert (case.ending() or "").startswith(TOLD)
 
 
 @pytest.mark.parametrize(("reached", "enough"), [(True, RETUNED), (False, RETUNED_IN_VAIN)])
@@ -464,30 +431,3 @@ def test_a_search_by_the_time_model_ends_by_itself_with_its_evidence_and_stays_a
         study.run(default_choice(study.spec), seconds=0.5 * study.history.incumbent_value)  # it would be news
         study.trials[-1] = replace(study.trials[-1], phase=Phase.CONFIRM)
         assert study.restarted().planner.next_trial()[0] is None
-
-
-def test_nothing_ends_before_the_target_was_reached() -> None:
-    study = whole(0.99)
-    for _ in range(6):
-        plan, ending = study.planner.next_trial()
-        assert plan is not None
-        assert ending is None
-        study.run_plan(plan, TrialState.EXHAUSTED)
-
-
-def test_evidence_at_a_default_outside_the_ladder_takes_what_is_best_nearby() -> None:
-    space = {"batch_size": [64, 128], "learning_rate": {"low": 0.01, "high": 1.0}}
-    budget = {"trials": 12, "trial_train_seconds": FULL, "least_improvement": 0.0}
-    spec = study_spec(space=space, default={"batch_size": 8, "learning_rate": 0.1}, budget=budget)
-    study = MadeUpStudy(spec, seconds_near_64, step_time=step_seconds_near_64)
-    small = []
-    while (plan := study.planner.next_trial()[0]) is not None:
-        study.run_plan(plan)
-        small += [plan] if plan.configuration.batch_size == 8 else []
-    assert len(small) > 1
-    for plan in small[1:]:
-        assert plan.uncapped
-        assert plan.sampled is not None
-        rate = plan.sampled["reference_learning_rate"]
-        assert isinstance(rate, float)
-        assert rate > 0.1, "at the larger ones higher rates did better"

@@ -14,6 +14,7 @@ from bssearch.search.calibration import FIRST_VISITS, measure_step_times
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_spec
 from tests.search.law import LawExecutor
+from tests.search.study import url_in
 
 SPEC, HERE = make_spec(), make_environment()
 SIZES = [*SPEC.batch_sizes]
@@ -54,7 +55,7 @@ class OneDeviceFails(Node):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as opened:
+    with open_store(url_in(tmp_path)) as opened:
         opened.create_study(SPEC.new_study("me"))
         yield opened
 

@@ -24,7 +24,9 @@ from bssearch.space import SearchSpace
 from bssearch.storage.repository import open_store
 from tests.factories import SPEC as RAW
 from tests.factories import make_probe, make_spec, make_trial, not_none
+from tests.search import study
 from tests.search.law import LawExecutor
+from tests.search.study import url_in
 
 LIMIT = 100.0
 SPEC = make_spec(budget={"trials": 16, "trial_train_seconds": LIMIT}, confirm={"top": 2, "runs": 3})
@@ -51,10 +53,6 @@ class TrainsOn(LawExecutor):
         return [*found[:-1], Ended(request.number, outcome)]
 
 
-def url_in(folder: Path) -> str:
-    return f"sqlite:///{folder / 'study.db'}"
-
-
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The database of a study that has ended: a test goes on with a copy."""
@@ -75,8 +73,7 @@ def go_on(folder: Path, executor: TrainsOn, runs: int = 2) -> Answer:
 
 
 def trials_in(folder: Path, phase: Phase = Phase.TO_BUDGET) -> list[TrialRecord]:
-    with open_store(url_in(folder), write=False) as store:
-        return [trial for trial in store.trials("toy") if trial.phase is phase]
+    return study.trials_in(folder, phase)
 
 
 def at(size: int, **changes: Any) -> Configuration:
