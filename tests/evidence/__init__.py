@@ -1,1 +1,0 @@
-"""The sections of `tests/gpu_evidence.py`: what three calls measure on one GPU."""
