@@ -27,7 +27,6 @@ from tests.frozen import (
     Results,
     best_of_each_batch_size,
     confirmed,
-    coverage_document,
     documents_of,
     identity,
     ratio,
@@ -134,14 +133,6 @@ def test_a_ratio_holds_the_errors_of_both_sides() -> None:
     assert (one.low, one.high) == pytest.approx((0.987, 1.226), abs=0.002)
     assert wider.low < one.low and wider.high > one.high
     assert one.covers_one and one.covers_one_bare
-
-
-def test_a_ratio_that_is_not_known_covers_nothing() -> None:
-    known = [ratio(estimate_of(1.3, excess=excess), estimate_of(1.0)) for excess in (0.0, 0.4)]
-    counted = coverage_document([*known, None])
-    assert (counted["of"], counted["held"], counted["held_bare"]) == (3, 1, 0)
-    assert counted["width"] == pytest.approx(counted["width_bare"] * (1 + math.exp(0.4)) / 2)
-    assert coverage_document([None])["width"] is None
 
 
 def test_configurations_are_read_back_from_json(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from bssearch.history import ATTEMPTS, INTERRUPTED, SEED_NOISE, SEED_NOISE_FREED
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.step_times import step_seconds_of, with_step_time
-from tests.factories import EPOCH, make_probe, make_spec, make_trial, with_outcome
+from tests.factories import EPOCH, make_probe, make_spec, make_trial, not_none, with_outcome
 
 SIZES = (8, 16, 32, 64, 128)
 RATES = (0.1, 0.2)
@@ -278,13 +278,13 @@ def test_busy_seconds_count_overlaps_once_and_leave_pauses_out() -> None:
 @pytest.mark.parametrize("hours", [-2, 2])
 def test_a_clock_that_jumps_takes_nothing_from_the_budget(hours: int) -> None:
     trial = make_trial(1, seconds=5.0)
-    assert trial.ended_at is not None
-    jumped = replace(trial, ended_at=trial.ended_at + timedelta(hours=hours))
+    jumped = replace(trial, ended_at=not_none(trial.ended_at) + timedelta(hours=hours))
     assert busy_seconds(jumped) == 5.0
     later = make_trial(2, seconds=5.0)
-    assert later.ended_at is not None
     moved = replace(
-        later, created_at=later.created_at + timedelta(hours=hours), ended_at=later.ended_at + timedelta(hours=hours)
+        later,
+        created_at=later.created_at + timedelta(hours=hours),
+        ended_at=not_none(later.ended_at) + timedelta(hours=hours),
     )
     assert busy_seconds(trial, moved) == 10.0
     unknown = replace(trial, outcome=replace(trial.outcome, wall_seconds=0.0) if trial.outcome else None)

@@ -78,11 +78,6 @@ def test_samples_drawn_without_replacement_give_the_moments_of_the_whole_trainin
     assert pairs.mean(axis=0) == pytest.approx(exact, rel=0.02)
 
 
-def test_the_moments_are_averaged_before_they_are_divided() -> None:
-    pairs = [(10.0, 1.0), (10.0, 9.0)] * 8
-    assert estimate(pairs).scale == pytest.approx(2.0)  # the mean of the ratios is 5.6
-
-
 def test_a_mean_gradient_that_may_be_zero_leaves_low_or_more() -> None:
     squares = np.array([3.0, -2.0, 4.0, -3.0] * 4)
     found = estimate([(10.0 + 0.1 * square, square) for square in squares])

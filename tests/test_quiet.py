@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from bssearch.history import History
 from bssearch.training.contention import CpuUse
-from tests.factories import make_spec, make_trial
 from tests.frozen import Results
 from tests.quiet import NotMeasuredError, Quietness, Watch, condition, others_seconds
 
@@ -50,19 +46,6 @@ def test_a_machine_that_is_to_be_quiet_gets_no_process_and_is_refused_where_it_i
 
 def watch_in(folder: Path, busy: list[psutil.Process] | None = None) -> Watch:
     return Watch(Results(folder / "results.json", {}), "quiet", busy or [], tolerance=1.0)
-
-
-def test_what_was_seen_is_kept_after_every_trial(tmp_path: Path) -> None:
-    watch, history = watch_in(tmp_path), History(make_spec())
-    for number in (1, 2):
-        trial = make_trial(number, contended=number == 2)
-        watch.started(trial, history)
-        time.sleep(0.05)
-        watch.ended(trial, history)
-    stored = json.loads((tmp_path / "results.json").read_text())["watched"]["quiet"]
-    assert (stored["trials"], stored["contended"]) == (2, 1)
-    assert stored["seconds"] >= 0.1
-    assert watch_in(tmp_path).seen == stored, "a measurement that was cut off goes on counting"
 
 
 def test_a_measurement_beside_others_does_not_count(tmp_path: Path) -> None:

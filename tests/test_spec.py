@@ -54,6 +54,10 @@ def test_an_address_is_for_the_executor_ray() -> None:
         make_spec(executor={"address": "auto"})
 
 
+def test_a_gib_is_2_to_the_30th() -> None:
+    assert make_spec(executor={"memory_limit_gib": 0.5}).executor.memory_limit_bytes == 2**29
+
+
 def test_exponents_without_a_point_are_numbers(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path, GOOD))
     assert spec.default.learning_rate == 0.1

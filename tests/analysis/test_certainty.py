@@ -68,8 +68,7 @@ def test_a_batch_size_that_was_not_confirmed_counts_by_its_one_trial() -> None:
     settled = [*runs(32, *spread(1.0, 0.05, 5)), *runs(64, *spread(3.0, 0.05, 5))]
     rival = make_trial(1, batch_size=128, seconds=0.99)
     alone, beside = certainty(verdict_over(*settled), {}), certainty(verdict_over(rival, *settled), {})
-    assert alone is not None and beside is not None
-    assert beside.is_provisional and not alone.is_provisional
+    assert not_none(beside).is_provisional and not not_none(alone).is_provisional
 
 
 def test_the_law_lets_neighbours_tell_of_each_other() -> None:

@@ -114,8 +114,7 @@ def test_a_gap_within_two_points_is_no_warning_and_below_three_runs_it_has_no_in
     small = found(to_budget(at(16), 0.95, 0.95), to_budget(at(64), 0.94, 0.93, start=200))
     assert about_generalisation(small, ACCURACY) == []
     large = not_none(found(to_budget(at(16), 0.95, 0.95), to_budget(at(64), 0.92, 0.92, start=200)))
-    assert large.batches[1].gap is not None
-    assert large.batches[1].gap.low is None
+    assert not_none(large.batches[1].gap).low is None
     assert "(no interval below three runs a side)" in about_generalisation(large, ACCURACY)[0].message
 
 
@@ -196,8 +195,7 @@ def test_the_answer_holds_it_and_warns_and_for_an_easier_target_it_does_not() ->
     ]
     probes = {size: make_probe(size) for size in (16, 64)}
     answer = build_answer(study(spec), spec, trials, probes)
-    assert answer.generalisation is not None
-    assert [row.batch_size for row in answer.generalisation.batches] == [16, 64]
+    assert [row.batch_size for row in not_none(answer.generalisation).batches] == [16, 64]
     assert "generalisation_gap" in {notice.code for notice in answer.warnings}
     assert answer.optimal.trial_numbers == [1]
     easier = replace(study(spec), target=replace(spec.record_target, value=0.8))

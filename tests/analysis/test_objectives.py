@@ -30,8 +30,7 @@ CAPPED = make_trial(2, batch_size=32, state=TrialState.CAPPED, seconds=5.0, last
 
 
 def test_each_objective_has_its_figure_of_a_trial_that_reached() -> None:
-    assert REACHED.outcome is not None
-    outcome = replace(REACHED.outcome, device_use=DeviceUse(mean_power_watts=300.0))
+    outcome = replace(not_none(REACHED.outcome), device_use=DeviceUse(mean_power_watts=300.0))
     two_devices = Configuration(batch_size=32, micro_batch_size=16, learning_rate=0.1, world_size=2)
     trial = replace(REACHED, outcome=outcome, configuration=two_devices)
     assert TIME.figure(trial) == 2.0

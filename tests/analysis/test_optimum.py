@@ -49,9 +49,8 @@ def test_one_run_that_shared_its_device_has_all_compared_in_steps() -> None:
     times = {32: [1.0, 1.0, 1.0], 64: [0.5, 0.5, 0.5]}
     trials = confirmed(times, steps={32: 100, 64: 90})
     slowed = next(trial for trial in trials if trial.configuration.batch_size == 32)
-    assert slowed.outcome is not None
     trials[trials.index(slowed)] = replace(
-        slowed, steps_x_step_time_s=1.0, outcome=replace(slowed.outcome, contended=True)
+        slowed, steps_x_step_time_s=1.0, outcome=replace(not_none(slowed.outcome), contended=True)
     )
     found = not_none(decide(trials, 3, step_seconds={(32, 32): 0.01, (64, 64): 0.02}))
     assert {size: one.value for size, one in found.by_batch.items()} == {32: 1.0, 64: pytest.approx(1.8)}

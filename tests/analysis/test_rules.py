@@ -17,7 +17,7 @@ from bssearch.records import Configuration, Phase, StepTime, StudyRecord, TrialR
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
-from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial
+from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none
 
 DEFAULT = {"batch_size": 16, "learning_rate": 0.1, "weight_decay": 1e-4, "dropout": 0.1, "warmup_epochs": 0.0}
 SPACE = {
@@ -183,8 +183,7 @@ def test_adamw_keeps_its_timescale() -> None:
     tuned = replace(TUNED, optimizer="adamw")
     trials = [make_trial(1, configuration=spec.default_configuration), *runs_of(tuned, 0.5, 0.6, 0.4, start=10)]
     one = of(audit(spec, trials, answer_to(trials, spec)), Rule.TIMESCALE)
-    assert one.configuration is not None
-    assert one.configuration["weight_decay"] == pytest.approx(1e-4 * 8 * 0.1 / 0.3)
+    assert not_none(one.configuration)["weight_decay"] == pytest.approx(1e-4 * 8 * 0.1 / 0.3)
 
 
 def test_without_confirmation_nothing_is_judged_and_it_says_what_to_do() -> None:
@@ -312,8 +311,7 @@ def test_accumulation_costs_what_was_timed(milliseconds: float, interval: float,
 
     one = of(judged([], step_times=[timed(128, 1e-3), timed(32, 1e-3 * milliseconds)]), Rule.ACCUMULATION)
     assert one.verdict == verdict
-    assert one.regret is not None
-    assert one.regret.value == pytest.approx(milliseconds)
+    assert not_none(one.regret).value == pytest.approx(milliseconds)
     assert "4 micro-batches of 32" in one.reason
     assert of(judged([], step_times=[timed(128, 1e-3)]), Rule.ACCUMULATION, None).verdict == "not_run"
 
@@ -363,8 +361,7 @@ def test_where_a_run_shared_its_device_all_are_compared_in_steps() -> None:
     quick = shared(runs_of(rule, 0.2, 0.2, 0.2, start=100, steps=150, phase=Phase.AUDIT), 0.010)
     trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=9.0), *tuned, *quick]
     one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE)
-    assert one.regret is not None
-    assert one.regret.value == pytest.approx(1.5)
+    assert not_none(one.regret).value == pytest.approx(1.5)
     assert one.verdict == "broke"
     assert "paired by 3 seeds by steps × the step time of their batch size" in one.reason
 

@@ -63,8 +63,7 @@ def test_runs_that_hit_at_the_same_evaluation_have_the_width_of_its_gap() -> Non
     # A uniform distribution of width w has the standard deviation w/√12.
     assert found.log_deviation == pytest.approx(math.log(110 / 90) / math.sqrt(12))
     many = estimate([replace(one, seed=n) for n, one in enumerate(between(90, 110) * 10)])
-    assert many.low is not None and many.high is not None
-    assert math.log(many.high / many.low) / 2 == pytest.approx(1.96 * found.log_deviation, rel=0.01)
+    assert math.log(not_none(many.high) / not_none(many.low)) / 2 == pytest.approx(1.96 * found.log_deviation, rel=0.01)
     low, high = ratio_interval(many, many) or (0.0, 0.0)
     assert math.log(high / low) / 2 == pytest.approx(1.96 * found.log_deviation * math.sqrt(2), rel=0.01)
     unknown = estimate([make_trial(n, seconds=0.437) for n in range(3)])
@@ -79,12 +78,6 @@ def test_the_gap_counts_up_to_a_width_and_not_for_what_is_no_hit_at_the_target()
     assert estimate(unseen).log_deviation == 0.0
 
 
-def test_a_hit_at_the_first_evaluation_is_hardly_known() -> None:
-    found = estimate(between(0, 20))
-    assert found.low is not None and found.high is not None
-    assert found.high / found.low > math.e
-
-
 def test_seeds_that_differ_by_more_than_the_gap_count_by_themselves() -> None:
     runs = [
         with_outcome(one, time_to_target_s=seconds)
@@ -92,11 +85,6 @@ def test_seeds_that_differ_by_more_than_the_gap_count_by_themselves() -> None:
         if one.outcome is not None
     ]
     assert estimate(runs).log_deviation == pytest.approx(math.log(2))
-
-
-def test_two_runs_have_no_interval() -> None:
-    found = estimate([make_trial(0, seconds=1.0), make_trial(1, seconds=2.0)])
-    assert (found.low, found.high, found.runs) == (None, None, 2)
 
 
 def test_missed_runs_count_as_longer_than_all() -> None:

@@ -148,17 +148,6 @@ def test_the_studies_are_answered_and_cannot_be_run(folder: Path, importer: str)
 
 
 @pytest.mark.parametrize("importer", IMPORTERS)
-def test_the_same_file_makes_the_same_studies(folder: Path, importer: str) -> None:
-    do(folder, importer, "--name", "one")
-    do(folder, importer, "--name", "two")
-    (_, first, one), (_, second, two) = stored(folder)["one"], stored(folder)["two"]
-    assert first.model_copy(update={"name": "two"}) == second
-    assert [(a.number, a.configuration, a.seed, a.outcome) for a in one] == [
-        (b.number, b.configuration, b.seed, b.outcome) for b in two
-    ]
-
-
-@pytest.mark.parametrize("importer", IMPORTERS)
 def test_a_name_that_is_taken_or_is_none_stores_nothing(folder: Path, importer: str) -> None:
     do(folder, importer)
     assert importer in refuse(folder, importer, f"{importer}.txt", code=2)
@@ -175,13 +164,6 @@ def test_a_file_that_is_not_there_or_says_nothing_is_named(folder: Path, importe
         assert name in refuse(folder, importer, name, code=2)
     for other in set(FILES) - {importer}:
         assert f"{other}.txt" in refuse(folder, importer, f"{other}.txt", code=2)
-
-
-@pytest.mark.parametrize("importer", IMPORTERS)
-def test_its_help_says_what_file_it_takes(tmp_path: Path, importer: str) -> None:
-    shown = bssearch("import", importer, "--help", cwd=tmp_path)
-    assert shown.returncode == 0
-    assert "FILE" in shown.stdout and "--name" in shown.stdout
 
 
 def rows_of(folder: Path, database: str) -> dict[str, Any]:

@@ -34,9 +34,7 @@ def test_the_default_comes_first_and_under_the_full_limit() -> None:
 def test_a_lost_default_is_tried_again_a_failed_one_is_not() -> None:
     lost = propose(history(default_trial(state=TrialState.LOST)))
     failed = propose(history(default_trial(state=TrialState.FAILED)))
-    assert lost is not None
-    assert failed is not None
-    assert (lost.source, failed.source) == ("default", "transfer")
+    assert (not_none(lost).source, not_none(failed).source) == ("default", "transfer")
 
 
 def test_every_batch_size_gets_its_trials_nearest_to_the_incumbent_first() -> None:

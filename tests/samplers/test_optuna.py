@@ -94,16 +94,6 @@ def test_the_sampler_is_shown_the_trials_near_the_batch_size() -> None:
     assert len(few) == 2
 
 
-def test_more_than_enough_trials_near_a_batch_size_widen_nothing() -> None:
-    trials = [make_trial(n + 1, batch_size=size) for n, size in enumerate((32, 32, 64, 16, 128, 8))]
-    reached = {
-        enough: {one.configuration.batch_size for one in neighbours(history(*trials), 32, enough)}
-        for enough in (3, 4, 9)
-    }
-    assert reached == {3: {16, 32, 64}, 4: {8, 16, 32, 64, 128}, 9: {8, 16, 32, 64, 128}}
-    assert neighbours(history(), 32, 3) == []
-
-
 def test_numbers_are_told_as_their_places_in_ascending_order_and_names_as_they_are() -> None:
     numbers, names = Dimension("decay", choices=(1e-3, 0.0, 1e-4)), Dimension("kind", choices=("b", "a"))
     assert distribution(numbers) == IntDistribution(0, 2)

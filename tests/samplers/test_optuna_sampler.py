@@ -295,15 +295,6 @@ def test_the_parameters_searched_are_those_of_the_newest_trial_that_has_ended() 
     assert set(sampler.infer_relative_search_space(study, frozen)) == {*SPACE, "dropout"}
 
 
-def test_a_trial_without_batch_size_or_learning_rate_says_nothing_of_what_is_searched() -> None:
-    study = made()
-    study.tell(study.ask({"batch_size": SPACE["batch_size"]}), 3.0)
-    asked = study.ask()
-    frozen = study.trials[asked.number]
-    assert study.sampler.infer_relative_search_space(study, frozen) == {}
-    assert study.sampler.sample_relative(study, frozen, {"batch_size": SPACE["batch_size"]}) == {}
-
-
 @pytest.mark.parametrize(
     ("distribution", "value", "suggested"),
     [
@@ -406,18 +397,6 @@ def test_a_parameter_of_the_default_that_the_objective_does_not_suggest_is_named
         study.optimize(with_momentum, n_trials=2)
     assert len(study.get_trials(states=[OptunaState.COMPLETE])) == 1
     made(default={**DEFAULT, "momentum": 0.5}).optimize(with_momentum, n_trials=2)
-
-
-def test_a_first_trial_that_is_not_the_default_says_nothing_of_its_parameters() -> None:
-    def conditional(trial: optuna.Trial) -> float:
-        if trial.suggest_categorical("optimizer", ["sgd", "adam"]) == "sgd":
-            trial.suggest_float("momentum", 0.0, 0.9)
-        return objective(trial)
-
-    study = made(default={**DEFAULT, "optimizer": "sgd", "momentum": 0.9})
-    study.enqueue_trial({"optimizer": "adam"})
-    study.optimize(conditional, n_trials=3)
-    assert len(study.trials) == 3
 
 
 def test_the_example_of_its_docstring_runs() -> None:

@@ -94,12 +94,6 @@ def test_a_bound_that_is_met_moves_nothing_and_one_that_is_not_moves_up() -> Non
     assert missed.mean[good] > before.mean[good] + 0.5
 
 
-def test_places_leave_out_what_is_not_looked_at() -> None:
-    some = Posterior(np.array([3, 5, 9]), np.zeros(3), np.eye(3), 0.1)
-    assert some.place(5) == 1
-    assert some.places([9, 4, 3]).tolist() == [2, 0]
-
-
 def dense(found: Extrapolation) -> tuple[np.ndarray, np.ndarray, float]:
     """Return mean, covariance and seed noise by the textbook: each run a datum of its own, every law and part kept.
 

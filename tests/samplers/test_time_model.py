@@ -11,7 +11,7 @@ from bssearch.history import History
 from bssearch.records import Configuration, GradientNoise, TrialRecord, TrialState
 from bssearch.samplers.base import Choice
 from bssearch.samplers.time_model.sampler import _noise_scale
-from tests.factories import make_trial
+from tests.factories import make_trial, not_none
 from tests.samplers.made_up import MadeUpStudy, seconds_near_64, step_seconds_near_64, study_spec
 
 PRUNED, REACHED, RUNNING = TrialState.PRUNED, TrialState.REACHED, TrialState.RUNNING
@@ -117,8 +117,7 @@ def test_what_it_expects_falls_as_more_is_known_and_all_batch_sizes_contend_befo
     for _ in range(20):
         expected.append(study.step().expected_improvement)
     assert first is not None and first.expected_improvement is not None
-    assert expected[-1] is not None
-    assert 0 <= expected[-1] < 0.1 * first.expected_improvement
+    assert 0 <= not_none(expected[-1]) < 0.1 * first.expected_improvement
     contenders = study.sampler.contenders(study.history)
     assert 64 in contenders
     assert 8 not in contenders

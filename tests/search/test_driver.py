@@ -35,7 +35,7 @@ from bssearch.search.finding import SearchEnd
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.factories import SPEC, make_environment, make_spec
+from tests.factories import SPEC, make_environment, make_spec, not_none
 from tests.search.law import SHARES, LawExecutor, step_seconds
 from tests.search.study import Ear, url_in
 
@@ -72,8 +72,7 @@ def test_it_finds_the_optimum_of_the_law(ran: Ran) -> None:
     # B* = sqrt(B_crit * alpha / beta) = sqrt(30 * 10) = 17.3
     assert answer.optimal.batch_size in (16, 32)
     assert answer.optimal.test_metric == 0.89
-    assert answer.speedup.over_largest is not None
-    assert answer.speedup.over_largest.value > 1.5
+    assert not_none(answer.speedup.over_largest).value > 1.5
     assert executor.most_at_once == executor.slots
     searched = [trial for trial in trials if trial.phase is Phase.SEARCH]
     assert len(searched) == 40

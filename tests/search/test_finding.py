@@ -111,8 +111,7 @@ def test_for_another_target_nothing_that_was_kept_is_read(store: Store, found: A
     assert answer(store, "toy", 0.9) == found, "its own target"
     easier = answer(store, "toy", 0.8)
     assert easier.target.value == 0.8
-    assert easier.optimal.time_to_target_s is not None
-    assert easier.optimal.time_to_target_s.median == pytest.approx(0.5)
+    assert not_none(easier.optimal.time_to_target_s).median == pytest.approx(0.5)
     assert easier.warnings[0].code not in {one.code for one in found.warnings}
     assert easier.next == []
 

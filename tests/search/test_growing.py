@@ -170,8 +170,7 @@ def test_without_a_search_the_audit_runs_a_batch_that_doubles_around_the_optimum
     assert belief.verdict in {"held", "broke", "undecided"} and belief.trial_numbers
     with open_store(url_in(tmp_path), write=False) as store:
         schedule = batch_schedule_of(store.trial("toy", belief.trial_numbers[0]).configuration)
-    assert schedule is not None
-    assert [one.batch_size for one in schedule.stages] == [optimum // 2, optimum, 2 * optimum]
+    assert [one.batch_size for one in not_none(schedule).stages] == [optimum // 2, optimum, 2 * optimum]
 
 
 def test_what_a_person_enqueues_runs_first_whatever_the_space_says(tmp_path: Path) -> None:

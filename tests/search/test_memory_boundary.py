@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,26 +130,6 @@ def test_memory_that_ends_during_confirmation_repeats_the_runs_of_that_batch_siz
     assert any(trial.configuration.accumulation_steps > 1 for trial in whole)
     assert not {"unconfirmed", "confirmation_incomplete"} & {notice.code for notice in answer.warnings}
     assert answer.optimal.micro_batch_size < bound
-
-
-def test_two_drivers_agree_on_the_boundary(tmp_path: Path) -> None:
-    class Slow(LawExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            threading.Event().wait(0.01)
-            return super().events(timeout)
-
-    executors = [Slow(trains_up_to=20), Slow(trains_up_to=20, slots=2)]
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
-        patch.setattr("bssearch.search.driver.LOOK_SECONDS", 0.02)
-        first, second = pool.map(lambda executor: run(tmp_path, executor), executors)
-    assert first == second
-    trials = trials_in(tmp_path)
-    ran_out = [trial for trial in trials if trial.state is TrialState.OOM]
-    retried = Counter(trial.retry_of for trial in trials if trial.retry_of is not None)
-    assert {trial.number: 1 for trial in ran_out} == dict(retried)
-    timed = Counter((one.batch_size, one.micro_batch_size) for executor in executors for one in executor.splits_timed)
-    assert max(timed.values()) <= COMPARING_VISITS, "what one driver has timed the other does not"
-    assert all(trial.state.is_finished for trial in trials)
 
 
 def test_what_waits_in_the_queue_runs_in_the_micro_batches_in_force_then(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from bssearch.search.finding import answer
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.executors.fake import DESCRIPTION, FakeExecutor
-from tests.factories import make_spec
+from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor, step_seconds, steps_needed
 from tests.search.study import url_in
 
@@ -51,8 +51,7 @@ def test_the_fewest_samples_are_those_of_the_smallest_batch_size(tmp_path: Path)
     executor = LawExecutor()
     found = run(tmp_path, "samples_to_target", executor)
     assert found.optimal.batch_size == 8
-    assert found.optimal.objective_value is not None
-    assert found.optimal.objective_value.median == found.optimal.samples_to_target
+    assert not_none(found.optimal.objective_value).median == found.optimal.samples_to_target
     assert "samples" in headline(found)
     capped = [one for one in executor.requests if one.limit_state is TrialState.CAPPED]
     assert capped
@@ -65,8 +64,9 @@ def test_the_fewest_samples_are_those_of_the_smallest_batch_size(tmp_path: Path)
 def test_cost_is_time_at_a_price(tmp_path: Path) -> None:
     found = run(tmp_path, "cost_to_target", LawExecutor(), price_per_device_hour=3600.0)
     assert found.optimal.batch_size in (16, 32)
-    assert found.optimal.objective_value is not None and found.optimal.time_to_target_s is not None
-    assert found.optimal.objective_value.median == pytest.approx(found.optimal.time_to_target_s.median)
+    assert not_none(found.optimal.objective_value).median == pytest.approx(
+        not_none(found.optimal.time_to_target_s).median
+    )
     assert "at a cost of" in headline(found)
     assert [one.cost for one in found.front] == [pytest.approx(one.time_to_target_s) for one in found.front]
 
@@ -83,8 +83,7 @@ def test_the_metric_in_a_budget_trains_every_trial_to_the_full_limit(tmp_path: P
     found = run(tmp_path, "metric_in_budget", executor)
     assert {request.train_seconds_limit for request in executor.requests} == {100.0}
     assert not any(request.stop_at_target for request in executor.requests)
-    assert found.optimal.objective_value is not None
-    assert found.optimal.objective_value.median == pytest.approx(0.9, abs=0.1)
+    assert not_none(found.optimal.objective_value).median == pytest.approx(0.9, abs=0.1)
     assert found.speedup.over_default is None
     assert "comes to accuracy" in headline(found)
     refused = pytest.raises(UsageError, match="no answer for another target")
@@ -222,8 +221,7 @@ def counts(objective: Objective, trial: TrialRecord) -> bool:
     """Return whether a trial reached the target; where none ends at it, whether it trained to the full limit."""
     if objective.stops_at_target:
         return trial.state is TrialState.REACHED
-    assert trial.outcome is not None
-    return trial.state in {TrialState.REACHED, TrialState.EXHAUSTED} and trial.outcome.train_seconds == FULL
+    return trial.state in {TrialState.REACHED, TrialState.EXHAUSTED} and not_none(trial.outcome).train_seconds == FULL
 
 
 def true_figure(objective: Objective, configuration: Configuration) -> float:
@@ -263,8 +261,7 @@ def test_another_target_is_answered_from_the_curves_or_refused_where_none_is_rea
                 answer(store, spec.name, 0.5)
             return
         own, easier = answer(store, spec.name), answer(store, spec.name, 0.5)
-    assert own.optimal.objective_value is not None and easier.optimal.objective_value is not None
-    assert 0 < easier.optimal.objective_value.median < own.optimal.objective_value.median
+    assert 0 < not_none(easier.optimal.objective_value).median < not_none(own.optimal.objective_value).median
     assert easier.target.value == 0.5
 
 

@@ -19,7 +19,7 @@ from bssearch.records import Observation, Phase, TrialOutcome, TrialRecord, Tria
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.factories import make_spec
+from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor, step_seconds, steps_needed
 from tests.search.study import Ear, trials_in, url_in
 
@@ -41,8 +41,7 @@ class SteppingLaw(LawExecutor):
 
     def submit(self, request: TrialRequest) -> None:
         if request.resumes:
-            assert request.checkpoint is not None
-            assert Path(request.checkpoint).read_text() == str(self.done[request.number])
+            assert Path(not_none(request.checkpoint)).read_text() == str(self.done[request.number])
             self.resumed.append(request.number)
         else:
             self.done[request.number] = 0
@@ -338,8 +337,7 @@ def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> No
         run(study_spec(), tmp_path, executor)
     with open_store(url_in(tmp_path), write=False) as store:
         (paused,) = store.trials("toy", states=[TrialState.PAUSED])
-    assert paused.outcome is not None
-    assert "too far behind" in paused.outcome.reason
+    assert "too far behind" in not_none(paused.outcome).reason
 
 
 @pytest.mark.parametrize("pruner", ["median", "asha", "hyperband"])

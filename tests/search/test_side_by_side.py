@@ -12,7 +12,7 @@ from bssearch.errors import LaunchError
 from bssearch.records import StepTime, StepTimeRequest
 from bssearch.search.calibration import FIRST_VISITS, measure_step_times
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment, make_spec
+from tests.factories import make_environment, make_spec, not_none
 from tests.search.law import LawExecutor
 from tests.search.study import url_in
 
@@ -37,10 +37,9 @@ class Node(LawExecutor):
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
         found = super().measure_step_time(request)
-        assert found.step_seconds is not None
         return {
             f"GPU-{index}": replace(
-                found, step_seconds=found.step_seconds * pace * self.together, contended=self.contended
+                found, step_seconds=not_none(found.step_seconds) * pace * self.together, contended=self.contended
             )
             for index, pace in enumerate(self.paces)
         }

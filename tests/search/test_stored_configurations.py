@@ -23,7 +23,6 @@ from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageErr
 from bssearch.records import REFUSED, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from bssearch.storage.transfer.transfers import read_study
 from tests.factories import SPEC, make_spec
 from tests.search.law import LawExecutor
 from tests.search.study import url_in
@@ -87,24 +86,6 @@ def test_a_queued_trial_is_refused_and_the_others_run(tmp_path: Path) -> None:
     assert_refused(trials[forged])
     assert trials[honest].state is TrialState.REACHED
     assert given(executor) <= {"relu", "gelu"}
-
-
-def test_an_imported_queued_trial_is_refused(tmp_path: Path) -> None:
-    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
-    theirs.mkdir()
-    mine.mkdir()
-    run(spec_with(5), theirs, LawExecutor())
-    with open_store(url_in(theirs)) as store:
-        number, _ = enqueue(store, "toy", {"model.activation": "gelu"})
-    forge(theirs, number)
-    with open_store(url_in(theirs), write=False) as store:
-        store.write_study("toy", tmp_path / "study.jsonl.gz")
-    with open_store(url_in(mine)) as store:
-        store.join_studies(read_study(tmp_path / "study.jsonl.gz"))
-    executor = LawExecutor()
-    run(spec_with(9), mine, executor)
-    assert_refused(trials_in(mine)[number])
-    assert executor.requests and given(executor) <= {"relu", "gelu"}
 
 
 @pytest.fixture

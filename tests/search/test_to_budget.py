@@ -21,7 +21,6 @@ from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, Tr
 from bssearch.search.seeds import trial_seed
 from bssearch.search.to_budget import finalists, more_regularised, next_run
 from bssearch.space import SearchSpace
-from bssearch.storage.repository import open_store
 from tests.factories import SPEC as RAW
 from tests.factories import make_probe, make_spec, make_trial, not_none
 from tests.search import study
@@ -126,18 +125,6 @@ def test_regularisation_follows_the_square_root_of_the_batch_size_within_the_spa
     assert more_regularised(fixed, same, at(32, dropout=0.1)) == same
 
 
-def test_what_cannot_be_regularised_more_is_run_once() -> None:
-    fixed = make_spec(
-        space={**RAW["space"], "weight_decay": 0.0, "dropout": 0.0},
-        default={"batch_size": 32, "learning_rate": 0.1},
-        budget={"trials": 16, "trial_train_seconds": LIMIT},
-    )
-    trials = [make_trial(1, configuration=at(32)), make_trial(2, configuration=at(128), seconds=2.0)]
-    assert finalists(history(*trials, spec=fixed)) == [at(32), at(128)]
-    alone = make_trial(1, configuration=at(128, dropout=0.2))
-    assert finalists(history(alone)) == [alone.configuration]  # it is the optimum itself
-
-
 def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interleaved(folder: Path) -> None:
     executor = TrainsOn()
     answer = go_on(folder, executor)
@@ -158,17 +145,6 @@ def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interlea
     )
     assert len(go_on(folder, TrainsOn(), runs=3).optimal.trial_numbers) == len(answer.optimal.trial_numbers)
     assert len(trials_in(folder)) == 3 * half  # one more seed each
-
-
-def test_the_verdict_is_as_it_was_before_the_runs_that_went_on(folder: Path) -> None:
-    with open_store(url_in(folder), write=False) as store:
-        from bssearch.search.finding import answer
-
-        before = answer(store, "toy")
-    after = go_on(folder, TrainsOn())
-    assert before.generalisation is None
-    for part in ("optimal", "recommendation", "flat_range", "tied", "speedup", "settle"):
-        assert getattr(after, part) == getattr(before, part)
 
 
 def test_an_interruption_goes_on_and_makes_the_cancelled_run_again(folder: Path) -> None:

@@ -17,6 +17,7 @@ from tests.benchmarks.simulate.draws import (
     simulate,
     summarize,
 )
+from tests.factories import not_none
 from tests.simulation.lines import TARGET, table
 
 
@@ -48,8 +49,7 @@ def draws(*ratios: float, cost: float = 0.5, best: Sequence[float] = ()) -> list
 
 
 def ends(found: Summary) -> tuple[float, float]:
-    assert found.miss_rate.low is not None and found.miss_rate.high is not None
-    return found.miss_rate.low, found.miss_rate.high
+    return not_none(found.miss_rate.low), not_none(found.miss_rate.high)
 
 
 def test_a_summary_counts_what_is_not_within_5_percent() -> None:
