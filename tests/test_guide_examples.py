@@ -24,7 +24,6 @@ from bssearch.commands.opening import program_of
 from bssearch.executors.messages import Load
 from bssearch.executors.programs.command import LoadedCommand
 from bssearch.records import SecondsBasis, TrialState
-from bssearch.settings import STATE_DIR_VARIABLE
 from bssearch.spec import load_spec
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, write_task
@@ -186,24 +185,6 @@ def test_the_programs_of_the_guide_train_and_report(spec: str, basis: SecondsBas
     assert (outcome.state, outcome.seconds_basis, outcome.warnings) == (TrialState.REACHED, basis, ())
     assert len(observed) > 1 and observed[0].step == 0
     assert untrained is not None and 0 < untrained < 0.8, "the evaluation before the first step"
-
-
-@pytest.mark.slow
-def test_a_study_of_a_program_runs_answers_and_is_confirmed(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = bssearch("run", "toy.yaml", "--set", "confirm.runs=2", "--set", "confirm.top=1", cwd=programs)
-    assert done.returncode == 0, done.stderr
-    answer = rows(programs, "best", "toy")
-    assert answer["optimal"]["batch_size"] in (32, 128)
-    trials = rows(programs, "trials", "toy")
-    assert {trial["state"] for trial in trials} <= {"reached", "capped", "pruned", "exhausted"}
-    more = bssearch("confirm", "toy", "--runs", "3", "--format", "json", cwd=programs)
-    assert more.returncode == 0, more.stderr
-    assert len(rows(programs, "trials", "toy")) > len(trials)
-    monkeypatch.setenv(STATE_DIR_VARIABLE, str(programs / "of another user"))
-    refused = bssearch("confirm", "toy", "--runs", "3", cwd=programs)
-    assert refused.returncode == 2 and "add --workload command" in refused.stderr
-    again = bssearch("confirm", "toy", "--runs", "3", "--workload", "command", cwd=programs)
-    assert again.returncode == 0, again.stderr
 
 
 OWN_LOOP = DOCUMENTS["own-training"].split("## A loop of your own")[1].split("\n## ")[0]

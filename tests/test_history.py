@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -203,58 +203,6 @@ def test_a_history_that_lived_through_changes_answers_as_one_made_anew(seed: int
         ours, anew = answers(life.live), answers(life.anew())
         assert ours == anew, [name for name in ours if ours[name] != anew[name]]
     assert TrialState.REACHED in {trial.state for trial in life.trials.values()}
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_its_answers_are_those_of_plain_looks_through_all_trials(seed: int) -> None:
-    life = Life(spec(), 100 + seed)
-    for _ in range(100):
-        life.change()
-        history = life.live
-        step_seconds = step_seconds_of(history.probes.values())
-        timed = [with_step_time(trial, step_seconds) for trial in life.trials.values()]
-        search = [trial for trial in timed if trial.phase is Phase.SEARCH]
-        figures = [(history.value(trial), trial.number) for trial in search if math.isfinite(history.value(trial))]
-        assert history.incumbent_value == min(figures, default=(math.inf, 0))[0]
-        assert (history.incumbent.number if history.incumbent else None) == (min(figures)[1] if figures else None)
-        assert history.spent == sum(not trial.state.is_missing for trial in search)
-        assert history.busy_seconds == pytest.approx(plain_busy_seconds(search, history.now, slots=2))
-        assert history.seed_noise == pytest.approx(plain_seed_noise(list(life.trials.values())))
-        for size in SIZES:
-            failed = sum(one.state is TrialState.FAILED and one.configuration.batch_size == size for one in search)
-            assert size not in history.feasible or failed < 3 or failed <= len(history.at(size))
-
-
-def plain_seed_noise(trials: Sequence[TrialRecord]) -> float:
-    """Return the pooled deviation of log seconds between runs of one configuration, drawn to the prior's."""
-    logs: dict[str, list[float]] = defaultdict(list)
-    stopped = {trial.configuration.in_micro_batches(1).key for trial in trials if trial.state.is_censored}
-    for trial in trials:
-        key = trial.configuration.in_micro_batches(1).key
-        if trial.state is TrialState.REACHED and trial.outcome is not None and key not in stopped:
-            assert trial.outcome.time_to_target_s is not None
-            logs[key].append(math.log(trial.outcome.time_to_target_s))
-    squares = SEED_NOISE_FREEDOM * SEED_NOISE**2
-    squares += sum(sum((one - sum(group) / len(group)) ** 2 for one in group) for group in logs.values())
-    return math.sqrt(squares / (SEED_NOISE_FREEDOM + sum(len(group) - 1 for group in logs.values())))
-
-
-def plain_busy_seconds(trials: Sequence[TrialRecord], now: float, slots: int) -> float:
-    """Return the length of the union of the trials' spans, and what they ran before their last start over the slots."""
-    total, until = 0.0, -math.inf
-    spans = []
-    for trial in trials:
-        if trial.state.is_missing or trial.state is TrialState.QUEUED:
-            continue
-        start, end = trial.created_at.timestamp(), trial.ended_at.timestamp() if trial.ended_at else now
-        if trial.outcome and trial.outcome.wall_seconds:
-            end = min(end, start + trial.outcome.wall_seconds)
-        spans.append((start, end))
-        total += max(0.0, trial.outcome.wall_seconds - (end - start)) / slots if trial.outcome else 0.0
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total
 
 
 def busy_seconds(*trials: TrialRecord, now: float = 0.0, slots: int = 1) -> float:

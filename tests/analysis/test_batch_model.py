@@ -118,18 +118,6 @@ def test_with_missed_runs_the_greatest_likelihood_is_found() -> None:
         assert likelihood(fit.b_crit, fit.e_min * factor) < most
 
 
-def test_a_missed_run_that_the_law_expects_changes_nothing() -> None:
-    points = noisy(3)
-    plain = fitted(points)
-    early = fitted([replace(point, missed_at=(0.5 * law(point.batch_size),)) for point in points])
-    assert early.b_crit == pytest.approx(plain.b_crit, rel=1e-6)
-    assert early.deviation == pytest.approx(plain.deviation, rel=0.1)
-    lonely = fitted([*points, LawPoint(1024, (), missed_at=(0.5 * law(1024),) * 3)])
-    assert lonely.b_crit_low == pytest.approx(plain.b_crit_low, rel=1e-6)
-    assert lonely.b_crit_high == pytest.approx(plain.b_crit_high, rel=1e-6)
-    assert lonely.largest_batch == 1024 and 1024 not in lonely.residuals
-
-
 def test_batch_sizes_that_no_run_reached_the_target_at_make_no_interval() -> None:
     points = [*noisy(4, sizes=(16, 64)), LawPoint(512, (), missed_at=(0.9 * law(512),) * 5)]
     fit = fitted(points)

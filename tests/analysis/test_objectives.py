@@ -2,23 +2,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from statistics import stdev
 from typing import Any, ClassVar
 
 import pytest
 
 from bssearch import registry
-from bssearch.analysis.objectives.base import make_objective, objective_of
+from bssearch.analysis.objectives.base import make_objective
 from bssearch.analysis.objectives.metric_in_budget import AS_GOOD
 from bssearch.analysis.objectives.seconds import Products
-from bssearch.analysis.objectives.time_to_target import TIME, TimeToTarget
+from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.optimum import decide, median_samples
 from bssearch.analysis.time_to_target import estimate, half_width, ratio_interval
 from bssearch.errors import UsageError
 from bssearch.intervals import FLAT_RATIO, student_t
 from bssearch.records import Configuration, DeviceUse, Goal, Target, TrialRecord, TrialState
-from bssearch.spec import StudySpec
 from bssearch.step_times import MIDMEAN_ERROR, STEP_DEVIATION, VISIT_DEVIATION, VISIT_FREEDOM, step_seconds_of
 from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
 
@@ -196,37 +194,6 @@ def test_an_objective_that_is_not_known_is_refused_by_its_name_with_those_there_
         make_objective("beauty")
     with pytest.raises(ValueError, match="'beauty' is not known; there are time_to_target"):
         make_spec(objective="beauty")
-
-
-class Updates(TimeToTarget):
-    """Optimizer steps to the target, as another package may want them."""
-
-    name = "updates"
-    noun = "number of updates"
-    phrase = "after {} updates"
-    comparative = ("fewer updates", "more updates")
-
-    @property
-    def unit(self) -> str:
-        return ""
-
-    def figure(self, trial: TrialRecord) -> float | None:
-        steps = None if trial.outcome is None else trial.outcome.steps_to_target
-        return None if steps is None else float(steps)
-
-
-def test_an_objective_of_another_package_is_asked_for_by_name_and_answered_in_its_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    point = EntryPoint("updates", f"{__name__}:Updates", "bssearch.objectives")
-    monkeypatch.setattr(registry, "_installed", lambda kind: {"updates": point} if kind == "objectives" else {})
-    spec = make_spec(objective="updates", confirm={"runs": 0})
-    assert StudySpec.model_json_schema()["properties"]["objective"]["enum"][-1] == "updates"
-    trials = [make_trial(1, steps=300, seconds=1.0), make_trial(2, batch_size=64, steps=200, seconds=2.0)]
-    verdict = decide(trials, 0, objective_of(spec))
-    assert verdict is not None and verdict.optimal.configuration.batch_size == 64
-    objective = objective_of(spec)
-    assert objective.sentence("accuracy", "reaches it", "200") == "reaches it after 200 updates"
 
 
 def measured(number: int, **changes: Any) -> TrialRecord:

@@ -347,25 +347,6 @@ def test_a_batch_size_that_is_not_tuned_has_no_part_in_the_slope() -> None:
     assert slope_of({**tuned, 128: at_the_edge}) == slope_of(tuned)
 
 
-def test_where_a_run_shared_its_device_all_are_compared_in_steps() -> None:
-    def shared(runs: list[TrialRecord], step_seconds: float) -> list[TrialRecord]:
-        return [
-            replace(run, steps_x_step_time_s=step_seconds * run.outcome.steps_to_target)
-            for run in runs
-            if run.outcome is not None and run.outcome.steps_to_target is not None
-        ]
-
-    rule = replace(TUNED, learning_rate=0.8)
-    # The tuned runs were slowed down by others, and timed at 20 ms a step; those of the rule at 10 ms, and alone.
-    tuned = shared(runs_of(TUNED, 1.0, 1.2, 0.9, start=10, steps=100, contended=True), 0.020)
-    quick = shared(runs_of(rule, 0.2, 0.2, 0.2, start=100, steps=150, phase=Phase.AUDIT), 0.010)
-    trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=9.0), *tuned, *quick]
-    one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE)
-    assert not_none(one.regret).value == pytest.approx(1.5)
-    assert one.verdict == "broke"
-    assert "paired by 3 seeds by steps × the step time of their batch size" in one.reason
-
-
 @pytest.mark.parametrize(
     ("last_miss_step", "verdict", "regret"),
     [(700, "broke", 7.0), (111, "broke", 1.11), (110, "undecided", 1.1), (90, "undecided", 0.9)],
@@ -387,19 +368,3 @@ def test_a_shared_device_shows_by_its_steps_how_far_a_rule_missed(
     assert one.verdict == verdict
     assert one.regret is not None and one.regret.at_least
     assert one.regret.value == pytest.approx(regret)
-
-
-def test_a_study_that_sets_no_optimizer_has_a_slope_of_its_rate() -> None:
-    trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=50.0)]
-    for number, size in enumerate((16, 32, 64, 128)):
-        one = replace(TUNED, batch_size=size, micro_batch_size=size, learning_rate=0.05 * (size / 16) ** 0.5)
-        for extra, dropout in ((0, 0.0), (1, 0.3)):
-            again = replace(one, dropout=dropout)
-            trials.append(
-                make_trial(10 * number + 10 + extra, configuration=again, seconds=1.0 + extra, steps=5000 // size)
-            )
-    document = answer_to(trials).model_dump()
-    for known in (document["optimal"], *(row["best"] for row in document["batches"] if row["best"] is not None)):
-        del known["parameters"]["optimizer"]
-    found = audit(SPEC, trials, Answer.model_validate(document)).learning_rate_slope
-    assert found is not None and found.estimate == pytest.approx(0.5)

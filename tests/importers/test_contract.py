@@ -183,17 +183,3 @@ def test_the_studies_go_into_other_databases_whole(folder: Path, importer: str) 
         done = bssearch(*words, cwd=folder)
         assert done.returncode == 0, done.stderr
     assert rows_of(folder, "bssearch.db") == rows_of(folder, "through-a-file.db") == rows_of(folder, "merged.db")
-
-
-def test_the_studies_of_one_file_stay_several_when_they_are_merged(folder: Path) -> None:
-    lines = FILES["runs"].splitlines()  # type: ignore[union-attr]
-    text = [f"device,{lines[0]}", *(f"{device},{line}" for device in ("A", "B") for line in lines[1:])]
-    (folder / "two.csv").write_text("\n".join(text))
-    assert bssearch("import", "runs", "two.csv", cwd=folder).returncode == 0
-    for is_new in (True, False):
-        done = bssearch(
-            "merge", "sqlite:///bssearch.db", "--into", "sqlite:///merged.db", "--format", "json", cwd=folder
-        )
-        found = [(row["study"], row["is_new"], row["is_changed"]) for row in json.loads(done.stdout)]
-        assert found == [("two-a", is_new, is_new), ("two-b", is_new, is_new)]
-    assert rows_of(folder, "bssearch.db") == rows_of(folder, "merged.db")

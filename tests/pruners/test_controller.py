@@ -154,28 +154,6 @@ def test_the_winners_are_those_that_were_fastest_when_they_ended_in_whatever_ord
         assert told.standings.cap == 8.0
 
 
-def test_standings_made_anew_from_the_records_are_those_of_the_one_that_was_told_as_it_went() -> None:
-    live, anew = Told(), Told()
-    live.controller.found_saved([2, 4])
-    live.winner(1)
-    live.seen(2, (2.0, 0.1))
-    live.seen(3, (2.0, 0.2), (4.0, math.nan), uncapped=True)
-    live.paused(2, (2.0, 0.1), (5.0, 0.1))
-    live.paused(4, (RUNG, 0.3))
-    live.take(make_trial(4, state=RUNNING))
-    points = {
-        number: list(zip(one.train_seconds, one.gains, strict=True)) for number, one in live.history.curves.items()
-    }
-    for trial in live.history.all_trials:
-        anew.take(trial, *points[trial.number])
-    anew.controller.found_saved([2, 4])
-    for name in ("states", "running", "uncapped", "slack", "can_wait", "limit"):
-        assert getattr(anew.standings, name) == getattr(live.standings, name), name
-    assert set(anew.standings.waiting) == set(live.standings.waiting) == {2}
-    assert anew.controller.slack == live.controller.slack
-    assert [seconds for _, seconds in anew.standings.winners] == [seconds for _, seconds in live.standings.winners]
-
-
 @pytest.mark.parametrize(
     ("objective", "races"),
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -169,21 +168,6 @@ def test_the_expected_improvement_of_one_unknown_point_has_its_closed_form() -> 
         found = _improvements(posterior, np.array([0]), np.zeros(2))
         assert found[1] == pytest.approx(max(expected, 0.0), rel=0.02)
         assert found[0] == pytest.approx(0.0, abs=1e-4), "what is sure can surprise nobody"
-
-
-def test_a_run_that_is_stopped_early_or_whose_seeds_scatter_tells_less() -> None:
-    posterior = believed([0.0, 0.0], [[1e-9, 0.0], [0.0, 0.25]])
-    whole, stopped = (_improvements(posterior, np.array([0]), np.array([0.0, one]))[1] for one in (0.0, 0.5))
-    noisy = _improvements(replace(posterior, seed_noise=0.6), np.array([0]), np.zeros(2))[1]
-    assert whole > stopped > 0 and whole > noisy > 0
-
-
-def test_a_run_moves_what_is_believed_of_the_tried_points_that_it_is_correlated_with() -> None:
-    alone = believed([0.0, 1.0], [[0.25, 0.0], [0.0, 0.25]])
-    together = believed([0.0, 1.0], [[0.25, 0.24], [0.24, 0.25]])
-    # A neighbour of two tried points tells which of them is the better, without being better itself.
-    gains = [_improvements(one, np.array([0, 1]), np.zeros(2)).tolist() for one in (alone, together)]
-    assert gains[0][1] > gains[1][1], "where both move alike their order does not change"
 
 
 def test_what_runs_is_taken_as_ended_as_expected() -> None:

@@ -94,20 +94,6 @@ def test_what_the_optimum_is_compared_with_is_tuned_too() -> None:
     assert Counter(asked) == {128: EVIDENCE_TRIALS, 32: EVIDENCE_TRIALS - 1}  # the default itself was one
 
 
-def test_what_ran_out_of_memory_is_tried_again_in_smaller_micro_batches_once_they_are_timed() -> None:
-    probes = {size: make_probe(size, micro_batch_size=min(size, 32)) for size in SIZES}
-    ran_out = make_trial(0, batch_size=64, state=TrialState.OOM)
-    seen = history(ran_out, probes=probes)
-    assert (seen.feasible, seen.largest, seen.untimed) == (SIZES, 32, ())
-    assert seen.to_retry(uncapped=False) is ran_out
-    assert seen.at(64) == []
-    again = seen.as_run(ran_out.configuration)
-    assert (again.batch_size, again.micro_batch_size, again.accumulation_steps) == (64, 32, 2)
-    waiting = history(ran_out, probes={8: probes[8], 16: probes[16]})
-    assert (waiting.feasible, waiting.untimed) == ((8, 16), (32, 64, 128))
-    assert waiting.to_retry(uncapped=False) is None
-
-
 def test_the_rest_goes_where_the_target_is_reached_soonest() -> None:
     trials = [default_trial(seconds=1.0)]
     for _ in range(60):

@@ -21,17 +21,6 @@ def study_of(**changes: Any) -> MadeUpStudy:
     return MadeUpStudy(study_spec("auto", **changes), seconds_near_64, step_time=step_seconds_near_64)
 
 
-def test_the_optimum_is_found_and_its_batch_size_tried_most() -> None:
-    study = study_of()
-    for _ in range(25):
-        study.step()
-    best = [Configuration(batch_size=size, micro_batch_size=size, learning_rate=0.2) for size in study.spec.batch_sizes]
-    least = min(map(seconds_near_64, best))
-    assert study.history.incumbent_value == pytest.approx(least, rel=0.05)
-    sizes = [trial.configuration.batch_size for trial in study.trials]
-    assert sizes.count(64) + sizes.count(32) + sizes.count(128) > len(sizes) / 2
-
-
 @pytest.mark.parametrize("state", [TrialState.LOST, TrialState.CANCELLED, TrialState.FAILED, TrialState.OOM])
 def test_missing_trials_and_those_out_of_memory_say_nothing(state: TrialState) -> None:
     """Where a good one would be followed up: what it was, and how long it ran, makes no difference."""

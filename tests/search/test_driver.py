@@ -257,26 +257,6 @@ def test_a_study_without_room_for_any_batch_size_says_so_each_time(tmp_path: Pat
             run(make_spec(**SHORT), tmp_path, LawExecutor(fits_up_to=0))
 
 
-def test_what_is_enqueued_during_confirmation_is_run(tmp_path: Path) -> None:
-    url = url_in(tmp_path)
-
-    class Enqueues(LawExecutor):
-        number = 0
-
-        def submit(self, request: TrialRequest) -> None:
-            if request.evaluate_test and not self.number:
-                with open_store(url) as store:
-                    self.number, _ = enqueue(store, "toy", {"dropout": 0.44})
-            super().submit(request)
-
-    executor = Enqueues()
-    answer = run(make_spec(budget={**BUDGET, "trials": 9}, confirm={"runs": 1}), tmp_path, executor)
-    assert [request.configuration.dropout for request in executor.requests].count(0.44) >= 1
-    with open_store(url, write=False) as store:
-        assert store.trial("toy", executor.number).state is TrialState.REACHED
-    assert "queued" not in {notice.code for notice in answer.warnings}
-
-
 def test_a_search_trial_after_the_confirmation_keeps_no_other_driver_from_confirming(tmp_path: Path) -> None:
     url = url_in(tmp_path)
 

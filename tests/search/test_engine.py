@@ -342,21 +342,6 @@ def test_an_engine_made_anew_in_mid_study_decides_as_the_live_one(sampler: str, 
     assert_a_new_engine_goes_on_as_the_old_one(run, [*ends[2::4], *looks[7::40]])
 
 
-def test_what_was_interrupted_goes_on_first_for_an_engine_made_anew() -> None:
-    run = live(study("tpe", "balanced"), 1)
-    started = [at for at, event in enumerate(run.journal) if isinstance(event, events.Started)][4]
-    event = run.journal[started]
-    assert isinstance(event, events.Started)
-    engine = rebuilt(run.spec, run.journal[: started + 3], 1)
-    stop = engine.handle(events.Interrupted())[0]
-    assert isinstance(stop, events.Stop) and stop.state is TrialState.PAUSED
-    outcome = TrialOutcome(state=TrialState.PAUSED, reason=stop.reason)
-    ended = replace(event.trial, state=TrialState.PAUSED, outcome=outcome, ended_at=event.trial.created_at)
-    seen = [*run.journal[: started + 3], events.Ended(ended), events.SavedTrials(frozenset({ended.number}))]
-    (action,) = rebuilt(run.spec, seen, 1).handle(events.SlotFree(0.0))
-    assert isinstance(action, events.Start) and action.plan.resumed == ended.number
-
-
 @pytest.mark.parametrize(("bytes_there", "given_up"), [(2**29, 0), (2**29 + 1, 1)])
 def test_what_waits_is_given_up_where_it_takes_more_disk_than_it_may(bytes_there: int, given_up: int) -> None:
     run = live(study("tpe", "balanced", trials=20, pruner_disk=0.5), 1)

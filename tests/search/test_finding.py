@@ -88,14 +88,6 @@ def test_before_any_trial_reached_there_is_nothing_to_keep(store: Store) -> None
         answer(store, "toy")
 
 
-def test_a_kept_answer_is_the_one_made_anew(store: Store, found: Answer) -> None:
-    assert found.optimal.batch_size == 64
-    save_finding(store, "toy")
-    kept = store.finding("toy")
-    assert kept is not None and kept["made_by"] == ANSWERS
-    assert answer(store, "toy") == found
-
-
 def test_what_was_kept_is_read_and_not_made_anew_until_something_changes(store: Store, found: Answer) -> None:
     other = found.model_copy(update={"tied": [8, 16]})
     kept = {"made_by": ANSWERS, "answer": other.model_dump(mode="json")}

@@ -11,13 +11,11 @@ import pytest
 
 from bssearch.batch_schedule import batch_schedule_of, constant_configurations
 from bssearch.commands.audit import audit_study
-from bssearch.commands.display.live import ended_line
 from bssearch.commands.enqueue import enqueue, with_schedule
 from bssearch.commands.estimates import longest_seconds, pruned_seconds
 from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError, UsageError, WorkloadError
 from bssearch.executors.base import Ended, Event, Observed
-from bssearch.history import History
 from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialOutcome, TrialState
 from bssearch.search.finding import answer
 from bssearch.search.seeds import trial_seed
@@ -297,13 +295,6 @@ def _told(found: Any) -> str:
     return about_growing(found)
 
 
-def test_a_line_about_a_trial_says_to_which_sizes_it_grows(store: Store) -> None:
-    trial = next(one for one in store.trials("toy") if one.phase is Phase.GROWTH)
-    schedule = not_none(batch_schedule_of(trial.configuration))
-    sizes = " → ".join(str(stage.batch_size) for stage in schedule.stages)
-    assert f"growth, trial {trial.number}: batch {sizes}, lr" in ended_line(trial, History(spec_of(GROWS)))
-
-
 def test_an_estimate_has_the_schedules_and_their_repeats() -> None:
     plain, grown = spec_of(), spec_of(GROWS)
     runs = 6 + 2 * 3
@@ -325,14 +316,6 @@ def test_a_trial_may_take_half_as_long_again_as_the_best_whatever_is_asked(objec
     assert limits and all(1.5 * min(reached) * 0.99 <= limit <= LIMIT for limit in limits)
 
 
-def test_a_schedule_may_change_between_runs_and_the_trials_of_the_one_before_are_left_out(tmp_path: Path) -> None:
-    run(spec_of(GROWS), tmp_path)
-    narrower = {"name": "geometric", "until": {"low": 0.6, "high": 1.0}, "start": [4, 8]}
-    run(spec_of(narrower, schedule_trials=9), tmp_path)
-    grown = trials_in(tmp_path, Phase.GROWTH)
-    assert len(grown) == 9 and all(one.configuration.batch_size in {4, 8} for one in grown[6:])
-
-
 def test_nothing_is_tried_twice_and_what_never_begins_is_not_tried(tmp_path: Path) -> None:
     spec = spec_of({"name": "milestones", "milestones": {99_999_999: 64}})
     ear = Ear()
@@ -342,15 +325,6 @@ def test_nothing_is_tried_twice_and_what_never_begins_is_not_tried(tmp_path: Pat
     with open_store(url_in(tmp_path), write=False) as store:
         grown = [one.configuration.key for one in store.trials("toy") if one.phase is Phase.GROWTH]
     assert len(grown) == len(set(grown)) > 1
-
-
-def test_what_a_person_enqueued_and_its_driver_lost_is_tried_again_once(tmp_path: Path) -> None:
-    run(spec_of(), tmp_path)
-    with open_store(url_in(tmp_path)) as store:
-        number, _ = enqueue(store, "toy", {"batch_size": 8, "batch_stages": "400:32"})
-    run(spec_of(), tmp_path, EndsGrowth(state=TrialState.CANCELLED))
-    grown = trials_in(tmp_path, Phase.GROWTH)
-    assert [one.retry_of for one in grown] == [None, number]
 
 
 def test_trials_that_fail_end_the_search_for_a_schedule(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from bssearch.commands.probe.memory import probe_memory
 from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Ended, Event
-from bssearch.records import MemoryUse, Phase, TrialOutcome, TrialState
+from bssearch.records import Phase, TrialOutcome, TrialState
 from bssearch.search.calibration import COMPARING_VISITS
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import SPEC as RAW
-from tests.factories import make_environment, make_spec
+from tests.factories import make_spec
 from tests.search.law import LawExecutor
 from tests.search.study import trials_in, url_in
 
@@ -130,22 +130,6 @@ def test_memory_that_ends_during_confirmation_repeats_the_runs_of_that_batch_siz
     assert any(trial.configuration.accumulation_steps > 1 for trial in whole)
     assert not {"unconfirmed", "confirmation_incomplete"} & {notice.code for notice in answer.warnings}
     assert answer.optimal.micro_batch_size < bound
-
-
-def test_what_waits_in_the_queue_runs_in_the_micro_batches_in_force_then(tmp_path: Path) -> None:
-    run(tmp_path, LawExecutor(), make_spec(budget={**BUDGET, "trials": 10}, confirm={"runs": 0}))
-    with open_store(url_in(tmp_path)) as store:
-        number, queued = enqueue(store, SPEC.name, {"batch_size": 64, "dropout": 0.44})
-        too_large = MemoryUse(micro_batch_size=64, fits=False, peak_memory_bytes=None, reason="no memory left")
-        store.save_memory(SPEC.name, make_environment(), too_large)
-        assert queued.micro_batch_size == 64
-    executor = LawExecutor(fits_up_to=40)
-    run(tmp_path, executor, make_spec(budget={**BUDGET, "trials": 10}, confirm={"runs": 0}))
-    with open_store(url_in(tmp_path)) as store:
-        trial = store.trial(SPEC.name, number)
-        assert enqueue(store, SPEC.name, {"batch_size": 64, "dropout": 0.4})[1].micro_batch_size == 32
-    assert trial.state is TrialState.REACHED
-    assert trial.configuration == executor.requests[0].configuration == queued.in_micro_batches(32)
 
 
 def test_where_nothing_fits_any_more_the_study_ends_with_the_reason(tmp_path: Path) -> None:

@@ -16,12 +16,11 @@ from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.records import Observation, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
-from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor, step_seconds, steps_needed
-from tests.search.study import Ear, trials_in, url_in
+from tests.search.study import trials_in, url_in
 
 STEPS = 20
 
@@ -177,21 +176,6 @@ def test_the_next_run_goes_on_with_what_waits(tmp_path: Path) -> None:
     assert {trial.number for trial in paused} <= set(executor.resumed)
 
 
-def test_a_checkpoint_that_is_gone_makes_its_trial_a_pruned_one(tmp_path: Path) -> None:
-    class Forgetful(SteppingLaw):
-        def events(self, timeout: float) -> list[Event]:
-            events = super().events(timeout)
-            for file in (tmp_path / "waiting").rglob("trial-*"):
-                file.unlink()
-            return events
-
-    executor = Forgetful()
-    trials = run(study_spec(), tmp_path, executor)
-    assert executor.pauses > 0
-    assert not executor.resumed
-    assert not any(trial.state is TrialState.PAUSED for trial in trials)
-
-
 def test_where_nothing_can_be_saved_hopeless_trials_are_stopped_and_the_others_go_on(tmp_path: Path) -> None:
     outside = {"batch_size": 128, "learning_rate": 9.0, "weight_decay": 0.0, "dropout": 0.1}
     executor = SteppingLaw(saves=False)
@@ -216,19 +200,6 @@ def test_what_waits_takes_no_more_disk_than_it_may(tmp_path: Path) -> None:
     assert 1 <= executor.most <= 6
     assert executor.pauses - len(executor.resumed) > 6
     assert sum(trial.state is TrialState.PRUNED for trial in trials) == executor.pauses - len(executor.resumed)
-
-
-def test_auto_finds_the_optimum_of_the_law_and_says_why_it_ends(tmp_path: Path) -> None:
-    spec = study_spec(sampler={"name": "auto"}, budget={"trials": 60, "trial_train_seconds": 4.0})
-    executor = SteppingLaw(slots=2)
-    executor.full = 4.0
-    url = url_in(tmp_path)
-    ear = Ear()
-    answer = run_study(spec, db=url, listener=ear, make_executor=lambda *_: executor)
-    assert answer.optimal.batch_size in {16, 32}
-    assert len(executor.done) < 60
-    (ending,) = [note for note in ear.notes if note.startswith("the search has ended")]
-    assert "less than budget.least_improvement = 2.00%" in ending
 
 
 @pytest.mark.slow
@@ -311,20 +282,6 @@ def test_what_is_interrupted_goes_on_first_where_it_was(tmp_path: Path, pruner: 
     assert len(trials) == 12
 
 
-def test_a_baseline_that_was_interrupted_and_cannot_go_on_is_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = study_spec()
-    with pytest.raises(InterruptedRunError):
-        run(spec, tmp_path, SteppingLaw(interrupts_when=lambda law: law.done.get(1) == 1))
-    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
-    trials = run(spec, tmp_path, SteppingLaw())
-    assert trials[0].state is TrialState.CANCELLED
-    (again,) = [trial for trial in trials if trial.retry_of == 1]
-    assert again.state is TrialState.REACHED
-    assert again.configuration == spec.default_configuration
-
-
 def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> None:
     class Interrupted(SteppingLaw):
         def stop(self, number: int, state: TrialState, reason: str) -> None:
@@ -352,22 +309,6 @@ def test_optunas_pruners_go_on_with_what_was_interrupted(tmp_path: Path, pruner:
     assert second.resumed and not any(trial.state is TrialState.PAUSED for trial in trials)
 
 
-def test_the_end_that_ends_a_run_is_told_too(tmp_path: Path) -> None:
-    told: list[int] = []
-
-    class Told(Listener):
-        def ended(self, trial: TrialRecord, history: object) -> None:
-            told.append(trial.number)
-
-    spec, url = study_spec(), url_in(tmp_path)
-    law = SteppingLaw(interrupts_when=lambda law: sum(law.done.values()) == 19)
-    with pytest.raises(InterruptedRunError):
-        run_study(spec, db=url, listener=Told(), make_executor=lambda *_: law)
-    with open_store(url, write=False) as store:
-        newest = store.trials(spec.name)[-1]
-    assert newest.state.is_finished and told[-1] == newest.number
-
-
 def test_only_search_trials_are_saved_and_only_where_they_may_take_disk(tmp_path: Path) -> None:
     saving, never = SteppingLaw(), SteppingLaw()
     for executor, room in ((saving, 10.0), (never, 0.0)):
@@ -388,11 +329,9 @@ def test_only_search_trials_are_saved_and_only_where_they_may_take_disk(tmp_path
 @pytest.mark.parametrize(
     ("alive", "here", "ours"),
     [
-        (False, True, True),
         (False, False, True),
         (None, True, True),
         (None, False, False),
-        (True, True, True),
         (True, False, False),
     ],
 )

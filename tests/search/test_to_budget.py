@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from bssearch.analysis.answer import Answer
 from bssearch.commands.confirm import confirm_study
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import run_study
-from bssearch.errors import InterruptedRunError
 from bssearch.executors.base import Ended, Event
 from bssearch.history import History
-from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 from bssearch.search.seeds import trial_seed
 from bssearch.search.to_budget import finalists, more_regularised, next_run
 from bssearch.space import SearchSpace
@@ -31,17 +29,11 @@ LIMIT = 100.0
 SPEC = make_spec(budget={"trials": 16, "trial_train_seconds": LIMIT}, confirm={"top": 2, "runs": 3})
 
 
-@dataclass
 class TrainsOn(LawExecutor):
     """Ends trials that do not stop at the target at their limit, with a metric that falls with the batch size."""
 
-    stop_after: int | None = None
-
     def events(self, timeout: float) -> list[Event]:
         request = self.running[0] if self.running else None
-        going_on = [one for one in self.requests if not one.stop_at_target]
-        if self.stop_after is not None and len(going_on) > self.stop_after:
-            raise KeyboardInterrupt
         found = super().events(timeout)
         if request is None or request.stop_at_target or not isinstance(found[-1], Ended):
             return found
@@ -147,18 +139,6 @@ def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interlea
     assert len(trials_in(folder)) == 3 * half  # one more seed each
 
 
-def test_an_interruption_goes_on_and_makes_the_cancelled_run_again(folder: Path) -> None:
-    with pytest.raises(InterruptedRunError):
-        go_on(folder, TrainsOn(stop_after=3))
-    stopped = trials_in(folder)
-    assert Counter(trial.state for trial in stopped)[TrialState.CANCELLED] == 1
-    go_on(folder, TrainsOn())
-    trials = trials_in(folder)
-    ended = [(one.configuration.key, one.seed) for one in trials if not one.state.is_missing]
-    assert len(ended) == len(set(ended)) == len(trials) - 1
-    assert [one.retry_of for one in trials if one.retry_of is not None] == [stopped[-1].number]
-
-
 def test_a_run_that_fails_is_made_once_more_and_one_of_another_limit_again() -> None:
     base = [make_trial(1, configuration=at(32), seconds=1.0)]
     plan = next_run(1)
@@ -181,19 +161,3 @@ def test_a_run_that_fails_is_made_once_more_and_one_of_another_limit_again() -> 
     assert after(TrialState.LOST, TrialState.CANCELLED)
     assert after(TrialState.REACHED, limit=LIMIT / 2)  # the budget has been raised since
     assert after(TrialState.REACHED, phase=Phase.AUDIT)  # of a rule audit, which stops at the target
-
-
-def test_where_memory_runs_out_on_the_way_all_runs_of_the_batch_size_are_made_in_smaller_micro_batches(
-    folder: Path,
-) -> None:
-    class RunsOut(TrainsOn):
-        def events(self, timeout: float) -> list[Event]:
-            if self.running and self.running[0].configuration.micro_batch_size > 32:
-                request = self.running.pop(0)
-                return [Ended(request.number, TrialOutcome(state=TrialState.OOM, reason="no memory left"))]
-            return super().events(timeout)
-
-    go_on(folder, RunsOut())
-    ended = [trial for trial in trials_in(folder) if trial.state is not TrialState.OOM]
-    assert max(trial.configuration.batch_size for trial in ended) > 32
-    assert max(trial.configuration.micro_batch_size for trial in ended) == 32

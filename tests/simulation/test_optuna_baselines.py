@@ -8,12 +8,9 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from bssearch.curves import Progress
-from bssearch.pruners.base import Action
-from bssearch.pruners.optuna import GRID
 from bssearch.samplers.time_model.extrapolation import Run
-from tests.benchmarks.simulate.optuna_baselines import OptunaSearch, PrunedByStudy
+from tests.benchmarks.simulate.optuna_baselines import OptunaSearch
 from tests.benchmarks.simulate.table_space import table_space
-from tests.pruners.field import Field
 from tests.simulation.lines import Seconds, grid
 
 CELLS: Seconds = {(size, rate): [5] for size in (8, 16, 32) for rate in (0.01, 0.1)}
@@ -65,22 +62,3 @@ def test_only_combinations_that_occur_are_run(sampler: str) -> None:
     told = [trial for trial in trials(found) if trial.state is TrialState.COMPLETE]
     assert [space.points[trial.params["batch_size"], trial.params["learning_rate"]] for trial in told] == asked
     assert [trial.value for trial in told] == [space.seconds[point] for point in asked]
-
-
-def test_the_studys_pruner_sees_the_gains_on_a_grid_of_train_seconds() -> None:
-    space = table_space(grid(CELLS, limit=100.0))
-    found = OptunaSearch(space, "random", pruner="median", seed=0)
-    field = Field(PrunedByStudy(found))
-    for number in range(7):
-        found.ask([])
-        for moment in (0.1, 0.2, 30.0, 60.0):
-            gain = (number - 100) if number == 6 else moment
-            if field.observe(number + 1, moment, gain) is Action.STOP:
-                break
-        found.ended(number, Run(0, field.curves[number + 1], running=False))
-    *others, last = trials(found)
-    assert others[0].intermediate_values == {1: -0.1, int(0.3 * GRID): -30.0, int(0.6 * GRID): -60.0}
-    assert {trial.state for trial in others} == {TrialState.COMPLETE}
-    assert last.state is TrialState.PRUNED, "and is not told a second time"
-    assert max(last.intermediate_values) == int(0.3 * GRID)
-    assert not field.pruner.caps

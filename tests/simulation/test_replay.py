@@ -9,13 +9,11 @@ import pytest
 from bssearch.errors import UsageError
 from bssearch.pruners.base import Action, Pruner, Standings
 from bssearch.pruners.cap import Cap
-from bssearch.pruners.pace import Pace
 from bssearch.records import Observation, TrialOutcome, TrialState
-from bssearch.search.events import Start, Started
 from tests.benchmarks.simulate.replay import Playing, Replay, ended_before, replays, with_target
 from tests.factories import make_plan
 from tests.simulation.lines import TARGET, line, table
-from tests.simulation.played import Played, engine_of
+from tests.simulation.played import Played
 
 PAUSED, REACHED, RUNNING = TrialState.PAUSED, TrialState.REACHED, TrialState.RUNNING
 
@@ -72,17 +70,6 @@ def test_what_comes_after_the_budget_does_not_happen(budget: float, hits: int) -
     assert found.hits == [(0.5 + 3 * (one + 1), 3.0) for one in range(hits)]
     assert not found.clock.is_done
     assert found.changes[-1] == (hits + 1, RUNNING), "it is under way when all is spent"
-
-
-def test_the_journal_tells_the_whole_search_and_can_be_played_again() -> None:
-    trials = [line(one) for one in (30, 12, 300, 9, 14, 80, 7)]
-    found = Played(trials, Pace(2.7), workers=2)
-    again = engine_of(trials, Pace(2.7), workers=2)
-    journal = found.clock.journal or []
-    plans = [action.plan for event in journal for action in again.handle(event) if isinstance(action, Start)]
-    assert plans == [event.plan for event in journal if isinstance(event, Started)]
-    assert again.history.all_trials == found.engine.history.all_trials
-    assert {state for state, _ in found.ends} > {REACHED}
 
 
 def playing(replay: Replay, limit: float, state: TrialState = TrialState.CAPPED) -> Playing:
