@@ -31,16 +31,6 @@ def write(folder: Path, preset: str, spec: str = SPEC) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", sorted(settings.presets()))
-def test_no_preset_asks_more_of_a_workload_than_the_protocol_does(tmp_path: Path, name: str) -> None:
-    gives = "{batch_size: 32, learning_rate: 1e-1, warmup_epochs: 0, weight_decay: 0, dropout: 0, label_smoothing: 0}"
-    default = SPEC.splitlines()[LINE - 1]
-    if name not in {"accuracy_first", "fine_tuning"}:
-        gives = "{batch_size: 32, learning_rate: 1e-1}"
-    spec = load_spec(write(tmp_path, name, SPEC.replace(default, f"default: {gives}")))
-    assert not spec.training.activation_checkpointing
-
-
 @pytest.mark.parametrize("name", ["large_model", "memory_bound"])
 def test_checkpointing_is_switched_on_by_taking_a_mark_away(name: str) -> None:
     text = settings.presets()[name].read_text(encoding="utf-8")

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
 from bssearch.analysis.confirmation_runs import fewest_runs
-from bssearch.analysis.objectives.base import make_objective
 from bssearch.analysis.optimum import Verdict, decide, runs_to_settle
-from bssearch.records import Phase, Target, TrialRecord
+from bssearch.records import Phase, TrialRecord
 from tests.factories import make_trial, not_none
 
 
@@ -43,19 +41,6 @@ def test_what_may_be_within_5_percent_is_not_shown_to_be() -> None:
     found = verdict({32: [0.8, 1.0, 1.3], 64: [0.9, 0.99, 1.1]})
     assert (found.optimal.configuration.batch_size, found.rule) == (64, "least")
     assert found.tied == [64]
-
-
-def test_one_run_that_shared_its_device_has_all_compared_in_steps() -> None:
-    times = {32: [1.0, 1.0, 1.0], 64: [0.5, 0.5, 0.5]}
-    trials = confirmed(times, steps={32: 100, 64: 90})
-    slowed = next(trial for trial in trials if trial.configuration.batch_size == 32)
-    trials[trials.index(slowed)] = replace(
-        slowed, steps_x_step_time_s=1.0, outcome=replace(not_none(slowed.outcome), contended=True)
-    )
-    found = not_none(decide(trials, 3, step_seconds={(32, 32): 0.01, (64, 64): 0.02}))
-    assert {size: one.value for size, one in found.by_batch.items()} == {32: 1.0, 64: pytest.approx(1.8)}
-    assert {one.estimate.basis for one in found.by_batch.values()} == {"steps_x_step_time"}
-    assert found.optimal.configuration.batch_size == 32
 
 
 NOISY = {16: [1.0, 1.5, 2.0], 32: [0.9, 1.2, 1.6], 64: [0.8, 1.1, 1.6]}
@@ -117,16 +102,6 @@ def test_the_law_does_not_decide_where_it_says_nothing_of_a_batch_size_or_the_ru
 def test_seed_deviation_is_pooled_over_batch_sizes() -> None:
     found = verdict({16: [1.0, math.e**0.1, math.e**0.2], 32: [2.0, 2.0, 2.0]})
     assert found.seed_deviation == pytest.approx(math.sqrt((0.1**2 * 2 + 0) / 4))
-
-
-def test_another_objective_has_another_optimum() -> None:
-    runs = confirmed({16: [2.0, 2.02, 2.04], 64: [1.0, 1.01, 1.02]}, steps={16: 300, 64: 100})
-    fewest = decide(runs, 3, make_objective("samples_to_target", Target(metric="accuracy", value=0.9)))
-    soonest = decide(runs, 3)
-    assert fewest is not None and soonest is not None
-    assert (fewest.optimal.configuration.batch_size, fewest.optimal.value) == (16, 4800)
-    assert soonest.optimal.configuration.batch_size == 64
-    assert fewest.optimal.time.median == 2.02
 
 
 @pytest.mark.parametrize(("variation", "ratio", "runs"), [(0.042, 1.05, 13), (0.042, 1.10, 5)])

@@ -155,19 +155,6 @@ def test_largest_that_fits_runs_without_accumulation() -> None:
     assert found.largest_that_fits.batch_size == 64
 
 
-def test_headline_says_it_in_words() -> None:
-    trials = [*searched(), *confirmed(32, 1.0, 1.1, 0.9), *confirmed(128, 3.0, 3.1, 2.9), *default_runs(2.0, 2.1, 2.2)]
-    assert "faster than the largest tried (128, untuned)" in headline(answer(trials))
-    trials.append(make_trial(60, batch_size=128, seconds=3.5, learning_rate=0.2))
-    says = (
-        "atch 32 reaches accuracy ≥ 0.9 in 1 s [0.777, 1.28] (3 runs), 3× [2.41, 3.76] faster than the largest "
-        "tried (128) and 2.1× [1.71, 2.6] faster than your default."
-    )
-    settled = [*trials, *confirmed(64, 4.0, 4.1, 3.9, start=300)]
-    assert not answer(settled).provisional
-    assert headline(answer(settled)) == f"B{says} No other batch size confirmed is within 5 %."
-
-
 def test_an_answer_that_is_not_sure_says_so_and_what_would_settle_it() -> None:
     trials = [*searched(), *confirmed(32, 1.0, 1.1, 0.9), *confirmed(128, 1.1, 1.2, 1.0)]
     found = answer(trials)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from dataclasses import replace
 
@@ -92,16 +91,6 @@ def test_missed_runs_count_as_longer_than_all() -> None:
     found = estimate([make_trial(0, seconds=1.0), make_trial(1, seconds=2.0), missed])
     assert (found.median, found.low, found.high, found.reached) == (2.0, None, None, 2)
     assert estimate([make_trial(0, seconds=1.0), missed]).median is None
-
-
-def test_interval_covers_the_true_median_as_often_as_it_says() -> None:
-    generator = random.Random(0)
-    covered = 0
-    for _ in range(1000):
-        runs = [make_trial(n, seconds=3.0 * math.exp(generator.gauss(0, 0.2))) for n in range(5)]
-        found = estimate(runs)
-        covered += bool(found.low and found.high and found.low <= 3.0 <= found.high)
-    assert 930 <= covered <= 970
 
 
 def test_ratio_bound_needs_three_runs_on_both_sides() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -21,8 +20,6 @@ from tests.factories import EPOCH, make_curve, make_spec, make_trial, with_outco
 PAUSED, PRUNED, REACHED, RUNNING = TrialState.PAUSED, TrialState.PRUNED, TrialState.REACHED, TrialState.RUNNING
 LIMIT, RUNG = 160.0, 10.0
 """The first rung is at a sixteenth of the limit."""
-
-Points = Iterable[tuple[float, float]]
 
 
 def spec(name: str = "balanced", **pruner: Any) -> StudySpec:
@@ -115,17 +112,6 @@ def test_a_trial_that_pauses_again_waits_with_all_of_its_curve() -> None:
     told.take(make_trial(1, seconds=25.0))
     assert told.standings.waiting == {}
     assert told.standings.curves[1].train_seconds == [RUNG, 2 * RUNG, 25.0], "its end says when it got there"
-
-
-def test_a_better_winner_gives_what_waits_hope() -> None:
-    told = Told(spec(slack=1.0))
-    told.controller.found_saved([2])
-    told.winner(1)
-    told.paused(2, (5.0, 0.1))
-    assert told.controller.next_waiting(fresh=True) is None
-    told.take(make_trial(3, seconds=9.0), (0.0, 0.0), (8.0, 0.1), (8.8, 0.8))
-    going = told.controller.next_waiting(fresh=True)
-    assert going is not None and going.number == 2
 
 
 def test_what_somebody_interrupted_goes_on_first_and_no_pruner_gives_it_up() -> None:

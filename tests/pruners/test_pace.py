@@ -92,15 +92,6 @@ def test_what_is_past_the_cap_waits_for_nothing() -> None:
     assert field.given_up() == 1
 
 
-def test_the_slack_decides_anew_what_has_hope() -> None:
-    field = pace()
-    field.winner(0, seconds=10.0)
-    assert field.observe(1, 10.0, 0.5) is Action.WAIT
-    assert field.goes_on(fresh=False) is None
-    field.standings.slack = 3.0
-    assert field.goes_on(fresh=False) == 1
-
-
 def test_where_trials_cannot_wait_the_hopeless_stop_and_before_the_first_hit_all_go_on() -> None:
     field = pace(can_wait=False)
     assert not field.pruner.paces_itself(field.standings), "so the planner must"

@@ -134,15 +134,6 @@ def test_trials_that_run_are_not_counted_on_but_leave_others_more_to_tell() -> N
     assert second != first
 
 
-def test_at_a_batch_size_it_chooses_there_and_else_at_the_nearest() -> None:
-    runs = [trained(DEFAULT, 25.0), trained(CELLS.index((32, 0.1)), 10.0), trained(CELLS.index((32, 0.001)), 60.0)]
-    for size in SIZES:
-        assert CELLS[gradient().ask(runs, batch_size=size)][0] == size
-    assert CELLS[gradient().ask(runs, batch_size=600)][0] == 512
-    assert CELLS[gradient().ask([], batch_size=8)][0] == 8
-    assert CELLS[gradient().ask(runs, batch_size=128)][1] >= 0.1, "what was learned at 32 holds there too"
-
-
 def test_where_all_was_tried_in_vain_it_still_answers() -> None:
     vain = [trained(point, 100.0 + point, until=0.5) for point in range(len(CELLS))]
     assert gradient().ask(vain) in range(len(CELLS))
