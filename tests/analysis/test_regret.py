@@ -127,3 +127,10 @@ def test_a_shared_device_leaves_open_whether_none_would_have_reached_unless_the_
     for state, finding in ((MISSED, "undecided"), (DIVERGED, "broke")):
         rule = runs(5.0, 5.0, 5.0, state=state, contended=True)
         assert against(rule, tuned).finding == finding
+
+
+def test_a_rule_most_of_whose_runs_missed_costs_at_least_what_those_ran() -> None:
+    mostly = (*runs(1.0), *(replace(one, number=5 + one.seed, seed=5 + one.seed) for one in runs(9, 9, state=MISSED)))
+    judgement = against(mostly, TUNED)
+    assert judgement.finding == "undecided" and judgement.regret is not None
+    assert judgement.regret.at_least and judgement.regret.value == pytest.approx(9.0)

@@ -148,6 +148,16 @@ def test_confirmation_in_micro_batches_that_ran_out_of_memory_since_does_not_cou
     assert "unconfirmed" not in {notice.code for notice in found.warnings}
 
 
+def test_the_default_in_smaller_micro_batches_is_still_the_default() -> None:
+    split = [
+        replace(run, configuration=run.configuration.in_micro_batches(8), number=run.number + 50)
+        for run in default_runs(2.0, 2.1, 2.2)
+    ]
+    found = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *split])
+    assert found.speedup.over_default is not None
+    assert "default_outside_space" not in {notice.code for notice in found.warnings}
+
+
 def test_largest_that_fits_runs_without_accumulation() -> None:
     split = searched()[-1]
     accumulated = replace(split, configuration=replace(split.configuration, micro_batch_size=64, accumulation_steps=2))
@@ -433,3 +443,19 @@ def test_further_metrics_of_the_optimum_are_medians_with_the_interval_of_their_m
     assert answer(two).optimal.further_metrics["forgetting"].model_dump() == {
         "median": 0.1, "low": None, "high": None, "runs": 2
     }  # fmt: skip
+
+
+def test_where_all_accumulate_the_largest_that_ran_is_named() -> None:
+    trials = [
+        replace(trial, configuration=replace(trial.configuration, micro_batch_size=4, accumulation_steps=2))
+        for trial in searched()[:2]
+    ]
+    found = answer(trials)
+    assert found.largest_that_fits.batch_size == 16
+    assert "accumulates" in found.largest_that_fits.reason
+
+
+def test_the_only_batch_size_of_a_study_is_no_edge() -> None:
+    spec = make_spec(space={**SPEC.model_dump(mode="json")["space"], "batch_size": 32})
+    found = build_answer(study(spec), spec, [make_trial(0, batch_size=32)], {})
+    assert "optimum_at_edge" not in codes(found)

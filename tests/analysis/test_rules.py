@@ -368,3 +368,18 @@ def test_a_shared_device_shows_by_its_steps_how_far_a_rule_missed(
     assert one.verdict == verdict
     assert one.regret is not None and one.regret.at_least
     assert one.regret.value == pytest.approx(regret)
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"),
+    [
+        (Gap(value=0.04, low=0.03, high=0.05), "held"),
+        (Gap(value=0.01, low=0.00, high=0.015), "broke"),
+        (Gap(value=0.03, low=0.01, high=0.05), "undecided"),
+        (Gap(value=0.01, low=0.00, high=0.03), "undecided"),
+        (Gap(value=0.04, low=None, high=None), "not_run"),
+        (None, "not_run"),
+    ],
+)
+def test_two_points_worse_is_shown_or_not(gap: Gap | None, verdict: str) -> None:
+    assert of(audit(SPEC, base(), with_gap(gap)), Rule.GENERALISATION, 128).verdict == verdict

@@ -98,3 +98,8 @@ def test_the_table_has_a_column_of_what_is_known_and_says_what_it_is() -> None:
     assert rows[0][4] == "0.88 ± 0"
     said = " ".join(about_columns(found))
     assert "sampled" in said and "Test metric" in said and "Validation" not in said and "Noise" not in said
+
+
+def test_without_anything_beside_time_and_samples_there_is_no_table() -> None:
+    found = answer([make_trial(1, batch_size=64, best_metric=None)])
+    assert trade_off_rows(found) == ([], [])

@@ -529,3 +529,11 @@ def test_a_configuration_of_the_same_parameters_twice_is_a_repeat(write: Write) 
     (study,) = import_optuna(file, target=0.9, seconds="user_attr:to_target_s").studies
     assert [(one.phase.value, one.seed) for one in study.trials] == [("confirm", 0), ("confirm", 1)]
     assert isinstance(study.trials[0].configuration, Configuration)
+
+
+def test_a_value_may_be_the_seconds_to_the_target(write: Write) -> None:
+    file = write(trial(3.5), trial(state="PRUNED", reports={1000: 0.5}, size=64), direction="minimize")
+    made = import_optuna(file, target=0.9, seconds="value")
+    assert states(made) == ["reached", "pruned"]
+    assert [one.time_to_target_s for one in outcomes(made)] == [3.5, None]
+    assert outcomes(made)[0].final_metric is None

@@ -387,3 +387,12 @@ def test_what_is_written_is_read_back(rows: list[dict[str, Any]]) -> None:
         assert run.configuration.batch_size == row["batch_size"]
         assert run.configuration.learning_rate == (row["param.learning_rate"] or 1.0)
         assert run.configuration.parameters["x"] == row["param.x"]
+
+
+def test_the_runs_of_each_device_are_a_study_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "two.csv"
+    file.write_text(
+        "batch_size,reached,steps,device,precision\n32,1,10,A 1,\n64,1,9,A 1,\n32,1,8,b,bf16\n32,1,7,b,fp32\n"
+    )
+    made = import_runs(file, target=0.9, figures_at=FiguresAt.TARGET)
+    assert [one.study.name for one in made.studies] == ["two-a-1", "two-b-bf16", "two-b-fp32"]

@@ -405,3 +405,11 @@ def test_the_example_of_its_docstring_runs() -> None:
     found: dict[str, Any] = {}
     exec(textwrap.dedent(example), found)
     assert found["study"].best_params["batch_size"] == 128
+
+
+def test_several_threads_share_a_study() -> None:
+    study = made()
+    study.optimize(objective, n_trials=14, n_jobs=2)
+    assert len(study.trials) == 14
+    assert all(trial.state in {OptunaState.COMPLETE, OptunaState.PRUNED} for trial in study.trials)
+    assert study.best_value <= 1.5 * BEST

@@ -21,7 +21,7 @@ from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageErr
 from bssearch.executors.base import Ended, Event
 from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
-from bssearch.search.confirmation import beside, finalists, remaining
+from bssearch.search.confirmation import beside, ending, finalists, remaining
 from bssearch.search.leases.owner import _start, is_alive, living, this_driver
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
@@ -470,3 +470,7 @@ def test_the_default_s_miss_is_told_when_its_run_ends(tmp_path: Path) -> None:
     assert "in trial 1," in told[0]
     assert ["`bssearch target`" in note for note in told] == [True, False, False, False], "until a trial reaches it"
     assert "default_missed" in {notice.code for notice in answer.warnings}
+
+
+def test_where_nothing_is_confirmed_there_is_no_ending_to_tell() -> None:
+    assert ending(history(searched())) is None

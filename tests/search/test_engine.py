@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bssearch import registry
+from bssearch.analysis.law.quick_prior import QuickPrior
 from bssearch.errors import InterruptedRunError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.records import (
@@ -372,3 +373,11 @@ def test_a_claim_that_another_driver_holds_is_waited_for() -> None:
     assert engine.handle(events.Claimed(True)) == []
     (action,) = engine.handle(now)
     assert isinstance(action, events.Start) and action.plan.phase.value == "confirm"
+
+
+def test_the_quick_answer_that_it_is_told_outlives_a_history_that_is_rewritten() -> None:
+    engine, quick = Engine(make_spec()), QuickPrior(64, (32, 128), (50.0, 100.0, 200.0), noise_scale=100.0)
+    engine.handle(events.Changed(quick=quick))
+    engine.handle(events.Changed())
+    engine.handle(events.Changed(is_rewritten=True))
+    assert engine.history.quick == quick
