@@ -66,7 +66,7 @@ def fitted(points: list[LawPoint]) -> LawFit:
     return not_none(fit_law(points))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.floats(-2, 4), st.floats(-3, 12))
 def test_a_law_without_noise_is_found_again(log_b_crit: float, log_e_min: float) -> None:
     b_crit, e_min = 10**log_b_crit, 10**log_e_min
@@ -311,7 +311,7 @@ def test_a_missed_run_counts_as_a_rise_where_it_already_took_more_steps() -> Non
     assert rising([replace(small, missed_at=(900.0,)), LawPoint(16, (16 * 120.0,))]) == []
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.dictionaries(st.tuples(st.integers(1, 700), st.integers(1, 8)), st.floats(1e-4, 1e2), min_size=1, max_size=12)
 )
