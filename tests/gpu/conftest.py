@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,12 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def rank(file: str, name: str) -> int:
     """Return where a test of this folder stands in the order, after the tests of others."""
     return 4 if SLOWEST in name else 2 + SLOWER.index(file) if file in SLOWER else 1
-
-
-def can_build_kernels() -> bool:
-    """Return whether there is what Triton needs for a GPU's compiled kernels: a C compiler and Python's header."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    return compiler is not None and (Path(sysconfig.get_path("include")) / "Python.h").exists()
 
 
 @pytest.fixture(scope="session", autouse=True)

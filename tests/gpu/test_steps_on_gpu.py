@@ -10,7 +10,8 @@ import torch
 from bssearch.records import TrialState
 from bssearch.training.precision import available_precisions
 from bssearch.workloads.digits import Digits
-from tests.gpu.conftest import MakeComputation, can_build_kernels
+from tests.evidence.task import can_build_kernels
+from tests.gpu.conftest import MakeComputation
 from tests.gpu.runs import curve, digits_request, run, run_in, worker
 
 pytestmark = pytest.mark.gpu

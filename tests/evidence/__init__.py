@@ -1,0 +1,1 @@
+"""The sections of `tests/gpu_evidence.py`: what three calls measure on one GPU."""

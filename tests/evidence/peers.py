@@ -1,0 +1,108 @@
+"""Trains what other tools find and what bssearch recommends, in the same loop, seed by seed, and compares the times."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from bssearch.records import Configuration
+from tests.benchmarks.other_finders import Candidate, by_rules
+from tests.evidence.ratios import paired_ratio
+from tests.evidence.task import Found
+
+MISSES = 2
+"""Runs in a row from the first that miss the cap, after which a candidate is not trained again: a choice."""
+
+Key = tuple[int, float]
+Timed = Callable[[Configuration, int], float | None]
+"""Trains a configuration with a seed; returns the seconds to the target, None for a run that missed the cap.
+
+Raises `TrialFailed`."""
+
+
+class TrialFailed(Exception):  # noqa: N818
+    """A trial ended by an error or for want of memory: nothing is known of its time to the target."""
+
+
+@dataclass
+class Race:
+    """The candidates, and the seconds of their runs by batch size and learning rate; ``ours`` is one of them.
+
+    ``times`` has a value for each seed in order, None for a run that was not at the target after ``cap`` seconds. What
+    ``failed`` is not trained again, and says why.
+    """
+
+    candidates: Sequence[Candidate]
+    configurations: dict[Key, Configuration]
+    ours: Key
+    cap: float
+    times: dict[Key, list[float | None]] = field(default_factory=dict)
+    failed: dict[Key, str] = field(default_factory=dict)
+
+    def rows(self) -> list[Found]:
+        """Return a row for each candidate: its runs, and the ratio of their times to ours of the same seeds."""
+        own = self.times.get(self.ours, [])
+        rows = []
+        for one in self.candidates:
+            times = self.times.get(one.key, [])
+            ratio = paired_ratio(times, own[: len(times)], self.cap) if times else None
+            rows.append(
+                {**asdict(one), "seconds_to_target": times, "over_ours": ratio, "failed": self.failed.get(one.key)}
+            )
+        return rows
+
+    def run(
+        self, seeds: Sequence[int], timed: Timed, seconds_left: Callable[[], float], save: Callable[[], None]
+    ) -> int:
+        """Train all with one seed after the other, while there is time for a whole round; return the rounds made."""
+        longest = 0.0
+        for number, seed in enumerate(seeds):
+            if seconds_left() < longest:
+                return number
+            began = time.monotonic()
+            keys = [self.ours, *(key for key in self.configurations if key != self.ours)]
+            for key in keys[number % len(keys) :] + keys[: number % len(keys)]:
+                known = self.times.setdefault(key, [])
+                if len(known) == number and key not in self.failed and not self._has_lost(known):
+                    try:
+                        known.append(timed(self.configurations[key], seed))
+                    except TrialFailed as error:
+                        self.failed[key] = str(error)
+                    save()
+            longest = max(longest, time.monotonic() - began)
+        return len(seeds)
+
+    @staticmethod
+    def _has_lost(times: Sequence[float | None]) -> bool:
+        return len(times) >= MISSES and all(one is None for one in times)
+
+
+def race_of(
+    found: Sequence[Found], ours: Configuration, default: Configuration, largest: int, samples: int, cap: float
+) -> Race:
+    """Return the race of what the tools found, each by the usual rules for the learning rate, against ours.
+
+    The default and the ``largest`` batch size of the study run too. A batch larger than the training data is all of it.
+    """
+    base = default.batch_size, default.learning_rate
+    candidates = [
+        Candidate("bssearch", ours.batch_size, ours.batch_size, "searched", ours.learning_rate, 0.0),
+        Candidate("the default", default.batch_size, default.batch_size, "unchanged", default.learning_rate, 0.0),
+        *by_rules("the largest of the study", largest, min(largest, samples), 0.0, base),
+    ]
+    for one in found:
+        candidates += by_rules(one["tool"], one["found"], min(one["found"], samples), one["seconds"], base)
+    configurations = {
+        one.key: replace(default, batch_size=one.batch_size, learning_rate=one.learning_rate) for one in candidates
+    }
+    key = ours.batch_size, ours.learning_rate
+    configurations[key] = ours
+    return Race(candidates, configurations, key, cap)
+
+
+def fresh_seeds(count: int) -> list[int]:
+    """Return seeds that no study draws, the same in every run."""
+    rng = random.Random(20)
+    return [rng.randrange(2**31) for _ in range(count)]

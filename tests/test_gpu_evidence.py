@@ -1,0 +1,231 @@
+"""The script that measures on a GPU: its calls fit their minutes, and what they find is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import gpu_evidence
+from tests.documents import DOCUMENTS
+from tests.evidence import runner
+from tests.evidence.call_a import products
+from tests.evidence.call_c import compared, told
+from tests.evidence.ratios import paired_ratio
+from tests.evidence.runner import (
+    CALL_SECONDS,
+    START_SECONDS,
+    EvidenceFile,
+    allowance,
+    run_call,
+    run_section,
+    section_of,
+)
+from tests.evidence.task import Found, Section, Task
+
+
+@pytest.mark.parametrize("call", gpu_evidence.CALLS)
+def test_the_limits_of_a_call_add_up_to_less_than_its_minutes_with_one_for_the_start(call: str) -> None:
+    sections = gpu_evidence.sections_of(call)
+    assert sum(one.seconds for one in sections) <= CALL_SECONDS - START_SECONDS
+    assert START_SECONDS >= 60 and CALL_SECONDS <= 600
+    assert len({one.name for one in sections}) == len(sections)
+    assert sections[0].name == "environment" and sections[0].seconds >= 60
+
+
+def nothing(task: Task) -> Found:
+    return {}
+
+
+def test_a_section_has_what_others_left_over_and_never_what_later_ones_may_take() -> None:
+    waiting = [Section("one", nothing, 30), Section("two", nothing, 50), Section("three", nothing, 20, must=True)]
+    assert allowance(waiting, 100.0) == 30
+    assert allowance(waiting, 160.0) == 90
+    assert allowance(waiting, 40.0) == 20
+    assert allowance(waiting[2:], 200.0) == 200
+
+
+def test_what_another_call_found_is_kept_and_what_another_device_found_is_not_mixed_in(tmp_path: Path) -> None:
+    EvidenceFile(tmp_path, "A", "cuda", False).save("study", {"wall_seconds": 1.0})
+    EvidenceFile(tmp_path, "B", "cuda", False).save("peers", {"rows": []})
+    EvidenceFile(tmp_path, "B", "cuda", False).save("memory", {"passes": True})
+    EvidenceFile(tmp_path, "B", "cuda", False).save("peers", {"rows": [1]})
+    calls = json.loads((tmp_path / "evidence.json").read_text())["calls"]
+    assert calls["A"]["sections"] == {"study": {"wall_seconds": 1.0}}
+    assert calls["B"]["sections"] == {"peers": {"rows": [1]}, "memory": {"passes": True}}
+    assert section_of(Task("cuda", False, tmp_path), "B", "peers") == {"rows": [1]}
+    assert section_of(Task("cpu", True, tmp_path), "B", "peers") == {}
+    EvidenceFile(tmp_path, "B", "cpu", True).save("peers", {"rows": [2]})
+    calls = json.loads((tmp_path / "evidence.json").read_text())["calls"]
+    assert calls["B"] == {"device": "cpu", "quick": True, "sections": {"peers": {"rows": [2]}}}
+    assert calls["A"]["device"] == "cuda"
+
+
+def as_section(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Let sections be this code; it has ``save`` and ``out``."""
+    start = "import json, sys, time; from pathlib import Path; out = Path(sys.argv[1])\n"
+    save = "save = lambda found: (out / 'section.json').write_text(json.dumps(found))\n"
+    text = start + save + textwrap.dedent(code)
+    monkeypatch.setattr(
+        runner, "command_of", lambda call, name, task, seconds: [sys.executable, "-c", text, str(task.out), name]
+    )
+
+
+def test_a_section_that_fails_is_recorded_with_what_it_had_found_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_section(monkeypatch, "save({'rows': [1]}); assert sys.argv[2] != 'one', 'its last words'")
+    sections = [Section("one", nothing, 20), Section("two", nothing, 20)]
+    assert not run_call("C", sections, Task("cpu", True, tmp_path, 60), ["one", "two"])
+    found = json.loads((tmp_path / "evidence.json").read_text())["calls"]["C"]["sections"]
+    assert found["one"]["rows"] == [1] and "its last words" in found["one"]["failed"][-1]
+    assert found["one"]["passes"] is False
+    assert found["two"]["rows"] == [1] and "failed" not in found["two"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evidence.json"]
+
+
+@pytest.mark.slow
+def test_a_late_section_is_ended_with_its_children_and_keeps_what_it_had_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_section(
+        monkeypatch,
+        """
+        import subprocess
+        save({'rows': [1, 2]})
+        print('it hangs', flush=True)
+        subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])
+        """,
+    )
+    found = run_section("C", "one", Task("cpu", True, tmp_path), 2.0)
+    assert found["rows"] == [1, 2] and found["seconds"] < 20
+    assert "it hangs" in found["failed"] and "stopped after 2 s" in found["failed"]
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Have Ctrl-C raise, as it does in a terminal; where tests run in the background of a shell it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_call_ends_the_section_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruptible: None, number: signal.Signals
+) -> None:
+    as_section(
+        monkeypatch,
+        f"import os, time; save({{'pid': os.getpid()}}); os.kill(os.getppid(), {int(number)}); time.sleep(60)",
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_section("C", "one", Task("cpu", True, tmp_path), 20.0)
+    pid = json.loads((tmp_path / "section.json").read_text())["pid"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--device", "cpu"], "takes --quick"),
+        (["--device", "gpu", "--quick"], "--device gpu: it is cuda, cuda:N, or cpu"),
+        (["--quick", "--seconds", "0"], "--seconds 0: it must be more than 0"),
+        (["--quick", "--seconds", "-5"], "--seconds -5: it must be more than 0"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_refused_at_its_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit):
+        gpu_evidence.main(["--out", str(tmp_path / "out"), "--call", "A", *given])
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_no_section_begins_without_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_section(monkeypatch, "save({})")
+    sections = [Section("one", nothing, 20), Section("two", nothing, 20, must=True)]
+    run_call("C", sections, Task("cpu", True, tmp_path, 22), ["one", "two"])
+    found = json.loads((tmp_path / "evidence.json").read_text())["calls"]["C"]["sections"]
+    assert found["one"]["failed"] == ["no time was left"]
+    assert "failed" not in found["two"]
+
+
+@pytest.mark.slow
+def test_a_call_runs_as_a_command_and_only_the_sections_that_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        gpu_evidence.main(["--out", str(tmp_path), "--call", "A", "--quick", "--only", "peers"])
+    given = ["--out", str(tmp_path), "--call", "C", "--quick", "--device", "cpu", "--only", "gpu_tests"]
+    assert gpu_evidence.main(given) == 0
+    found = json.loads((tmp_path / "evidence.json").read_text())["calls"]["C"]["sections"]
+    assert list(found) == ["gpu_tests"] and "skipped" in found["gpu_tests"]["summary"]
+
+
+def test_the_guide_tells_the_three_commands_and_every_section() -> None:
+    part = DOCUMENTS["figures"].split("\n## On a GPU")[1]
+    for call in gpu_evidence.CALLS:
+        assert f"python tests/gpu_evidence.py --out FOLDER --call {call}" in part
+        for section in gpu_evidence.sections_of(call):
+            assert f"`{section.name}`" in part
+
+
+def test_the_ratio_of_paired_runs_has_an_interval_that_holds_it() -> None:
+    found = paired_ratio([2.0, 4.2, 5.8], [1.0, 2.0, 3.0], cap=30.0)
+    assert found["median"] == pytest.approx(2.0) and not found["at_least"] and found["pairs"] == 3
+    assert 1.8 < found["low"] < 2.0 < found["high"] < 2.3, "the pairs agree, the runs do not"
+    alike = paired_ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0], cap=30.0)
+    assert (alike["low"], alike["high"]) == pytest.approx((2.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "median", "at_least"),
+    [
+        ([None, None], [1.0, 2.0], 7.5, True),
+        ([4.0, None, 6.0], [1.0, 1.0, 2.0], 4.0, False),
+        ([4.0, None], [1.0, 1.0], 7.0, True),
+        ([4.0, 4.0, 4.0], [1.0, None, 1.0], None, False),
+    ],
+)
+def test_a_run_that_missed_is_slower_than_the_cap_and_leaves_no_interval(
+    theirs: list[float | None], ours: list[float | None], median: float | None, at_least: bool
+) -> None:
+    found = paired_ratio(theirs, ours, cap=10.0)
+    assert found["median"] == (None if median is None else pytest.approx(median))
+    assert found["at_least"] is at_least and found["low"] is None
+
+
+def test_products_are_judged_by_undisturbed_trials() -> None:
+    def trial(product: float | None, contended: bool = False) -> dict[str, Any]:
+        return {
+            "state": "reached" if product else "capped",
+            "time_to_target_s": 1.0 if product else None,
+            "steps_x_step_time_s": product,
+            "contended": contended,
+        }
+
+    found = products([trial(1.0), trial(1.02), trial(1.04), trial(2.0, contended=True), trial(None)])
+    assert found["median_alone"] == 1.02 and found["passes"] is True
+    assert found["ended"] == {"capped": 1, "reached": 4}
+    assert products([trial(1.1)])["passes"] is False
+    assert products([trial(None)])["passes"] is None
+
+
+def test_the_noise_scale_and_the_critical_batch_size_may_be_as_far_apart_as_they_are_known_to_be() -> None:
+    assert compared(400.0, {"estimate": 100.0}) == {"octaves_apart": 2.0, "passes": True}
+    assert compared(10.0, {"estimate": 100.0})["passes"] is False
+    assert compared(None, {"estimate": 100.0})["passes"] is None
+    assert compared(400.0, None)["passes"] is None
+
+
+def test_tests_that_were_all_skipped_show_nothing() -> None:
+    assert told(["= 36 skipped in 1.11s ="], 0)["passes"] is None
+    assert told(["= 30 passed, 6 skipped in 9s ="], 0)["passes"] is True
+    assert told(["= 1 failed, 30 passed in 9s ="], 1)["passes"] is False
+    assert told([], 4)["passes"] is False
