@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from bssearch.settings import DATABASE_URL_FILE_VARIABLE, DATABASE_URL_VARIABLE, STATE_DIR_VARIABLE
 from bssearch.storage import migrate
@@ -44,12 +45,14 @@ def pytest_configure() -> None:
     """Compute with one thread in each process: threads that wait for each other make small models slow.
 
     The processes of tests keep what they compile: else each of some hundred would compile the package anew. No garbage
-    is collected until the test modules are imported.
+    is collected until the test modules are imported. Hypothesis judges no speed: a loaded machine is slow.
     """
     for name in THREADS:
         os.environ.setdefault(name, "1")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     gc.disable()
+    settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("loaded")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from bssearch.records import (
     Configuration,
@@ -21,6 +22,7 @@ from bssearch.records import (
 )
 from bssearch.spec import StudySpec
 
+T = TypeVar("T")
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 SPEC: dict[str, Any] = {
@@ -39,6 +41,12 @@ SPEC: dict[str, Any] = {
     "pruner": {"name": "race", "slack": 1.3},
     "budget": {"trials": 20, "trial_train_seconds": 10.0},
 }
+
+
+def not_none(value: T | None) -> T:
+    """Return a value that must not be None."""
+    assert value is not None
+    return value
 
 
 def make_spec(**changes: Any) -> StudySpec:
@@ -145,6 +153,11 @@ def make_trial(
         steps_x_step_time_s=product,
         outcome=ended,
     )
+
+
+def with_outcome(trial: TrialRecord, **changes: Any) -> TrialRecord:
+    """Return a trial that has ended, with other fields of its outcome."""
+    return replace(trial, outcome=replace(not_none(trial.outcome), **changes))
 
 
 def make_probe(batch_size: int, **changes: Any) -> ProbeRecord:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bssearch.batch_schedule import (
@@ -135,7 +135,6 @@ def schedules(draw: st.DrawFn) -> BatchSchedule:
 
 
 @given(schedules(), st.integers(0, 300))
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_steps_and_samples_by_stage_are_those_of_walking(schedule: BatchSchedule, steps: int) -> None:
     samples, taken = 0, dict.fromkeys(schedule.stages, 0)
     for _ in range(steps):

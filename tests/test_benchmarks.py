@@ -11,6 +11,7 @@ from tests.benchmarks import memory_plan, other_finders, quick_answers
 from tests.benchmarks.reconfirmation import meets_bar
 from tests.benchmarks.table_task import disagreements
 from tests.documents import ROOT
+from tests.factories import not_none
 
 DIGITS = Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text())
 
@@ -30,24 +31,8 @@ def test_what_another_tool_finds_may_not_be_sooner_at_the_target(own: float, oth
     assert other_finders.meets_bar(own, others) is is_met
 
 
-def test_of_a_tools_learning_rates_that_counts_which_is_soonest_and_equal_ones_are_trained_once() -> None:
-    found = [one for tool in ("one", "other") for one in other_finders.by_rules(tool, 2048, 1024, 3.0)]
-    assert [one.learning_rate for one in found[:3]] == pytest.approx([0.03, 0.48, 0.12])
-    seconds = {0.03: math.inf, 0.48: 5.0, 0.12: 2.0}
-    trained: list[tuple[int, float]] = []
-
-    def timed(key: tuple[int, float], seed: int) -> float:
-        trained.append(key)
-        return seconds[round(key[1], 3)]
-
-    best = other_finders.soonest_of_each(found, [1, 2], timed)
-    assert [(one.tool, one.rule) for one in best] == [("one", "sqrt"), ("other", "sqrt")]
-    assert len(trained) == 6
-
-
 def answer_with(flat: list[int], batch_size: int, time: tuple[float, float] | None) -> Answer:
-    known = DIGITS.optimal.time_to_target_s
-    assert known is not None
+    known = not_none(DIGITS.optimal.time_to_target_s)
     changed = None if time is None else known.model_copy(update={"low": time[0], "high": time[1]})
     optimal = DIGITS.optimal.model_copy(update={"batch_size": batch_size, "time_to_target_s": changed})
     return DIGITS.model_copy(update={"flat_range": flat, "optimal": optimal})

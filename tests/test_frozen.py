@@ -12,26 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.commands.opening import Launch
 from bssearch.commands.run import run_study
-from bssearch.errors import InterruptedRunError, LaunchError, UsageError
+from bssearch.errors import UsageError
 from bssearch.executors.base import Ended, Event
 from bssearch.records import Configuration
 from bssearch.search.finding import compute_answer
 from bssearch.step_times import PooledStepTime
 from bssearch.storage.repository import open_store
-from tests.factories import make_spec, make_trial
+from tests.factories import make_spec, not_none
 from tests.frozen import (
     LIMITS,
     Results,
     best_of_each_batch_size,
     confirmed,
-    coverage_document,
     documents_of,
     identity,
-    is_as_nominal,
     ratio,
     read_configurations,
     remeasure,
@@ -93,20 +90,8 @@ def test_the_times_are_those_of_the_answer(searched: Path, tmp_path: Path) -> No
     assert {one.configuration.batch_size for one in chosen} == set(rows)
     assert [one.selection > 0 for one in chosen] == [True, *[False] * (len(chosen) - 1)]
     for one in chosen:
-        time = rows[one.configuration.batch_size].time_to_target_s
-        assert time is not None
+        time = not_none(rows[one.configuration.batch_size].time_to_target_s)
         assert (one.time.median, one.time.low, one.time.high) == (time.median, time.low, time.high)
-
-
-def test_the_best_of_a_batch_size_is_the_first_that_has_an_interval() -> None:
-    once, often, later = (
-        Candidate(trials[0].configuration, tuple(trials))
-        for trials in (
-            [make_trial(1, learning_rate=rate, seconds=seconds + 0.1 * seed, seed=seed) for seed in range(runs)]
-            for rate, seconds, runs in ((0.1, 1.0, 1), (0.2, 2.0, 3), (0.3, 3.0, 3))
-        )
-    )
-    assert best_of_each_batch_size([once, often, later]) == [often]
 
 
 def test_frozen_configurations_run_with_fresh_seeds_seed_by_seed(searched: Path, tmp_path: Path) -> None:
@@ -123,29 +108,6 @@ def test_frozen_configurations_run_with_fresh_seeds_seed_by_seed(searched: Path,
     assert not before & all_seeds
     assert {one.train_seconds_limit for one in executor.requests} == {LIMITS * 10.0}
     assert {identity(one.configuration): one.time.runs for one in found} == dict.fromkeys(map(identity, frozen), 4)
-
-
-def test_a_measurement_that_was_cut_off_goes_on(searched: Path, tmp_path: Path) -> None:
-    frozen = frozen_of(searched)
-
-    class Interrupted(LawExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            if len(self.requests) > 5:
-                raise KeyboardInterrupt
-            return super().events(timeout)
-
-    with pytest.raises(InterruptedRunError):
-        remeasure(SPEC, frozen, 4, Launch(db=url_in(tmp_path), make_executor=lambda *_: Interrupted()))
-    rest = LawExecutor()
-    remeasure(SPEC, frozen, 4, Launch(db=url_in(tmp_path), make_executor=lambda *_: rest))
-    assert len(rest.requests) == 4 * len(frozen) - 5
-
-
-def test_a_configuration_whose_runs_fail_is_named(searched: Path, tmp_path: Path) -> None:
-    frozen = frozen_of(searched)
-    broken = LawExecutor(fails=frozenset({frozen[-1].batch_size}))
-    with pytest.raises(LaunchError, match=str(frozen[-1].batch_size)):
-        remeasure(SPEC, frozen, 3, Launch(db=url_in(tmp_path), make_executor=lambda *_: broken))
 
 
 def estimate_of(median: float, *, excess: float = 0.0, deviation: float = 0.1, low: float | None = 0.5) -> Estimate:
@@ -173,35 +135,6 @@ def test_a_ratio_holds_the_errors_of_both_sides() -> None:
     assert one.covers_one and one.covers_one_bare
 
 
-def test_what_other_work_left_in_a_step_time_widens_its_own_side_alone() -> None:
-    numerator = ratio(estimate_of(1.3, excess=0.4), estimate_of(1.0))
-    denominator = ratio(estimate_of(1.3), estimate_of(1.0, excess=0.4))
-    assert numerator is not None and denominator is not None
-    assert numerator.bare_low == pytest.approx(numerator.low * math.exp(0.4))
-    assert numerator.high == numerator.bare_high == denominator.bare_high
-    assert denominator.high == pytest.approx(denominator.bare_high * math.exp(0.4))
-    assert (numerator.covers_one, numerator.covers_one_bare, denominator.covers_one) == (True, False, False)
-
-
-def test_there_is_no_ratio_without_an_interval() -> None:
-    assert ratio(estimate_of(1.0, low=None), estimate_of(1.0)) is None
-    assert ratio(estimate_of(1.0), estimate_of(1.0, low=None)) is None
-
-
-def test_a_ratio_that_is_not_known_covers_nothing() -> None:
-    known = [ratio(estimate_of(1.3, excess=excess), estimate_of(1.0)) for excess in (0.0, 0.4)]
-    counted = coverage_document([*known, None])
-    assert (counted["of"], counted["held"], counted["held_bare"]) == (3, 1, 0)
-    assert counted["width"] == pytest.approx(counted["width_bare"] * (1 + math.exp(0.4)) / 2)
-    assert coverage_document([None])["width"] is None
-
-
-@pytest.mark.parametrize(("held", "count", "expected"), [(8, 8, True), (6, 8, True), (5, 8, False), (0, 0, True)])
-def test_a_share_is_as_nominal_where_chance_explains_it(held: int, count: int, expected: bool) -> None:
-    # P(X ≤ 6 | 8, 0.92) = 0.13, P(X ≤ 5) = 0.021
-    assert is_as_nominal(held, count, 0.92) is expected
-
-
 def test_configurations_are_read_back_from_json(tmp_path: Path) -> None:
     frozen = [Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1, parameters={"momentum": 0.9})]
     file = tmp_path / "frozen.json"
@@ -209,14 +142,6 @@ def test_configurations_are_read_back_from_json(tmp_path: Path) -> None:
     assert read_configurations(file) == frozen
     file.write_text(json.dumps(documents_of(frozen)))
     assert read_configurations(file) == frozen
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", "no JSON", '[{"batch_size": "many"}]'])
-def test_a_file_without_configurations_is_refused_by_its_name(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "frozen.json"
-    file.write_text(text)
-    with pytest.raises(UsageError, match=r"frozen\.json"):
-        read_configurations(file)
 
 
 def test_results_are_those_of_one_set_of_settings(tmp_path: Path) -> None:

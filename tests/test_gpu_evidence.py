@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import math
 import os
-import re
 import signal
 import sys
 import textwrap
@@ -17,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests import gpu_evidence
-from tests.documents import DOCUMENTS, ROOT
+from tests.documents import DOCUMENTS
 from tests.evidence import runner
-from tests.evidence.call_a import export, products
-from tests.evidence.call_c import compared, spread, told
+from tests.evidence.call_a import products
+from tests.evidence.call_c import compared, told
 from tests.evidence.ratios import paired_ratio
 from tests.evidence.runner import (
     CALL_SECONDS,
@@ -30,13 +27,8 @@ from tests.evidence.runner import (
     run_call,
     run_section,
     section_of,
-    verdict,
 )
-from tests.evidence.task import Found, Section, Task, can_build_kernels, configuration_of, write_json
-from tests.gpu.conftest import SLOWER, rank
-
-SCRIPTS = [ROOT / "tests" / "gpu_evidence.py", *sorted((ROOT / "tests" / "evidence").glob("*.py"))]
-DIGITS = json.loads((ROOT / "tests" / "data" / "digits.best.json").read_text())
+from tests.evidence.task import Found, Section, Task
 
 
 @pytest.mark.parametrize("call", gpu_evidence.CALLS)
@@ -46,15 +38,6 @@ def test_the_limits_of_a_call_add_up_to_less_than_its_minutes_with_one_for_the_s
     assert START_SECONDS >= 60 and CALL_SECONDS <= 600
     assert len({one.name for one in sections}) == len(sections)
     assert sections[0].name == "environment" and sections[0].seconds >= 60
-
-
-def test_the_export_of_the_study_must_come_and_its_time_is_kept() -> None:
-    sections = gpu_evidence.sections_of("A")
-    names = [one.name for one in sections]
-    assert sections[names.index("export")].must and names.index("export") == names.index("study") + 1
-    waiting = sections[names.index("study") :]
-    assert allowance(waiting, 100.0) == pytest.approx(100.0 - waiting[1].seconds)
-    assert allowance(waiting[1:], 12.0) == 12.0
 
 
 def nothing(task: Task) -> Found:
@@ -83,13 +66,6 @@ def test_what_another_call_found_is_kept_and_what_another_device_found_is_not_mi
     calls = json.loads((tmp_path / "evidence.json").read_text())["calls"]
     assert calls["B"] == {"device": "cpu", "quick": True, "sections": {"peers": {"rows": [2]}}}
     assert calls["A"]["device"] == "cuda"
-
-
-def test_a_file_that_is_no_evidence_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    (tmp_path / "evidence.json").write_text("{")
-    with pytest.raises(ValueError, match="move it away"):
-        run_call("A", [Section("one", nothing, 10)], Task("cpu", True, tmp_path), ["one"])
-    assert (tmp_path / "evidence.json").read_text() == "{"
 
 
 def as_section(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
@@ -173,12 +149,6 @@ def test_a_call_that_cannot_be_made_is_refused_at_its_start(
     assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_the_export_of_no_study_says_that_there_is_none(tmp_path: Path) -> None:
-    found = export(Task("cpu", True, tmp_path))
-    assert "there is no study" in verdict(found)
-
-
 def test_no_section_begins_without_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_section(monkeypatch, "save({})")
     sections = [Section("one", nothing, 20), Section("two", nothing, 20, must=True)]
@@ -186,12 +156,6 @@ def test_no_section_begins_without_time(tmp_path: Path, monkeypatch: pytest.Monk
     found = json.loads((tmp_path / "evidence.json").read_text())["calls"]["C"]["sections"]
     assert found["one"]["failed"] == ["no time was left"]
     assert "failed" not in found["two"]
-
-
-def test_a_figure_that_is_none_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError):
-        write_json(tmp_path / "evidence.json", {"ratio": math.inf})
-    assert not (tmp_path / "evidence.json").exists()
 
 
 @pytest.mark.slow
@@ -202,28 +166,6 @@ def test_a_call_runs_as_a_command_and_only_the_sections_that_are_named(tmp_path:
     assert gpu_evidence.main(given) == 0
     found = json.loads((tmp_path / "evidence.json").read_text())["calls"]["C"]["sections"]
     assert list(found) == ["gpu_tests"] and "skipped" in found["gpu_tests"]["summary"]
-
-
-def test_without_its_data_a_call_is_refused_and_nothing_is_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_evidence, "has_data", lambda: False)
-    with pytest.raises(SystemExit):
-        gpu_evidence.main(["--out", str(tmp_path / "out"), "--call", "A"])
-    assert not (tmp_path / "out").exists()
-
-
-def test_what_is_imported_is_a_dependency_or_pytest_or_stands_behind_a_look_for_it() -> None:
-    allowed = {*sys.stdlib_module_names, "bssearch", "tests", "torch", "numpy", "pytest"}
-    optional = {"lightning", "accelerate"}
-    for script in SCRIPTS:
-        tree = ast.parse(script.read_text())
-        for node in ast.walk(tree):
-            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            roots = {name.partition(".")[0] for name in names}
-            assert roots <= allowed | optional, script
-            assert not roots & optional or (script.name == "finders.py" and node not in tree.body)
 
 
 def test_the_guide_tells_the_three_commands_and_every_section() -> None:
@@ -259,14 +201,6 @@ def test_a_run_that_missed_is_slower_than_the_cap_and_leaves_no_interval(
     assert found["at_least"] is at_least and found["low"] is None
 
 
-def test_the_configuration_of_an_answer_is_trained_as_it_stands() -> None:
-    optimal = DIGITS["optimal"]
-    found = configuration_of(optimal)
-    assert (found.batch_size, found.micro_batch_size, found.accumulation_steps) == (64, 64, 1)
-    assert found.learning_rate == optimal["parameters"]["learning_rate"] and found.label_smoothing == 0.1
-    assert found.parameters == {"momentum": 0.9, "nesterov": True, "schedule": "constant"}
-
-
 def test_products_are_judged_by_undisturbed_trials() -> None:
     def trial(product: float | None, contended: bool = False) -> dict[str, Any]:
         return {
@@ -283,48 +217,11 @@ def test_products_are_judged_by_undisturbed_trials() -> None:
     assert products([trial(None)])["passes"] is None
 
 
-def test_the_spread_of_step_times_is_that_between_processes() -> None:
-    def row(process: int, seconds: float) -> dict[str, Any]:
-        ends = {"step_seconds_low": 0.99 * seconds, "step_seconds_high": 1.01 * seconds}
-        return {"process": process, "batch_size": 64, "step_seconds": seconds, **ends}
-
-    (found,) = spread([row(0, 1.0), row(1, 1.1), row(2, 0.9)])
-    assert found["cv"] == pytest.approx(0.1) and found["slowest_over_fastest"] == pytest.approx(1.1 / 0.9)
-    assert found["half_width_in_one"] == pytest.approx(0.01)
-    assert spread([{"process": 0, "batch_size": 64, "fits": False}]) == []
-
-
 def test_the_noise_scale_and_the_critical_batch_size_may_be_as_far_apart_as_they_are_known_to_be() -> None:
     assert compared(400.0, {"estimate": 100.0}) == {"octaves_apart": 2.0, "passes": True}
     assert compared(10.0, {"estimate": 100.0})["passes"] is False
     assert compared(None, {"estimate": 100.0})["passes"] is None
     assert compared(400.0, None)["passes"] is None
-
-
-def test_the_quick_tests_on_a_gpu_come_first_and_those_that_compile_last() -> None:
-    folder = ROOT / "tests" / "gpu"
-    found = [
-        (path.stem, name)
-        for path in sorted(folder.glob("test_*.py"))
-        for name in re.findall(r"def (test_\w+)", path.read_text())
-    ]
-    assert {*SLOWER} <= {file for file, _ in found}
-    order = sorted(found, key=lambda one: rank(*one))
-    files = [file for file, _ in order]
-    assert files[0] == "test_clock_on_gpu" and "compiled" in order[-1][1] and order[-1][0] == "test_steps_on_gpu"
-    assert files.index("test_steps_on_gpu") < files.index("test_device_on_gpu") < files.index("test_pausing_on_gpu")
-
-
-def test_what_compiling_for_a_gpu_needs_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    (tmp_path / "gcc").touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert not can_build_kernels()
-    (tmp_path / "Python.h").touch()
-    assert can_build_kernels()
-    monkeypatch.setenv("PATH", "")
-    assert not can_build_kernels()
 
 
 def test_tests_that_were_all_skipped_show_nothing() -> None:

@@ -79,9 +79,8 @@ def test_the_diff_is_all_that_bssearch_asks_of_the_plain_script(section: str) ->
     compile(script, section, "exec")
 
 
-@pytest.mark.parametrize(
-    "section", [pytest.param(name, marks=pytest.mark.slow if name in LIBRARIES else ()) for name in MOST_ADDED]
-)
+@pytest.mark.slow
+@each
 def test_the_plain_script_trains_to_its_end_and_says_what_it_reaches(section: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(plain(section))
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}

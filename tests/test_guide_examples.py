@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tomllib
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import psutil
 import pytest
 import yaml
 
@@ -26,7 +24,6 @@ from bssearch.commands.opening import program_of
 from bssearch.executors.messages import Load
 from bssearch.executors.programs.command import LoadedCommand
 from bssearch.records import SecondsBasis, TrialState
-from bssearch.settings import STATE_DIR_VARIABLE
 from bssearch.spec import load_spec
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, write_task
@@ -190,47 +187,10 @@ def test_the_programs_of_the_guide_train_and_report(spec: str, basis: SecondsBas
     assert untrained is not None and 0 < untrained < 0.8, "the evaluation before the first step"
 
 
-@pytest.mark.slow
-def test_a_study_of_a_program_runs_answers_and_is_confirmed(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = bssearch("run", "toy.yaml", "--set", "confirm.runs=2", "--set", "confirm.top=1", cwd=programs)
-    assert done.returncode == 0, done.stderr
-    answer = rows(programs, "best", "toy")
-    assert answer["optimal"]["batch_size"] in (32, 128)
-    trials = rows(programs, "trials", "toy")
-    assert {trial["state"] for trial in trials} <= {"reached", "capped", "pruned", "exhausted"}
-    more = bssearch("confirm", "toy", "--runs", "3", "--format", "json", cwd=programs)
-    assert more.returncode == 0, more.stderr
-    assert len(rows(programs, "trials", "toy")) > len(trials)
-    monkeypatch.setenv(STATE_DIR_VARIABLE, str(programs / "of another user"))
-    refused = bssearch("confirm", "toy", "--runs", "3", cwd=programs)
-    assert refused.returncode == 2 and "add --workload command" in refused.stderr
-    again = bssearch("confirm", "toy", "--runs", "3", "--workload", "command", cwd=programs)
-    assert again.returncode == 0, again.stderr
-
-
 OWN_LOOP = DOCUMENTS["own-training"].split("## A loop of your own")[1].split("\n## ")[0]
 
 
-@pytest.mark.slow
-def test_the_loop_of_the_guide_trains_alone(tmp_path: Path) -> None:
-    (script,) = blocks(OWN_LOOP, "python")
-    (tmp_path / "train.py").write_text(script)
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == ""
-    said = [line.split(":")[0] for line in done.stderr.splitlines()]
-    assert said == [f"step {passes * 31}" for passes in range(1, 6)]
-
-
 LIGHTNING = DOCUMENTS["own-training"].split("## Lightning")[1].split("\n## ")[0]
-
-
-@pytest.mark.slow
-def test_the_lightning_script_of_the_guide_trains_alone(tmp_path: Path) -> None:
-    (script,) = blocks(LIGHTNING, "python")
-    (tmp_path / "train.py").write_text(script)
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    said = [line for line in done.stderr.splitlines() if line.startswith("step ")]
-    assert [line.split(":")[0] for line in said] == ["step 32", "step 64", "step 96", "step 128"]
 
 
 @pytest.mark.slow
@@ -263,29 +223,6 @@ inputs = torch.randn""",
     assert {trial["batch_size"] for trial in trials} <= {32, 64}
     again = bssearch("run", "own.yaml", "--set", "budget.trials=7", "--set", "confirm.runs=0", cwd=tmp_path)
     assert again.returncode == 0 and "timing steps" not in again.stderr, "what is refused is known"
-
-
-@pytest.mark.slow
-def test_a_study_of_a_script_that_is_interrupted_is_stored_and_leaves_no_process(tmp_path: Path) -> None:
-    (script,), (spec,) = blocks(OWN_LOOP, "python"), blocks(OWN_LOOP, "yaml")
-    (tmp_path / "train.py").write_text(
-        script.replace("    optimizer.step()", "    optimizer.step(), __import__('time').sleep(.005)")
-    )
-    (tmp_path / "own.yaml").write_text(spec.replace("value: 0.95", "value: 1.5"))
-    command = [sys.executable, "-m", "bssearch.cli.app", "run", "own.yaml", "--set", "executor.device=cpu"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-        assert run.stdout is not None
-        below: list[psutil.Process] = []
-        said: list[str] = []
-        for line in run.stdout:
-            said.append(line)
-            if "trial 1:" in line:
-                below = psutil.Process(run.pid).children(recursive=True)
-                run.send_signal(signal.SIGINT)
-    assert run.returncode == 130, said
-    assert len(below) >= 3, "the worker, the server, the script or the worker's shell"
-    assert not psutil.wait_procs(below, timeout=10.0)[1]
-    assert {trial["state"] for trial in rows(tmp_path, "trials", "own-loop")} <= {"exhausted", "cancelled", "paused"}
 
 
 TRAINER = DOCUMENTS["own-training"].split("## Hugging Face Trainer")[1].split("\n## ")[0]

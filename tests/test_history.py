@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from bssearch.history import ATTEMPTS, INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History, Repeats, octaves
+from bssearch.history import ATTEMPTS, INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History, Repeats
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.step_times import step_seconds_of, with_step_time
-from tests.factories import EPOCH, make_probe, make_spec, make_trial
+from tests.factories import EPOCH, make_probe, make_spec, make_trial, not_none, with_outcome
 
 SIZES = (8, 16, 32, 64, 128)
 RATES = (0.1, 0.2)
@@ -205,58 +205,6 @@ def test_a_history_that_lived_through_changes_answers_as_one_made_anew(seed: int
     assert TrialState.REACHED in {trial.state for trial in life.trials.values()}
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_its_answers_are_those_of_plain_looks_through_all_trials(seed: int) -> None:
-    life = Life(spec(), 100 + seed)
-    for _ in range(100):
-        life.change()
-        history = life.live
-        step_seconds = step_seconds_of(history.probes.values())
-        timed = [with_step_time(trial, step_seconds) for trial in life.trials.values()]
-        search = [trial for trial in timed if trial.phase is Phase.SEARCH]
-        figures = [(history.value(trial), trial.number) for trial in search if math.isfinite(history.value(trial))]
-        assert history.incumbent_value == min(figures, default=(math.inf, 0))[0]
-        assert (history.incumbent.number if history.incumbent else None) == (min(figures)[1] if figures else None)
-        assert history.spent == sum(not trial.state.is_missing for trial in search)
-        assert history.busy_seconds == pytest.approx(plain_busy_seconds(search, history.now, slots=2))
-        assert history.seed_noise == pytest.approx(plain_seed_noise(list(life.trials.values())))
-        for size in SIZES:
-            failed = sum(one.state is TrialState.FAILED and one.configuration.batch_size == size for one in search)
-            assert size not in history.feasible or failed < 3 or failed <= len(history.at(size))
-
-
-def plain_seed_noise(trials: Sequence[TrialRecord]) -> float:
-    """Return the pooled deviation of log seconds between runs of one configuration, drawn to the prior's."""
-    logs: dict[str, list[float]] = defaultdict(list)
-    stopped = {trial.configuration.in_micro_batches(1).key for trial in trials if trial.state.is_censored}
-    for trial in trials:
-        key = trial.configuration.in_micro_batches(1).key
-        if trial.state is TrialState.REACHED and trial.outcome is not None and key not in stopped:
-            assert trial.outcome.time_to_target_s is not None
-            logs[key].append(math.log(trial.outcome.time_to_target_s))
-    squares = SEED_NOISE_FREEDOM * SEED_NOISE**2
-    squares += sum(sum((one - sum(group) / len(group)) ** 2 for one in group) for group in logs.values())
-    return math.sqrt(squares / (SEED_NOISE_FREEDOM + sum(len(group) - 1 for group in logs.values())))
-
-
-def plain_busy_seconds(trials: Sequence[TrialRecord], now: float, slots: int) -> float:
-    """Return the length of the union of the trials' spans, and what they ran before their last start over the slots."""
-    total, until = 0.0, -math.inf
-    spans = []
-    for trial in trials:
-        if trial.state.is_missing or trial.state is TrialState.QUEUED:
-            continue
-        start, end = trial.created_at.timestamp(), trial.ended_at.timestamp() if trial.ended_at else now
-        if trial.outcome and trial.outcome.wall_seconds:
-            end = min(end, start + trial.outcome.wall_seconds)
-        spans.append((start, end))
-        total += max(0.0, trial.outcome.wall_seconds - (end - start)) / slots if trial.outcome else 0.0
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total
-
-
 def busy_seconds(*trials: TrialRecord, now: float = 0.0, slots: int = 1) -> float:
     return History(spec(executor={"slots": slots}), trials, PROBES, now=now).busy_seconds
 
@@ -266,8 +214,7 @@ def test_busy_seconds_count_overlaps_once_and_leave_pauses_out() -> None:
     assert busy_seconds(first, second) == 10.0
     beside = replace(second, created_at=first.created_at, ended_at=first.ended_at)
     assert busy_seconds(first, beside) == 5.0
-    assert first.outcome is not None
-    waited = replace(first, outcome=replace(first.outcome, wall_seconds=8.0))  # 3 s before it waited
+    waited = with_outcome(first, wall_seconds=8.0)  # 3 s before it waited
     assert busy_seconds(waited, second) == 13.0
     assert busy_seconds(waited, second, slots=2) == 11.5
     running = make_trial(3, state=TrialState.RUNNING)
@@ -279,13 +226,13 @@ def test_busy_seconds_count_overlaps_once_and_leave_pauses_out() -> None:
 @pytest.mark.parametrize("hours", [-2, 2])
 def test_a_clock_that_jumps_takes_nothing_from_the_budget(hours: int) -> None:
     trial = make_trial(1, seconds=5.0)
-    assert trial.ended_at is not None
-    jumped = replace(trial, ended_at=trial.ended_at + timedelta(hours=hours))
+    jumped = replace(trial, ended_at=not_none(trial.ended_at) + timedelta(hours=hours))
     assert busy_seconds(jumped) == 5.0
     later = make_trial(2, seconds=5.0)
-    assert later.ended_at is not None
     moved = replace(
-        later, created_at=later.created_at + timedelta(hours=hours), ended_at=later.ended_at + timedelta(hours=hours)
+        later,
+        created_at=later.created_at + timedelta(hours=hours),
+        ended_at=not_none(later.ended_at) + timedelta(hours=hours),
     )
     assert busy_seconds(trial, moved) == 10.0
     unknown = replace(trial, outcome=replace(trial.outcome, wall_seconds=0.0) if trial.outcome else None)
@@ -316,15 +263,6 @@ def test_what_is_expected_is_that_of_the_newest_trial_that_has_ended() -> None:
     late = History(spec(), [ended(1, 0.5, TrialState.RUNNING), second])
     late.take(first)
     assert late.last_expectation == 0.1, "newer by its number, whichever ended last"
-
-
-def test_evaluations_at_the_target_are_left_to_the_end_of_the_trial() -> None:
-    history = History(spec(), [make_trial(1, state=TrialState.RUNNING)], PROBES)
-    history.observe_all(1, [(1.0, 0.3), (2.0, 0.95)])
-    history.observe_all(1, [(1.0, 0.3), (2.0, 0.95), (3.0, 0.6)])
-    assert history.curves[1].train_seconds == [1.0, 3.0]
-    history.take(make_trial(1, seconds=4.0))
-    assert (history.curves[1].now, history.curves[1].gain) == (4.0, 0.9)
 
 
 def test_where_steps_are_timed_anew_what_shared_its_device_counts_by_the_new_step_time() -> None:
@@ -401,13 +339,6 @@ def test_a_batch_size_is_given_up_after_three_failures_and_more_than_ran(
     assert set(SIZES) - {32} <= set(past(*trials).feasible)
 
 
-def test_running_trials_and_those_out_of_memory_do_not_show_that_a_batch_size_works() -> None:
-    failed = [make_trial(n, state=TrialState.FAILED) for n in range(3)]
-    for state in (TrialState.RUNNING, TrialState.OOM, TrialState.LOST):
-        others = [make_trial(10 + n, state=state) for n in range(5)]
-        assert 32 not in past(*failed, *others).feasible
-
-
 def test_a_configuration_is_tried_once_it_runs_unless_it_was_lost_cancelled_or_out_of_memory() -> None:
     one = make_trial(1).configuration
     for state in TrialState:
@@ -417,13 +348,6 @@ def test_a_configuration_is_tried_once_it_runs_unless_it_was_lost_cancelled_or_o
         assert history.tried(one.in_micro_batches(8)) is history.tried(one), "however it is split"
     for other in ({"learning_rate": 0.2}, {"dropout": 0.1}, {"parameters": {"momentum": 0.5}}, {"optimizer": "adamw"}):
         assert not past(make_trial(1)).tried(replace(one, **other))
-
-
-def test_the_largest_batch_size_is_of_those_that_run_at_once() -> None:
-    split = {size: make_probe(size, micro_batch_size=min(size, 32)) for size in SIZES}
-    assert History(spec(), (), split).largest == 32
-    assert History(spec(), (), PROBES).largest == 128
-    assert History(spec(), (), {8: make_probe(8, micro_batch_size=4)}).largest is None
 
 
 def test_the_greater_share_of_trials_and_wall_seconds_is_what_is_spent() -> None:
@@ -458,14 +382,3 @@ def test_the_best_coordinates_are_taken_from_the_nearest_batch_size() -> None:
         assert found is not None and found["dropout"] == dropout
     between = past(hit(1, 16, 0.16), hit(2, 64, 0.26, 0.5)).coordinates_near(32)
     assert between is not None and between["dropout"] == 0.26, "of two as near the faster"
-
-
-def test_a_study_without_trials_has_none_of_any_kind() -> None:
-    nothing = past()
-    assert (nothing.length, nothing.spent, nothing.incumbent, nothing.incumbent_value) == (0, 0, None, math.inf)
-    assert nothing.trial(1) is None
-    assert nothing.untimed == () and History(spec(), (), {8: make_probe(8)}).untimed == (16, 32, 64, 128)
-
-
-def test_batch_sizes_are_as_far_apart_as_doublings() -> None:
-    assert [octaves(one, other) for one, other in ((8, 8), (8, 16), (64, 16), (3, 96))] == [0.0, 1.0, 2.0, 5.0]

@@ -41,12 +41,6 @@ def test_changed_texts_are_taken_or_refused(kind: Kind, tmp_path: Path) -> None:
     check(kind, range(CASES), tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_many_changed_texts_are_taken_or_refused(kind: Kind, tmp_path: Path) -> None:
-    check(kind, range(CASES, 10 * CASES), tmp_path)
-
-
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRows]:
     file = tmp_path_factory.mktemp("stored") / "study.db"
@@ -58,11 +52,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRows]:
 @pytest.mark.slow
 def test_changed_rows_are_told_or_named(rows: StoredRows, tmp_path: Path) -> None:
     check(Kind("rows", rows.attempt), range(50), tmp_path)
-
-
-@pytest.mark.slow
-def test_many_changed_rows_are_told_or_named(rows: StoredRows, tmp_path: Path) -> None:
-    check(Kind("rows", rows.attempt), range(50, 350), tmp_path)
 
 
 def test_a_mutation_changes_a_text() -> None:

@@ -24,9 +24,6 @@ from bssearch.records import GradientNoise
 SMALL, BATCHES, DIMENSIONS = 8, 8, 64
 PASS_SAMPLES = SMALL * BATCHES
 ENDLESS = 10**12
-RATIOS = (0.25, 1.0, 8.0)
-
-Pairs = NDArray[np.float64]
 
 
 def norms_of_passes(gradients: NDArray[np.float64]) -> list[Norms]:
@@ -47,8 +44,9 @@ def gaussian_passes(ratio: float, passes: int, random: np.random.Generator) -> l
     ]
 
 
-@pytest.mark.parametrize("passes", [FEWEST_PASSES, 2 * FEWEST_PASSES, 8 * FEWEST_PASSES])
-@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize(
+    ("ratio", "passes"), [(8.0, FEWEST_PASSES), (1.0, 2 * FEWEST_PASSES), (0.25, 8 * FEWEST_PASSES)]
+)
 def test_the_interval_holds_the_exact_value_in_nine_of_ten_runs(ratio: float, passes: int) -> None:
     random = np.random.default_rng(round(100 * ratio) + passes)
     found = [gradient_noise(gaussian_passes(ratio, passes, random)) for _ in range(100)]
@@ -60,15 +58,6 @@ def test_the_interval_holds_the_exact_value_in_nine_of_ten_runs(ratio: float, pa
     if passes == 8 * FEWEST_PASSES:
         assert sum(one.high is not None for one in found) >= 90
         assert np.median([one.low or 0.0 for one in found]) > exact / 2
-
-
-@pytest.mark.slow
-def test_one_pass_is_unbiased_for_both_moments() -> None:
-    random = np.random.default_rng(0)
-    pairs = np.array([moments(one, one.plain) for one in gaussian_passes(8.0, 20_000, random)])
-    standard_errors = pairs.std(axis=0) / math.sqrt(len(pairs))
-    assert (standard_errors < [1.0, 0.02]).all()
-    assert (np.abs(pairs.mean(axis=0) - [8.0 * PASS_SAMPLES, 1.0]) < 4 * standard_errors).all()
 
 
 def test_samples_drawn_without_replacement_give_the_moments_of_the_whole_training_part() -> None:
@@ -87,25 +76,11 @@ def test_samples_drawn_without_replacement_give_the_moments_of_the_whole_trainin
     assert pairs.mean(axis=0) == pytest.approx(exact, rel=0.02)
 
 
-def test_the_moments_are_averaged_before_they_are_divided() -> None:
-    pairs = [(10.0, 1.0), (10.0, 9.0)] * 8
-    assert estimate(pairs).scale == pytest.approx(2.0)  # the mean of the ratios is 5.6
-
-
 def test_a_mean_gradient_that_may_be_zero_leaves_low_or_more() -> None:
     squares = np.array([3.0, -2.0, 4.0, -3.0] * 4)
     found = estimate([(10.0 + 0.1 * square, square) for square in squares])
     assert found.scale is None and found.high is None
     assert found.low is not None and 1 < found.low < 20
-
-
-def test_a_negative_mean_bounds_no_more_than_zero_does() -> None:
-    squares = np.array([3.0, -3.0, 4.0, -4.0] * 4)
-    at_zero = estimate([(10.0 + (-1) ** index, square) for index, square in enumerate(squares)])
-    below = estimate([(10.0 + (-1) ** index, square - 50.0) for index, square in enumerate(squares)])
-    assert at_zero.low is not None
-    assert below.low == pytest.approx(at_zero.low)
-    assert below.high is None
 
 
 def test_where_neither_moment_can_be_told_from_zero_nothing_is_known() -> None:
@@ -190,8 +165,7 @@ def short_trials(ratio: float, trials: int, random: np.random.Generator) -> list
     return found
 
 
-@pytest.mark.parametrize("trials", [FEWEST_TRIALS, 8, 32])
-@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize(("ratio", "trials"), [(8.0, FEWEST_TRIALS), (1.0, 8), (0.25, 32)])
 def test_the_pooled_interval_holds_the_exact_value_in_nine_of_ten_studies(ratio: float, trials: int) -> None:
     random = np.random.default_rng(round(100 * ratio) + trials)
     found = [pooled(short_trials(ratio, trials, random)) for _ in range(200)]

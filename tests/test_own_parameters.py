@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from bssearch.commands.enqueue import configuration_of
 from bssearch.errors import SpecError, UsageError
 from bssearch.records import model_parameters, own_parameters
-from bssearch.samplers.base import make_sampler
 from bssearch.samplers.time_model.candidates import _beside
 from bssearch.space import Dimension
 from bssearch.space.own_parameters import MOST_OWN
@@ -152,35 +151,6 @@ def test_enqueued_values_are_named_as_in_a_configuration() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             configuration_of(spec_of(), values)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["auto", "tpe", "gp", "random", "grid"])
-def test_every_sampler_searches_them(name: str) -> None:
-    depth: Any = [1, 2, 3] if name == "grid" else {"low": 1, "high": 3}
-    space = {
-        "batch_size": [16, 32],
-        "learning_rate": [0.1, 0.2],
-        "model": {"hidden": [64, 128], "depth": depth, "kind": ["conv", "dense"]},
-        "loss": {"alpha": [0.1, 0.9] if name == "grid" else {"low": 0.1, "high": 0.9}},
-    }
-    default = {
-        "batch_size": 32,
-        "learning_rate": 0.1,
-        "model": {"hidden": 64, "depth": 1, "kind": "conv"},
-        "loss": {"alpha": 0.9},
-    }
-    study = MadeUpStudy(study_spec(name, space=space, default=default))
-    for _ in range(12):
-        choice = study.step()
-        assert study.choose() == study.restarted().choose()
-        assert study.spec.space.outside(choice.configuration) == []
-        assert study.spec.space.encode(choice.configuration) == choice.sampled
-    seen = [own_parameters(trial.configuration) for trial in study.trials]
-    assert all(type(one["depth"]) is int for one in seen)
-    assert {one["kind"] for one in seen} == {"conv", "dense"}
-    assert len({one["depth"] for one in seen}) > 1
-    assert make_sampler(study.spec).choose(study.history) is not None
 
 
 def test_the_neighbours_of_a_whole_number_are_those_beside_it_however_narrow_the_range() -> None:

@@ -31,16 +31,6 @@ def write(folder: Path, preset: str, spec: str = SPEC) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", sorted(settings.presets()))
-def test_no_preset_asks_more_of_a_workload_than_the_protocol_does(tmp_path: Path, name: str) -> None:
-    gives = "{batch_size: 32, learning_rate: 1e-1, warmup_epochs: 0, weight_decay: 0, dropout: 0, label_smoothing: 0}"
-    default = SPEC.splitlines()[LINE - 1]
-    if name not in {"accuracy_first", "fine_tuning"}:
-        gives = "{batch_size: 32, learning_rate: 1e-1}"
-    spec = load_spec(write(tmp_path, name, SPEC.replace(default, f"default: {gives}")))
-    assert not spec.training.activation_checkpointing
-
-
 @pytest.mark.parametrize("name", ["large_model", "memory_bound"])
 def test_checkpointing_is_switched_on_by_taking_a_mark_away(name: str) -> None:
     text = settings.presets()[name].read_text(encoding="utf-8")
@@ -58,21 +48,3 @@ def test_what_a_preset_searches_and_the_default_lacks_is_said_with_its_name(
         load_spec(path)
     said = f"preset {preset} searches {parameter}: give default.{parameter} too ({path}:{LINE})"
     assert str(caught.value).splitlines()[0] == said
-
-
-@pytest.mark.parametrize("mine", ["weight_decay: [0, 1e-3]", "dropout: {low: 0.0, high: 0.5}"])
-def test_what_the_spec_searches_itself_is_not_laid_on_its_preset(tmp_path: Path, mine: str) -> None:
-    path = write(tmp_path, "speed_first", SPEC.replace("space:\n", f"space:\n  {mine}\n"))
-    with pytest.raises(SpecError, match="is searched, so the default must give it") as caught:
-        load_spec(path)
-    assert f"({path}:{LINE + 1})" in str(caught.value) and "preset" not in str(caught.value)
-    both = write(tmp_path, "accuracy_first", SPEC.replace("space:\n", "space:\n  weight_decay: [0, 1e-3]\n"))
-    with pytest.raises(SpecError, match="weight_decay is searched, so the default must give it"):
-        load_spec(both)
-
-
-def test_what_is_wrong_in_a_part_that_the_spec_gives_is_not_laid_on_the_preset(tmp_path: Path) -> None:
-    path = write(tmp_path, "fine_tuning", SPEC.replace("low: 1e-3", "reference_batch: 16"))
-    with pytest.raises(SpecError) as caught:
-        load_spec(path)
-    assert f"space.learning_rate.low: field required ({path}:7)" in str(caught.value)

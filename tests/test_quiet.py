@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from bssearch.history import History
 from bssearch.training.contention import CpuUse
-from tests.benchmarks.repeatability import BUSY_PRODUCTS, busy_process
-from tests.factories import make_spec, make_trial
 from tests.frozen import Results
-from tests.quiet import NotMeasuredError, Quietness, Watch, condition, cpu_seconds, others_seconds
+from tests.quiet import NotMeasuredError, Quietness, Watch, condition, others_seconds
 
 LOOK = 0.1
 CALM = Quietness(others_cpus=0.1, delay_share=0.02, slow_share=0.1, load=3.0)
@@ -43,19 +37,6 @@ def test_what_others_use_is_what_is_busy_and_neither_ours_nor_our_parents() -> N
     assert others_seconds(before, after) == pytest.approx(2.0)
 
 
-@pytest.mark.slow
-def test_a_busy_machine_has_a_process_on_each_cpu_that_ends_with_the_block() -> None:
-    with condition("busy", math.inf, LOOK) as busy:
-        before = [cpu_seconds(one) for one in busy]
-        time.sleep(1.0)
-        assert len(busy) == len(os.sched_getaffinity(0))
-        assert all(cpu_seconds(one) > seconds for one, seconds in zip(busy, before, strict=True))
-    for one in busy:
-        assert not one.is_running()
-        with pytest.raises(NotMeasuredError):
-            cpu_seconds(one)
-
-
 def test_a_machine_that_is_to_be_quiet_gets_no_process_and_is_refused_where_it_is_not() -> None:
     with condition("quiet", math.inf, LOOK) as busy:
         assert busy == []
@@ -67,19 +48,6 @@ def watch_in(folder: Path, busy: list[psutil.Process] | None = None) -> Watch:
     return Watch(Results(folder / "results.json", {}), "quiet", busy or [], tolerance=1.0)
 
 
-def test_what_was_seen_is_kept_after_every_trial(tmp_path: Path) -> None:
-    watch, history = watch_in(tmp_path), History(make_spec())
-    for number in (1, 2):
-        trial = make_trial(number, contended=number == 2)
-        watch.started(trial, history)
-        time.sleep(0.05)
-        watch.ended(trial, history)
-    stored = json.loads((tmp_path / "results.json").read_text())["watched"]["quiet"]
-    assert (stored["trials"], stored["contended"]) == (2, 1)
-    assert stored["seconds"] >= 0.1
-    assert watch_in(tmp_path).seen == stored, "a measurement that was cut off goes on counting"
-
-
 def test_a_measurement_beside_others_does_not_count(tmp_path: Path) -> None:
     watch = watch_in(tmp_path)
     watch.check()
@@ -88,14 +56,3 @@ def test_a_measurement_beside_others_does_not_count(tmp_path: Path) -> None:
     watch.seen.update(others_cpu_seconds=21.0)
     with pytest.raises(NotMeasuredError):
         watch.check()
-
-
-@pytest.mark.slow
-def test_a_measurement_beside_processes_that_were_not_busy_does_not_count(tmp_path: Path) -> None:
-    with busy_process(BUSY_PRODUCTS) as pid:
-        watch = watch_in(tmp_path, [psutil.Process(pid)])
-        watch.seen.update(seconds=100.0, busy_cpu_seconds=26.0)
-        watch.check()
-        watch.seen.update(busy_cpu_seconds=24.0)
-        with pytest.raises(NotMeasuredError):
-            watch.check()

@@ -62,10 +62,6 @@ def test_every_kind_has_an_interface() -> None:
     assert kinds == set(get_args(registry.Kind)) <= {*INTERFACES, *FUNCTIONS}
 
 
-def test_no_kind_is_empty() -> None:
-    assert all(registry.BUILT_IN.values())
-
-
 @pytest.mark.parametrize(("kind", "name"), REGISTERED)
 def test_what_is_registered_loads_says_what_it_is_and_has_its_interface(kind: registry.Kind, name: str) -> None:
     if kind == "boards":
@@ -171,12 +167,6 @@ def test_a_package_adds_to_a_kind_by_an_entry_point(
     assert registry.load(kind, name).__name__ == attribute
     with pytest.raises(UsageError, match=name):
         registry.load(kind, "no such thing")
-
-
-def test_a_package_adds_to_the_kinds_it_names_alone(install: Install) -> None:
-    install(PACKAGE, ENTRY_POINTS)
-    assert registry.names("probes") == tuple(registry.BUILT_IN["probes"])
-    assert not registry.is_known("samplers", "patient")
 
 
 def test_a_package_does_not_take_the_name_of_what_is_built_in(

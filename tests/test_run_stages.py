@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +14,7 @@ from bssearch.records import Configuration, Observation, TrialRecord, TrialState
 from bssearch.run_stages import RunStage, run_stages
 from bssearch.scaling import LearningRateRule
 from bssearch.training.growing.growth import Growth
-from tests.factories import make_trial
+from tests.factories import make_trial, with_outcome
 from tests.test_batch_schedule import BASE, milestones
 
 BY_NOISE = BatchSchedule(
@@ -30,8 +29,7 @@ def ran(configuration: Configuration, points: list[tuple[int, int, float]]) -> t
     """Return a trial that ended at the last of some points, and evaluations at those before it."""
     steps, samples, seconds = points[-1]
     trial = make_trial(1, configuration=configuration, state=TrialState.CAPPED, seconds=seconds, samples=samples)
-    assert trial.outcome is not None
-    trial = replace(trial, outcome=replace(trial.outcome, steps=steps))
+    trial = with_outcome(trial, steps=steps)
     curve = [
         Observation(step=one, samples=seen, train_seconds=at, metric=0.5, loss=None, learning_rate=0.1)
         for one, seen, at in points[:-1]
@@ -90,8 +88,7 @@ def test_the_stages_are_those_of_the_loop(gaps: list[int], steps: int, every: in
 def test_what_came_after_the_last_evaluation_is_counted_by_the_clock_of_the_evaluations() -> None:
     configuration = with_batch_schedule(BASE, milestones((0, 32), (90, 64)))
     trial, curve = ran(configuration, [(0, 0, 0.0), (3, 96, 0.3), (5, 224, 9.0)])
-    assert trial.outcome is not None
-    shared = replace(trial, outcome=replace(trial.outcome, undelayed_train_seconds=0.7))
+    shared = with_outcome(trial, undelayed_train_seconds=0.7)
     assert told(run_stages(trial, curve))[1] == (96, 64, 2, 128, pytest.approx(8.7))
     assert told(run_stages(shared, curve))[1] == (96, 64, 2, 128, pytest.approx(0.4)), "without the waits for a CPU"
 

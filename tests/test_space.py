@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from bssearch.records import Configuration
 from bssearch.scaling import LearningRateRule, learning_rate_factor
 from bssearch.space import OPTIMIZERS, SearchSpace, split_batch
-from tests.factories import make_spec
+from tests.factories import make_spec, not_none
 
 WIDE: dict[str, Any] = {
     "batch_size": {"low": 4, "high": 1000},
@@ -62,8 +62,7 @@ def test_what_is_sampled_comes_back_from_the_configuration(data: st.DataObject) 
         for dimension in wide.dimensions()
     }
     configuration = wide.decode(batch_size, sampled)
-    back = wide.encode(configuration)
-    assert back is not None
+    back = not_none(wide.encode(configuration))
     assert math.isclose(float(back["reference_learning_rate"] or 0), float(sampled["reference_learning_rate"] or 0))
     again = wide.decode(batch_size, back)
     assert again.parameters == configuration.parameters

@@ -209,35 +209,10 @@ def test_question_hash_follows_the_question_only() -> None:
         assert make_spec(**change).question_hash != base.question_hash
 
 
-def test_an_average_of_the_weights_is_part_of_the_question_where_it_is_asked_for() -> None:
-    base = make_spec()
-    assert base.space.ema_decay is None and base.question_hash == "bfc9d4bdf64f329e"
-    averaged = make_spec(
-        space={**SPEC["space"], "ema_decay": [0.99, 0.999]}, default={**SPEC["default"], "ema_decay": 0.99}
-    )
-    assert averaged.question_hash != base.question_hash
-    assert averaged.default_configuration.parameters["ema_decay"] == 0.99
-    assert "ema_decay" not in base.default_configuration.parameters
-
-
-def test_spec_survives_its_own_json() -> None:
-    spec = make_spec(
-        space={**SPEC["space"], "optimizer": [{"name": "sgd"}, {"name": "adamw"}]},
-        default={**SPEC["default"], "optimizer": {"name": "sgd"}},
-    )
-    assert StudySpec.model_validate(json.loads(json.dumps(spec.model_dump(mode="json")))) == spec
-
-
 def test_changes_name_the_fields_that_differ() -> None:
     old = {"target": {"value": 0.9, "metric": "a"}, "workload": "x"}
     new = {"target": {"value": 0.8, "metric": "a"}, "workload": "x", "extra": 1}
     assert changed_fields(old, new) == {"target.value": (0.9, 0.8), "extra": (None, 1)}
-
-
-def test_default_takes_the_fixed_values_of_the_space() -> None:
-    configuration = make_spec().default_configuration
-    assert (configuration.batch_size, configuration.learning_rate, configuration.dropout) == (32, 0.1, 0.1)
-    assert configuration.parameters == {"momentum": 0.9, "nesterov": True, "schedule": "constant"}
 
 
 def test_what_a_spec_leaves_out_has_its_default() -> None:

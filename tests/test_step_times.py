@@ -45,26 +45,6 @@ def drawn(rng: random.Random, visits: int, *, together: float, apart: float) -> 
     return found
 
 
-def ratio_of(visits: list[Visit]) -> tuple[float, float]:
-    """Return the log ratio of the largest size's step time to the smallest's, and its standard error."""
-    fitted = fit_step_times(visits)
-    small, large = fitted[16, 16], fitted[512, 512]
-    return math.log(large.seconds / small.seconds), math.hypot(small.error.own, large.error.own)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("apart", [0.03, 0.1])
-def test_the_error_of_a_ratio_is_as_large_as_it_says_whatever_slows_all_sizes_down(apart: float) -> None:
-    rng, truth, covered, draws = random.Random(1), math.log(9.0), 0, 300
-    errors = []
-    for _ in range(draws):
-        log_ratio, error = ratio_of(drawn(rng, 12, together=0.5, apart=apart))
-        covered += abs(log_ratio - truth) < 2.1 * error
-        errors.append(error)
-    assert covered / draws > 0.92
-    assert sum(errors) / draws < 1.6 * apart * math.sqrt(2 / 12)
-
-
 def test_a_round_that_was_slow_for_all_sizes_is_told_from_a_slow_size() -> None:
     visits = [*drawn(random.Random(2), 2, together=0.0, apart=0.0), visit(3, 16, 0.004), visit(3, 128, 0.012)]
     fitted = fit_step_times(visits)

@@ -83,9 +83,5 @@ def test_below_8192_samples_the_belief_is_undecided() -> None:
     assert one.regret is not None and one.regret.value == pytest.approx(2.0, rel=0.01)
 
 
-def test_the_belief_is_held_against_a_study_of_the_largest_batch_alone() -> None:
-    assert layerwise((1.0, 1.2, 0.9), (0.5, 0.6, 0.45), best="lamb", default=8192).verdict == "held"
-
-
 def test_without_a_trial_of_the_other_kind_the_belief_is_not_run() -> None:
     assert "with lars or lamb reached the target" in found(Rule.LAYERWISE, adamw(), ema_decay=0.99).reason

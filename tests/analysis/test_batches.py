@@ -11,7 +11,7 @@ from bssearch.analysis.answer import Answer, Batch
 from bssearch.analysis.batches import steps_to_target
 from bssearch.analysis.optimum import Candidate, median_steps
 from bssearch.records import DeviceUse, Phase, TrialRecord, TrialState
-from tests.factories import make_spec, make_trial
+from tests.factories import make_spec, make_trial, not_none
 from tests.pages.test_plots import answer_of
 
 
@@ -32,8 +32,7 @@ def test_steps_are_whole_and_what_is_made_of_them_is_of_the_median() -> None:
     assert row.steps_to_target == 5
     assert row.samples_to_target == 288
     assert row.objective_value is not None and row.objective_value.median == 288
-    assert row.step_time_s is not None
-    assert row.steps_x_step_time_s == pytest.approx(4.5 * row.step_time_s)
+    assert row.steps_x_step_time_s == pytest.approx(4.5 * not_none(row.step_time_s))
 
 
 def test_the_median_is_not_known_where_half_of_the_runs_missed() -> None:

@@ -14,7 +14,7 @@ from bssearch.analysis.optimum import decide
 from bssearch.analysis.report import build_answer
 from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
 from tests.analysis.test_report import study
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
 
 ACCURACY = Target(metric="accuracy", value=0.9)
 LOSS = Target(metric="loss", value=2.0, goal=Goal.MINIMIZE)
@@ -31,8 +31,7 @@ def to_budget(configuration: Configuration, *finals: float, start: int = 100, **
     trials = []
     for seed, final in enumerate(finals):
         made = make_trial(start + seed, configuration=configuration, seed=seed, **{**values, **changes})
-        assert made.outcome is not None
-        trials.append(replace(made, outcome=replace(made.outcome, final_metric=final)))
+        trials.append(with_outcome(made, final_metric=final))
     return trials
 
 
@@ -43,8 +42,7 @@ def found(*audits: list[TrialRecord], target: Target = ACCURACY) -> Generalisati
         make_trial(n, configuration=next(one.configuration for one in trials if one.configuration.batch_size == size))
         for n, size in enumerate(sizes)
     ]
-    verdict = decide([*searched, *trials], 3)
-    assert verdict is not None
+    verdict = not_none(decide([*searched, *trials], 3))
     return generalisation(trials, verdict, target)
 
 
@@ -59,8 +57,9 @@ def test_without_runs_to_the_full_limit_there_is_nothing_to_say() -> None:
 
 
 def test_that_something_else_used_the_device_is_said() -> None:
-    answer = found(to_budget(at(16), 0.95, 0.96, 0.94), to_budget(at(128), 0.95, 0.95, 0.95, contended=True, start=200))
-    assert answer is not None
+    answer = not_none(
+        found(to_budget(at(16), 0.95, 0.96, 0.94), to_budget(at(128), 0.95, 0.95, 0.95, contended=True, start=200))
+    )
     assert [row.contended for row in answer.batches] == [0, 3]
     (notice,) = about_generalisation(answer, ACCURACY)
     assert notice.code == "generalisation_contended"
@@ -68,14 +67,12 @@ def test_that_something_else_used_the_device_is_said() -> None:
 
 
 def test_the_gap_is_to_the_best_batch_size_with_welchs_interval() -> None:
-    answer = found(to_budget(at(16), 0.95, 0.96, 0.94), to_budget(at(128), 0.91, 0.92, 0.90, start=200))
-    assert answer is not None
+    answer = not_none(found(to_budget(at(16), 0.95, 0.96, 0.94), to_budget(at(128), 0.91, 0.92, 0.90, start=200)))
     assert (answer.train_seconds, answer.best_batch_size, answer.notable_gap) == (LIMIT, 16, 0.02)
     best, largest = answer.batches
     assert (best.runs, best.final_metric, best.test_metric, best.gap) == (3, 0.95, 0.95, None)
     assert (largest.final_metric, largest.trial_numbers) == (0.91, [200, 201, 202])
-    gap = largest.gap
-    assert gap is not None
+    gap = not_none(largest.gap)
     # Two sides of three runs with s = 0.01: 0.04 ± t(4) 0.01 √(2/3), t(4) = 2.776445
     assert (gap.value, gap.low, gap.high) == pytest.approx((0.04, 0.0173302, 0.0626698), abs=1e-6)
     codes = about_generalisation(answer, ACCURACY)
@@ -88,10 +85,10 @@ def test_the_gap_is_to_the_best_batch_size_with_welchs_interval() -> None:
 
 
 def test_worse_is_positive_where_less_is_better_too() -> None:
-    answer = found(to_budget(at(16), 1.5, 1.5, 1.5), to_budget(at(128), 1.6, 1.6, 1.6, start=200), target=LOSS)
-    assert answer is not None
-    gap = answer.batches[1].gap
-    assert gap is not None
+    answer = not_none(
+        found(to_budget(at(16), 1.5, 1.5, 1.5), to_budget(at(128), 1.6, 1.6, 1.6, start=200), target=LOSS)
+    )
+    gap = not_none(answer.batches[1].gap)
     assert (gap.value, gap.low, gap.high) == pytest.approx((0.1, 0.1, 0.1))
     assert answer.best_batch_size == 16
     assert answer.notable_gap == pytest.approx(0.04)
@@ -116,10 +113,8 @@ def test_two_points_are_of_a_bounded_metric_else_of_the_target(
 def test_a_gap_within_two_points_is_no_warning_and_below_three_runs_it_has_no_interval() -> None:
     small = found(to_budget(at(16), 0.95, 0.95), to_budget(at(64), 0.94, 0.93, start=200))
     assert about_generalisation(small, ACCURACY) == []
-    large = found(to_budget(at(16), 0.95, 0.95), to_budget(at(64), 0.92, 0.92, start=200))
-    assert large is not None
-    assert large.batches[1].gap is not None
-    assert large.batches[1].gap.low is None
+    large = not_none(found(to_budget(at(16), 0.95, 0.95), to_budget(at(64), 0.92, 0.92, start=200)))
+    assert not_none(large.batches[1].gap).low is None
     assert "(no interval below three runs a side)" in about_generalisation(large, ACCURACY)[0].message
 
 
@@ -143,8 +138,7 @@ def test_a_batch_size_below_the_best_is_told_to_train_for_longer() -> None:
 def test_whether_more_regularisation_closed_the_gap_of_the_largest(regularised: float, closed: bool) -> None:
     harder = to_budget(at(128, dropout=0.4, weight_decay=1e-3), *[regularised] * 3, start=300)
     trials = [to_budget(at(32, dropout=0.2), *[0.95] * 3), to_budget(at(128, dropout=0.2), *[0.91] * 3, start=200)]
-    answer = found(*trials, harder)
-    assert answer is not None
+    answer = not_none(found(*trials, harder))
     assert answer.closed is closed
     assert [row.batch_size for row in answer.batches] == [32, 128]
     more = answer.more_regularised
@@ -162,8 +156,7 @@ def test_whether_more_regularisation_closed_the_gap_of_the_largest(regularised: 
 
 def test_where_there_is_no_gap_regularisation_closes_none() -> None:
     harder = to_budget(at(128, dropout=0.4), *[0.97] * 3, start=300)
-    answer = found(to_budget(at(32), *[0.95] * 3), to_budget(at(128), *[0.945] * 3, start=200), harder)
-    assert answer is not None
+    answer = not_none(found(to_budget(at(32), *[0.95] * 3), to_budget(at(128), *[0.945] * 3, start=200), harder))
     assert answer.closed is None
     assert answer.more_regularised is not None and answer.more_regularised.gap is not None
     assert answer.more_regularised.gap.value == pytest.approx(-0.02)
@@ -173,8 +166,7 @@ def test_runs_that_ended_before_their_limit_are_counted_and_left_out() -> None:
     whole = to_budget(at(128), 0.94, 0.95, 0.93)
     early = to_budget(at(128), 0.2, 0.1, start=200, seconds=4.0)  # reached, then diverged
     early = [replace(one, seed=7 + n) for n, one in enumerate(early)]
-    answer = found(whole, early, to_budget(at(16), 0.9, 0.9, 0.9, start=300))
-    assert answer is not None
+    answer = not_none(found(whole, early, to_budget(at(16), 0.9, 0.9, 0.9, start=300)))
     assert (answer.batches[1].runs, answer.batches[1].ended_early, answer.batches[1].final_metric) == (3, 2, 0.94)
 
 
@@ -182,16 +174,14 @@ def test_a_schedule_that_ended_and_a_target_that_was_missed_are_ends_too() -> No
     decaying = at(32, parameters={"schedule": "cosine", "horizon_samples": 3200})
     short = to_budget(decaying, 0.95, 0.95, 0.95, seconds=3.0, samples=3200)
     missed = to_budget(at(128), 0.85, 0.85, 0.85, start=200, state=TrialState.EXHAUSTED)
-    answer = found(short, missed)
-    assert answer is not None
+    answer = not_none(found(short, missed))
     assert [row.runs for row in answer.batches] == [3, 3]
     assert found(to_budget(decaying, 0.95, seconds=3.0, samples=3100)) is None
 
 
 def test_only_runs_of_the_newest_limit_are_compared() -> None:
     old = [replace(trial, train_seconds_limit=5.0) for trial in to_budget(at(16), 0.8, 0.8, seconds=5.0)]
-    answer = found(old, to_budget(at(128), 0.9, 0.9, start=200))
-    assert answer is not None
+    answer = not_none(found(old, to_budget(at(128), 0.9, 0.9, start=200)))
     assert [row.batch_size for row in answer.batches] == [128]
 
 
@@ -205,8 +195,7 @@ def test_the_answer_holds_it_and_warns_and_for_an_easier_target_it_does_not() ->
     ]
     probes = {size: make_probe(size) for size in (16, 64)}
     answer = build_answer(study(spec), spec, trials, probes)
-    assert answer.generalisation is not None
-    assert [row.batch_size for row in answer.generalisation.batches] == [16, 64]
+    assert [row.batch_size for row in not_none(answer.generalisation).batches] == [16, 64]
     assert "generalisation_gap" in {notice.code for notice in answer.warnings}
     assert answer.optimal.trial_numbers == [1]
     easier = replace(study(spec), target=replace(spec.record_target, value=0.8))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from bssearch.analysis.confirmation_runs import ignore_their_seeds
 from bssearch.records import TrialRecord
-from tests.factories import make_trial
+from tests.factories import make_trial, with_outcome
 
 
 def run(seed: int, steps: int, metric: float) -> TrialRecord:
     one = make_trial(seed, seed=seed)
-    assert one.outcome is not None
-    return replace(one, outcome=replace(one.outcome, steps=steps, final_metric=metric))
+    return with_outcome(one, steps=steps, final_metric=metric)
 
 
 def test_runs_with_the_same_steps_and_metric_under_every_seed_ignore_it() -> None:

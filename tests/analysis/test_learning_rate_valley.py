@@ -13,7 +13,7 @@ import pytest
 from bssearch.analysis.law.learning_rate_valley import TUNING_GAP, heights
 from bssearch.analysis.optimum import Verdict, decide
 from bssearch.records import Phase, TrialRecord, TrialState
-from tests.factories import make_trial
+from tests.factories import make_trial, not_none
 
 CURVATURE = 0.1
 SIZES = (16, 32, 64, 128)
@@ -42,9 +42,7 @@ def verdict_over(trials: list[TrialRecord]) -> Verdict:
         for size, trial in best.items()
         for seed in range(3)
     ]
-    found = decide([*trials, *runs], 3)
-    assert found is not None
-    return found
+    return not_none(decide([*trials, *runs], 3))
 
 
 def mean_heights(trials: list[TrialRecord], verdict: Verdict | None = None) -> dict[int, float]:

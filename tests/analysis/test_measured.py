@@ -13,14 +13,13 @@ from bssearch.noise import pooled
 from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, Phase, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary
 from tests.analysis.test_report import answer, confirmed, searched
-from tests.factories import make_probe, make_trial
+from tests.factories import make_probe, make_trial, not_none, with_outcome
 
 NOISE = GradientNoise(scale=100.0, low=80.0, high=130.0, passes=16)
 
 
 def noisy(trial: TrialRecord, noise: GradientNoise) -> TrialRecord:
-    assert trial.outcome is not None
-    return replace(trial, outcome=replace(trial.outcome, noise=noise))
+    return with_outcome(trial, noise=noise)
 
 
 def test_nothing_measured_is_null_and_not_zero() -> None:
@@ -30,10 +29,11 @@ def test_nothing_measured_is_null_and_not_zero() -> None:
 
 def test_step_times_give_a_line_and_a_knee() -> None:
     seconds = {8: 0.0104, 64: 0.0132, 512: 0.0356, 4096: 0.2148}  # 10 ms + 0.05 ms a sample
-    step_time = measured(
-        [make_probe(size, step_seconds=value) for size, value in seconds.items()], [], UNKNOWN, [], []
-    ).step_time
-    assert step_time is not None
+    step_time = not_none(
+        measured(
+            [make_probe(size, step_seconds=value) for size, value in seconds.items()], [], UNKNOWN, [], []
+        ).step_time
+    )
     assert [step_time.alpha_s, step_time.beta_s] == pytest.approx([0.01, 5e-5])
     assert step_time.throughput_knee == 4096
     assert step_time.max_residual == pytest.approx(0, abs=1e-9)
@@ -43,8 +43,7 @@ def test_memory_is_what_was_run_and_the_line_through_the_peaks() -> None:
     uses = [MemoryUse(micro_batch_size=size, fits=True, peak_memory_bytes=1000 + 3 * size) for size in (10, 20, 40)] + [
         MemoryUse(micro_batch_size=80, fits=False, peak_memory_bytes=None, reason="full")
     ]
-    memory = measured([], uses, MemoryBoundary(fits=40, too_large=80), [], []).memory
-    assert memory is not None
+    memory = not_none(measured([], uses, MemoryBoundary(fits=40, too_large=80), [], []).memory)
     assert (memory.largest_that_fits, memory.smallest_that_does_not) == (40, 80)
     assert [memory.fixed_bytes, memory.bytes_per_sample] == pytest.approx([1000, 3])
     assert fit_memory(uses[1:]) is None
@@ -52,16 +51,14 @@ def test_memory_is_what_was_run_and_the_line_through_the_peaks() -> None:
 
 def test_a_probe_of_the_noise_scale_comes_before_what_trials_measured_in_passing() -> None:
     runs = [noisy(make_trial(4), replace(NOISE, passes=8)), noisy(make_trial(5), NOISE), make_trial(6)]
-    in_passing = measured([], [], UNKNOWN, [], runs).noise_scale
-    assert in_passing is not None
+    in_passing = not_none(measured([], [], UNKNOWN, [], runs).noise_scale)
     assert (in_passing.trial, in_passing.step, in_passing.passes) == (5, None, 16)
     unknown, bound = GradientNoise(passes=16), GradientNoise(low=300.0, passes=16)
     probes = [
         NoiseMeasurement(batch_size=64, micro_batch_size=64, step=40, metric=0.9, noise=noise)
         for noise in (unknown, bound)
     ]
-    probed = measured([], [], UNKNOWN, probes, runs).noise_scale
-    assert probed is not None
+    probed = not_none(measured([], [], UNKNOWN, probes, runs).noise_scale)
     assert (probed.scale, probed.low, probed.high, probed.step, probed.trial) == (None, 300.0, None, 40, None)
     far = [replace(one, reason="the limit passed before") for one in probes]
     assert measured([], [], UNKNOWN, far, runs).noise_scale == in_passing
@@ -71,8 +68,7 @@ def test_a_probe_of_the_noise_scale_comes_before_what_trials_measured_in_passing
 
 def test_what_all_runs_of_the_optimum_warn_of_is_told_once() -> None:
     def warned(trial: TrialRecord, *sentences: str) -> TrialRecord:
-        assert trial.outcome is not None
-        return replace(trial, outcome=replace(trial.outcome, warnings=sentences))
+        return with_outcome(trial, warnings=sentences)
 
     runs = [warned(one, "it was compiled in vain") for one in confirmed(32, 0.5, 0.6, 0.4)]
     runs[0] = warned(runs[0], "it was compiled in vain", "a gap")
@@ -113,8 +109,7 @@ def test_each_batch_size_has_the_noise_scale_pooled_over_its_trials_that_came_ne
 def test_the_answers_noise_scale_is_pooled_over_the_trials_of_the_optimums_batch_size() -> None:
     trials = [*(short(number, noise) for number, noise in enumerate(PARTS)), short(9, NOISE, batch_size=64)]
     runs = [make_trial(5)]
-    found = measured([], [], UNKNOWN, [], runs, noise_of_batches(trials)).noise_scale
-    assert found is not None
+    found = not_none(measured([], [], UNKNOWN, [], runs, noise_of_batches(trials)).noise_scale)
     assert (found.batch_size, found.trials, found.trial, found.passes) == (32, 4, None, 7)
     near = NoiseMeasurement(batch_size=64, micro_batch_size=64, step=40, metric=0.9, noise=NOISE)
     probed = measured([], [], UNKNOWN, [near], runs, noise_of_batches(trials)).noise_scale

@@ -10,18 +10,16 @@ from bssearch.analysis.next_steps import MOST, SPEC, next_steps
 from bssearch.analysis.optimum import Verdict, decide
 from bssearch.records import Phase
 from bssearch.spec import StudySpec
-from tests.factories import make_spec, make_trial
+from tests.factories import make_spec, make_trial, not_none
 
 LARGEST = Largest(batch_size=128, time_to_target_s=None, lower_bound_s=None, reason="")
 
 
 def verdict(batch_size: int = 64, *, confirmed: bool = True) -> Verdict:
     phase = Phase.CONFIRM if confirmed else Phase.SEARCH
-    found = decide(
-        [make_trial(n, batch_size=batch_size, seconds=1.0 + n / 10, phase=phase, seed=n) for n in range(3)], 3
+    return not_none(
+        decide([make_trial(n, batch_size=batch_size, seconds=1.0 + n / 10, phase=phase, seed=n) for n in range(3)], 3)
     )
-    assert found is not None
-    return found
 
 
 def commands(spec: StudySpec, found: Verdict, sure: Certainty | None = None, largest: Largest = LARGEST) -> list[str]:

@@ -9,7 +9,7 @@ from bssearch.batch_schedule import with_batch_schedule
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Phase, TrialRecord, TrialState
 from tests.analysis.test_report import study
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, with_outcome
 from tests.test_batch_schedule import milestones
 
 SIZES = (16, 32, 64)
@@ -69,7 +69,7 @@ def test_what_the_study_s_own_device_took_says_nothing_of_another() -> None:
         for run in runs()
         if run.outcome is not None
     ]
-    timed = [replace(run, outcome=replace(run.outcome, steps=400)) for run in timed if run.outcome is not None]
+    timed = [with_outcome(run, steps=400) for run in timed if run.outcome is not None]
     slow = {size: make_probe(size, step_seconds=0.001 * size) for size in SIZES}
     found, plain = (predict_for_device(study(), SPEC, given, slow, "tiny") for given in (timed, runs()))
     assert found.optimal.time_to_target_s == plain.optimal.time_to_target_s

@@ -10,7 +10,7 @@ from bssearch.analysis.objectives.base import make_objective
 from bssearch.analysis.retarget import at_target, easier_target, refuse_another_target
 from bssearch.errors import UsageError
 from bssearch.records import Goal, Observation, Target, TrialState
-from tests.factories import make_trial
+from tests.factories import make_trial, not_none, with_outcome
 
 ACCURACY = Target(metric="accuracy", value=0.9)
 
@@ -32,11 +32,9 @@ def curve(*metrics: float) -> list[Observation]:
 
 def test_a_trial_has_reached_an_easier_target_where_its_curve_first_meets_it() -> None:
     trial = make_trial(1, seconds=4.0, undelayed_train_seconds=3.0)
-    assert trial.outcome is not None
-    trial = replace(trial, outcome=replace(trial.outcome, steps=40, samples=160, tokens=1600, test_metric=0.88))
+    trial = with_outcome(trial, steps=40, samples=160, tokens=1600, test_metric=0.88)
     moved = at_target(trial, curve(0.1, 0.5, 0.7, 0.6, 0.9), replace(ACCURACY, value=0.6), step_seconds=0.2)
-    outcome = moved.outcome
-    assert outcome is not None
+    outcome = not_none(moved.outcome)
     assert moved.state is outcome.state is TrialState.REACHED
     assert (outcome.last_miss_step, outcome.first_hit_step, outcome.steps_to_target) == (10, 20, 15)
     assert outcome.time_to_target_s == pytest.approx(1.5)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
-import pytest
-
 from bssearch.analysis.optimum import decide
 from bssearch.analysis.settled import Standing, standing
-from bssearch.analysis.time_to_target import estimate, ratio_interval, ratio_upper_bound
 from bssearch.records import Phase, TrialRecord, TrialState
-from tests.factories import make_trial
+from tests.factories import make_trial, not_none
 
 STEADY = (0.999, 1.0, 1.001)
 NOISY = (0.9, 1.0, 1.1)
@@ -35,11 +30,8 @@ def runs(batch_size: int, median: float, spread: tuple[float, ...] = STEADY, mis
 
 
 def stand(*trials: list[TrialRecord]) -> Standing:
-    verdict = decide([one for group in trials for one in group], 3)
-    assert verdict is not None
-    found = standing(verdict)
-    assert found is not None
-    return found
+    verdict = not_none(decide([one for group in trials for one in group], 3))
+    return not_none(standing(verdict))
 
 
 def sizes(found: Standing) -> tuple[int, int, list[int], list[int]]:
@@ -87,24 +79,5 @@ def test_where_a_run_missed_nothing_is_shown_and_more_runs_do_not_help() -> None
 
 
 def test_before_confirmation_nothing_stands() -> None:
-    verdict = decide([make_trial(1), make_trial(2, batch_size=64)], 3)
-    assert verdict is not None
+    verdict = not_none(decide([make_trial(1), make_trial(2, batch_size=64)], 3))
     assert standing(verdict) is None
-
-
-def test_the_interval_of_a_ratio_is_welchs_on_logarithms() -> None:
-    one, other = (estimate(runs(size, median, spread)) for size, median, spread in [(8, 2.0, NOISY), (16, 1.0, STEADY)])
-    found = ratio_interval(one, other)
-    assert found is not None
-    # scipy.stats.ttest_ind(log(2·NOISY), log(STEADY), equal_var=False).confidence_interval(), exponentiated
-    assert found == pytest.approx(expected_by_scipy(), rel=1e-9)
-    assert ratio_upper_bound(one, other) == found[1]
-    assert ratio_interval(estimate(runs(8, 2.0, NOISY[:2])), other) is None
-
-
-def expected_by_scipy() -> tuple[float, float]:
-    from scipy.stats import ttest_ind
-
-    logs = [[math.log(2 * value) for value in NOISY], [math.log(value) for value in STEADY]]
-    interval = ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
-    return math.exp(interval.low), math.exp(interval.high)

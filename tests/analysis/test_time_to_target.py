@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.time_to_target import WIDEST_GAP, estimate, ratio_interval, ratio_upper_bound
 from bssearch.intervals import student_t
 from bssearch.records import TrialRecord, TrialState
-from tests.factories import make_trial
+from tests.factories import make_trial, not_none, with_outcome
 
 
 def test_only_reached_trials_have_a_time() -> None:
@@ -49,7 +48,7 @@ def between(last_miss: int, first_hit: int, seconds: float = 0.437) -> list[Tria
     """Return three runs of equal seconds that hit between the same two evaluations."""
     trials = [make_trial(n, seconds=seconds, steps=(last_miss + first_hit) // 2) for n in range(3)]
     return [
-        replace(one, outcome=replace(one.outcome, last_miss_step=last_miss, first_hit_step=first_hit))
+        with_outcome(one, last_miss_step=last_miss, first_hit_step=first_hit)
         for one in trials
         if one.outcome is not None
     ]
@@ -63,8 +62,7 @@ def test_runs_that_hit_at_the_same_evaluation_have_the_width_of_its_gap() -> Non
     # A uniform distribution of width w has the standard deviation w/√12.
     assert found.log_deviation == pytest.approx(math.log(110 / 90) / math.sqrt(12))
     many = estimate([replace(one, seed=n) for n, one in enumerate(between(90, 110) * 10)])
-    assert many.low is not None and many.high is not None
-    assert math.log(many.high / many.low) / 2 == pytest.approx(1.96 * found.log_deviation, rel=0.01)
+    assert math.log(not_none(many.high) / not_none(many.low)) / 2 == pytest.approx(1.96 * found.log_deviation, rel=0.01)
     low, high = ratio_interval(many, many) or (0.0, 0.0)
     assert math.log(high / low) / 2 == pytest.approx(1.96 * found.log_deviation * math.sqrt(2), rel=0.01)
     unknown = estimate([make_trial(n, seconds=0.437) for n in range(3)])
@@ -75,30 +73,17 @@ def test_the_gap_counts_up_to_a_width_and_not_for_what_is_no_hit_at_the_target()
     found = estimate(between(1, 1000))
     assert found.log_deviation == pytest.approx(WIDEST_GAP / math.sqrt(12)) == estimate(between(0, 20)).log_deviation
     assert estimate(between(90, 110)[:1]).log_deviation == 0.0
-    unseen = [
-        replace(one, outcome=replace(one.outcome, first_hit_step=None)) for one in between(90, 110) if one.outcome
-    ]
+    unseen = [with_outcome(one, first_hit_step=None) for one in between(90, 110) if one.outcome]
     assert estimate(unseen).log_deviation == 0.0
-
-
-def test_a_hit_at_the_first_evaluation_is_hardly_known() -> None:
-    found = estimate(between(0, 20))
-    assert found.low is not None and found.high is not None
-    assert found.high / found.low > math.e
 
 
 def test_seeds_that_differ_by_more_than_the_gap_count_by_themselves() -> None:
     runs = [
-        replace(one, outcome=replace(one.outcome, time_to_target_s=seconds))
+        with_outcome(one, time_to_target_s=seconds)
         for one, seconds in zip(between(99, 101), (1.0, 2.0, 4.0), strict=True)
         if one.outcome is not None
     ]
     assert estimate(runs).log_deviation == pytest.approx(math.log(2))
-
-
-def test_two_runs_have_no_interval() -> None:
-    found = estimate([make_trial(0, seconds=1.0), make_trial(1, seconds=2.0)])
-    assert (found.low, found.high, found.runs) == (None, None, 2)
 
 
 def test_missed_runs_count_as_longer_than_all() -> None:
@@ -108,22 +93,11 @@ def test_missed_runs_count_as_longer_than_all() -> None:
     assert estimate([make_trial(0, seconds=1.0), missed]).median is None
 
 
-def test_interval_covers_the_true_median_as_often_as_it_says() -> None:
-    generator = random.Random(0)
-    covered = 0
-    for _ in range(1000):
-        runs = [make_trial(n, seconds=3.0 * math.exp(generator.gauss(0, 0.2))) for n in range(5)]
-        found = estimate(runs)
-        covered += bool(found.low and found.high and found.low <= 3.0 <= found.high)
-    assert 930 <= covered <= 970
-
-
 def test_ratio_bound_needs_three_runs_on_both_sides() -> None:
     three = estimate([make_trial(n, seconds=1.0 + 0.01 * n) for n in range(3)])
     two = estimate([make_trial(n, seconds=1.0) for n in range(2)])
     assert ratio_upper_bound(three, two) is None
-    bound = ratio_upper_bound(three, three)
-    assert bound is not None
+    bound = not_none(ratio_upper_bound(three, three))
     assert 1.0 < bound < 1.05
 
 

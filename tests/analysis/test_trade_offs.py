@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.generalisation import over_seeds
-from bssearch.analysis.objectives.time_to_target import TimeToTarget
 from bssearch.analysis.report import build_answer
-from bssearch.analysis.trade_offs import about_columns, about_trade_offs, trade_off_rows
+from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.records import DeviceUse, MemoryBasis, Phase, TrialRecord
 from tests.analysis.test_report import answer, confirmed, study
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, not_none
 
 
 def trade_offs(found: Answer) -> list[str]:
@@ -47,13 +45,6 @@ def test_a_batch_size_that_is_best_in_all_is_told_of_nothing_and_so_is_one_withi
     assert trade_offs(answer(near)) == []
 
 
-def test_what_takes_less_time_too_is_no_trade() -> None:
-    """By the medians of few runs another batch size may look better in all than the one that the law recommends."""
-    found = answer([*confirmed(16, 1.0, 1.1, 0.9, steps=100), *confirmed(64, 1.4, 1.5, 1.3, steps=90)])
-    other: Any = SimpleNamespace(objective=TimeToTarget(), configuration=SimpleNamespace(batch_size=64))
-    assert about_trade_offs(found.batches, other, confirmed=True) == []
-
-
 def test_under_another_objective_the_sentence_is_on_time_and_says_what_that_takes_more_of() -> None:
     spec = make_spec(objective="samples_to_target")
     trials = [*confirmed(16, 2.0, 2.1, 1.9, steps=120), *confirmed(64, 1.0, 1.1, 0.9, steps=90)]
@@ -73,22 +64,14 @@ def test_the_recommended_batch_size_is_on_the_front_although_a_single_search_tri
     assert "batch 16" not in trade_offs(found)[0], "nor is it held against it in words"
 
 
-def test_before_confirmation_all_search_trials_are_compared() -> None:
-    found = answer([make_trial(1, batch_size=16, seconds=2.0, steps=50), make_trial(2, batch_size=64, seconds=1.0)])
-    assert (found.optimal.batch_size, on_front(found)) == (64, [16, 64])
-    assert len(trade_offs(found)) == 1
-
-
 def test_a_batch_size_generalises_as_its_tested_runs_do_with_their_spread() -> None:
     def run(number: int, **outcome: Any) -> TrialRecord:
         return make_trial(number, phase=Phase.CONFIRM, seed=number, **outcome)
 
-    tested = over_seeds([run(1, test_metric=0.8), run(2, test_metric=0.9), run(3, test_metric=0.85), run(4)])
-    assert tested is not None
+    tested = not_none(over_seeds([run(1, test_metric=0.8), run(2, test_metric=0.9), run(3, test_metric=0.85), run(4)]))
     assert (tested.part, tested.median, tested.runs) == ("test", 0.85, 3)
     assert tested.standard_deviation == pytest.approx(0.05)
-    validated = over_seeds([run(1, best_metric=0.91)])
-    assert validated is not None
+    validated = not_none(over_seeds([run(1, best_metric=0.91)]))
     assert (validated.part, validated.median, validated.standard_deviation) == ("validation", 0.91, None)
     assert over_seeds([run(1, best_metric=None)]) is None
 

@@ -96,7 +96,7 @@ def peers(task: Task) -> Found:
     spec = task.spec()
     expected = known["expected_seconds"] or spec.budget.trial_train_seconds / CAP_RATIO
     cap = min(max(SHORTEST_CAP, CAP_RATIO * expected), spec.budget.trial_train_seconds)
-    found = section_of(task, "B", "finders").get("found", [])
+    found = [row for row in section_of(task, "B", "finders").get("found", []) if "found" in row]
     with worker(spec) as (executor, description):
         default = spec.default_configuration
         samples = description.train_samples or spec.batch_sizes[-1]

@@ -1,14 +1,11 @@
 """The batch size that other tools find on a device: they look for the largest that fits into its memory.
 
-Lightning's and accelerate's own finders run where these are installed. Elsewhere their documented rules do, against the
-same memory: `lightning_power`, `lightning_binsearch` and `accelerate_shrinks` do what Lightning 2.6.6
-(``pytorch/tuner/batch_size_scaling.py``) and accelerate 1.15.0 (``utils/memory.py``) do.
+Lightning's and accelerate's own finders run. If a package is not installed, the row of its finder says so.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib.util
 import logging
 import time
 import warnings
@@ -21,76 +18,15 @@ import torch
 
 from bssearch.records import Configuration
 from bssearch.training.computation import Computation
-from bssearch.training.memory import is_out_of_memory
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import Data, Workload
 from tests.evidence.task import Found
 
 FIRST_SIZE = 2
-MOST_TRIALS = 25
-LARGEST = 8192
-MARGIN = 0.05
-"""Lightning's defaults: ``init_val``, ``max_trials``, ``max_val`` and ``margin``."""
-
-SHRINKS_BY = 0.9
-"""accelerate's factor after each failure."""
+"""Lightning's default ``init_val``."""
 
 FIT_STEPS = 3
 """Steps after which a batch size fits: Lightning's ``steps_per_trial``."""
-
-Fits = Callable[[int], bool]
-
-
-def lightning_power(fits: Fits, samples: int) -> int:
-    """Return what mode ``power`` finds: the size doubles until it does not fit, or no larger one is asked for.
-
-    One that reaches `LARGEST` is returned without a try.
-    """
-    size, any_success = FIRST_SIZE, False
-    for trial in range(MOST_TRIALS):
-        if size >= LARGEST:
-            break
-        if fits(size):
-            if trial + 1 >= MOST_TRIALS or size >= samples:
-                break
-            size, any_success = min(2 * size, LARGEST), True
-        else:
-            size //= 2
-            if any_success:
-                break
-    return size
-
-
-def lightning_binsearch(fits: Fits, samples: int) -> int:
-    """Return what mode ``binsearch`` finds: doubled, then bisected, and 5 % taken off."""
-    size, low, high = FIRST_SIZE, 1, 0
-    successes = 0
-    while size < LARGEST:
-        if fits(size):
-            successes += 1
-            low = size
-            if successes >= MOST_TRIALS or size >= samples or (high and high - low <= 1):
-                break
-            following = min((high + low) // 2 if high else 2 * size, LARGEST)
-            if following == size:
-                break
-            size = following
-        else:
-            high = size
-            size = (high + low) // 2
-            if high - low <= 1:
-                break
-    return max(1, int(size * (1 - MARGIN)))
-
-
-def accelerate_shrinks(fits: Fits, samples: int) -> int:
-    """Return what ``find_executable_batch_size`` finds from all samples on: nine tenths after each failure."""
-    size = samples
-    while size and not fits(size):
-        size = int(size * SHRINKS_BY)
-    if not size:
-        raise RuntimeError("No executable batch size found, reached zero.")
-    return size
 
 
 @dataclass(frozen=True)
@@ -134,19 +70,6 @@ class Memory:
             self.free()
         return batch_size
 
-    def fits(self, batch_size: int) -> bool:
-        """Return whether three steps at a batch size fit."""
-        try:
-            self.steps(batch_size)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            error.__traceback__ = None
-            return False
-        finally:
-            self.free()
-        return True
-
     def free(self) -> None:
         """Give back what PyTorch keeps of the GPU's memory for later."""
         if self.computation.device.type == "cuda":
@@ -154,54 +77,22 @@ class Memory:
             torch.cuda.empty_cache()
 
 
-def is_installed(package: str) -> bool:
-    """Return whether a package is there to be imported."""
-    return importlib.util.find_spec(package) is not None
-
-
-@dataclass(frozen=True)
-class Finder:
-    """A tool's way to a batch size: its own code where its package is installed, else its rule."""
-
-    tool: str
-    package: str
-    own: Callable[[], int]
-    rule: Callable[[Fits, int], int]
-
-    def find(self, memory: Memory) -> Found:
-        """Return the size found, whose code found it, and the seconds that took; a tool that fails is told of."""
-        found: Found = {"tool": self.tool}
-        began = time.perf_counter()
-        is_own = is_installed(self.package)
-        try:
-            size = self.own() if is_own else self.rule(memory.fits, memory.samples)
-        except Exception as error:
-            if not is_own:
-                raise
-            found["tool_failed"] = f"{type(error).__name__}: {error}"
-            is_own = False
-            memory.free()
-            began = time.perf_counter()
-            size = self.rule(memory.fits, memory.samples)
-        seconds = time.perf_counter() - began
-        memory.free()
-        return {**found, "by": "the tool" if is_own else "its rule", "found": size, "seconds": seconds}
-
-
 def find_all(memory: Memory, folder: Path, save: Callable[[list[Found]], None]) -> list[Found]:
-    """Return what each tool finds; ``save`` gets all so far."""
+    """Return the size that each installed tool finds, with the seconds that took; ``save`` gets all so far."""
+    tools: dict[str, Callable[[], int]] = {
+        "Lightning, power": lambda: lightning_finds(memory, folder, "power"),
+        "Lightning, binsearch": lambda: lightning_finds(memory, folder, "binsearch"),
+        "accelerate": lambda: accelerate_finds(memory),
+    }
     found: list[Found] = []
-    for one in (
-        Finder("Lightning, power", "lightning", lambda: lightning_finds(memory, folder, "power"), lightning_power),
-        Finder(
-            "Lightning, binsearch",
-            "lightning",
-            lambda: lightning_finds(memory, folder, "binsearch"),
-            lightning_binsearch,
-        ),
-        Finder("accelerate", "accelerate", lambda: accelerate_finds(memory), accelerate_shrinks),
-    ):
-        found.append(one.find(memory))
+    for tool, find in tools.items():
+        began = time.perf_counter()
+        try:
+            row: Found = {"tool": tool, "found": find()}
+        except Exception as error:  # not installed, or broken on this device
+            row = {"tool": tool, "tool_failed": f"{type(error).__name__}: {error}"}
+        memory.free()
+        found.append({**row, "seconds": time.perf_counter() - began})
         save(found)
     return found
 

@@ -148,17 +148,6 @@ def test_the_studies_are_answered_and_cannot_be_run(folder: Path, importer: str)
 
 
 @pytest.mark.parametrize("importer", IMPORTERS)
-def test_the_same_file_makes_the_same_studies(folder: Path, importer: str) -> None:
-    do(folder, importer, "--name", "one")
-    do(folder, importer, "--name", "two")
-    (_, first, one), (_, second, two) = stored(folder)["one"], stored(folder)["two"]
-    assert first.model_copy(update={"name": "two"}) == second
-    assert [(a.number, a.configuration, a.seed, a.outcome) for a in one] == [
-        (b.number, b.configuration, b.seed, b.outcome) for b in two
-    ]
-
-
-@pytest.mark.parametrize("importer", IMPORTERS)
 def test_a_name_that_is_taken_or_is_none_stores_nothing(folder: Path, importer: str) -> None:
     do(folder, importer)
     assert importer in refuse(folder, importer, f"{importer}.txt", code=2)
@@ -175,13 +164,6 @@ def test_a_file_that_is_not_there_or_says_nothing_is_named(folder: Path, importe
         assert name in refuse(folder, importer, name, code=2)
     for other in set(FILES) - {importer}:
         assert f"{other}.txt" in refuse(folder, importer, f"{other}.txt", code=2)
-
-
-@pytest.mark.parametrize("importer", IMPORTERS)
-def test_its_help_says_what_file_it_takes(tmp_path: Path, importer: str) -> None:
-    shown = bssearch("import", importer, "--help", cwd=tmp_path)
-    assert shown.returncode == 0
-    assert "FILE" in shown.stdout and "--name" in shown.stdout
 
 
 def rows_of(folder: Path, database: str) -> dict[str, Any]:
@@ -201,16 +183,3 @@ def test_the_studies_go_into_other_databases_whole(folder: Path, importer: str) 
         done = bssearch(*words, cwd=folder)
         assert done.returncode == 0, done.stderr
     assert rows_of(folder, "bssearch.db") == rows_of(folder, "through-a-file.db") == rows_of(folder, "merged.db")
-
-
-def test_the_studies_of_one_file_stay_several_when_they_are_imported_into_another_database(folder: Path) -> None:
-    lines = FILES["runs"].splitlines()  # type: ignore[union-attr]
-    text = [f"device,{lines[0]}", *(f"{device},{line}" for device in ("A", "B") for line in lines[1:])]
-    (folder / "two.csv").write_text("\n".join(text))
-    assert bssearch("import", "runs", "two.csv", cwd=folder).returncode == 0
-    for is_new in (True, False):
-        words = "import", "study", "sqlite:///bssearch.db", "--db", "sqlite:///merged.db", "--format", "json"
-        done = bssearch(*words, cwd=folder)
-        found = [(row["study"], row["is_new"], row["is_changed"]) for row in json.loads(done.stdout)]
-        assert found == [("two-a", is_new, is_new), ("two-b", is_new, is_new)]
-    assert rows_of(folder, "bssearch.db") == rows_of(folder, "merged.db")

@@ -201,20 +201,6 @@ def test_accumulation_and_devices_are_parts_of_the_batch_also_under_other_names(
     assert (said[0].configuration.batch_size, said[0].configuration.micro_batch_size) == (64, 16)
 
 
-def test_the_parts_of_a_batch_in_user_attributes_count(write: Write) -> None:
-    reports = {100: 0.5, 200: 0.95}
-    file = write(trial(0.95, reports=reports, ga=1, gpus=1), trial(0.95, reports=reports, ga=4, gpus=2))
-    (study,) = import_optuna(file, target=0.9, steps="step").studies
-    assert [one.configuration.batch_size for one in study.trials] == [32, 256]
-    assert [one.configuration.accumulation_steps for one in study.trials] == [1, 4]
-    assert "ga" not in study.trials[0].configuration.parameters
-
-
-def test_the_final_metric_is_that_of_the_report_that_met_the_target(write: Write) -> None:
-    file = write(trial(0.5, reports={100: 0.4, 200: 0.92, 300: 0.5}), trial(0.7, reports={100: 0.6, 200: 0.7}, size=64))
-    assert [one.final_metric for one in outcomes(import_optuna(file, target=0.9, steps="step"))] == [0.92, 0.7]
-
-
 # Steps and seconds, where somebody says where they stand --------------------------------------------------------------
 
 
@@ -264,14 +250,6 @@ def test_a_duration_is_the_time_to_the_target_only_of_a_trial_that_ended_there(w
     refuse(UsageError, silent, "silent", said="1 of 1 trials went on past", target=0.9, seconds="duration")
 
 
-def test_a_value_may_be_the_seconds_to_the_target(write: Write) -> None:
-    file = write(trial(3.5), trial(state="PRUNED", reports={1000: 0.5}, size=64), direction="minimize")
-    made = import_optuna(file, target=0.9, seconds="value")
-    assert states(made) == ["reached", "pruned"]
-    assert [one.time_to_target_s for one in outcomes(made)] == [3.5, None]
-    assert outcomes(made)[0].final_metric is None
-
-
 def test_steps_may_stand_in_an_attribute(write: Write) -> None:
     file = write(trial(0.95, target_step=120), trial(0.5, target_step=500, size=64), trial(0.95, size=128))
     made = import_optuna(file, target=0.9, steps="user_attr:target_step")
@@ -309,12 +287,6 @@ def test_of_a_trial_that_went_on_past_the_target_the_figures_are_the_share_until
     assert any("3 of 8 trials went on past the target (the first: 4), or" in note for note in made.notes)
 
 
-def test_a_loss_that_met_the_target_before_the_last_report_counts_its_crossing(write: Write) -> None:
-    losses = {1: 0.9, 2: 0.2, 3: 0.15, 4: 0.3}
-    file = write(trial(0.15, reports=losses, took=8.0, lasted=8.0), direction="minimize")
-    assert outcomes(import_optuna(file, target=0.2, seconds="user_attr:took"))[0].time_to_target_s == 4.0
-
-
 @pytest.mark.slow
 def test_attributes_of_trials_whose_reports_do_not_tell_are_refused_unless_they_are_said_to_be_to_the_target(
     write: Write,
@@ -327,12 +299,6 @@ def test_attributes_of_trials_whose_reports_do_not_tell_are_refused_unless_they_
     (one,) = outcomes(import_optuna(file, seconds="user_attr:took", steps="user_attr:count", **said))
     assert (one.time_to_target_s, one.steps_to_target) == (3.0, 30)
     assert outcomes(import_optuna(file, seconds="duration", **said))[0].time_to_target_s == 9.0
-
-
-def test_steps_a_little_beyond_the_last_report_are_the_end_of_the_trial(write: Write) -> None:
-    file = write(fixed(32, 2, epochs=3, step=300, total=1000, took=50.0))
-    (one,) = outcomes(import_optuna(file, target=0.9, seconds="user_attr:took", steps="user_attr:total"))
-    assert (one.time_to_target_s, one.steps_to_target) == (30.0, 600)
 
 
 @pytest.mark.parametrize(("option", "value"), [("seconds", 20.0), ("steps", 200)])
@@ -372,12 +338,6 @@ def test_reports_by_epoch_tell_epochs_times_samples(write: Write, first: int, st
     assert outcomes(import_optuna(file, target=0.9, seconds="user_attr:took"))[0].time_to_target_s == 40.0
 
 
-def test_epochs_counted_from_0_that_report_every_five_count_the_fifth_as_five(write: Write) -> None:
-    file = write(trial(0.95, reports={4: 0.5, 9: 0.95, 14: 0.95}, size=64, took=15.0))
-    made = import_optuna(file, target=0.9, seconds="user_attr:took", steps="epoch", samples_per_epoch=640)
-    assert (outcomes(made)[0].time_to_target_s, outcomes(made)[0].steps_to_target) == (10.0, 100)
-
-
 def test_the_same_successive_reports_at_every_batch_size_are_epochs_and_no_steps(write: Write) -> None:
     for first, places in ((0, {"steps": "step"}), (1, {"steps": "step"}), (1, {"seconds": "step_ms"})):
         name = f"{first} {places}"
@@ -392,11 +352,6 @@ def test_the_same_successive_reports_at_every_batch_size_are_epochs_and_no_steps
     file = write(fixed(32, 4, step=100), fixed(64, 5, step=100), name="steps")
     made = import_optuna(file, "steps", target=0.9, steps="step")
     assert not any("--steps epoch" in note for note in made.notes)
-
-
-def test_seconds_that_nobody_measured_are_not_read(write: Write) -> None:
-    file = write(trial(0.95, reports={1: 0.5, 2: 0.95}, lasted=5.0))
-    refuse(UsageError, file, said="--seconds duration", target=0.9)
 
 
 # A study that bssearch exported ---------------------------------------------------------------------------------------
@@ -437,14 +392,6 @@ def test_a_study_that_was_exported_comes_back_with_the_same_answer(tmp_path: Pat
     assert first["optimal"]["time_to_target_s"]["median"] == second["optimal"]["time_to_target_s"]["median"]
     easier = import_optuna(str(tmp_path / "task.optuna.db"), target=0.5)
     assert all(one.time_to_target_s is None and one.steps_to_target for one in outcomes(easier) if one.first_hit_step)
-
-
-def test_of_a_trial_that_was_disturbed_the_seconds_are_those_that_its_answer_counted(tmp_path: Path) -> None:
-    record = StudyRecord.created(make_spec().new_study("someone"), EPOCH, make_environment())
-    trials = [make_trial(1, seconds=9.0, contended=True, product=2.0), make_trial(2, seconds=3.0, batch_size=64)]
-    path = tmp_path / "toy.db"
-    write_study(OptunaStudy.of(record, trials, {}), optuna_database(str(path)))
-    assert [one.time_to_target_s for one in outcomes(import_optuna(str(path)))] == [2.0, 3.0]
 
 
 def exported(path: Path, *, objective: str = "time_to_target") -> str:
@@ -577,18 +524,16 @@ def test_rows_that_cannot_be_read_are_no_traceback(write: Write, change: str) ->
     refuse(UsageError, file, said="optuna.db", target=0.9, seconds="user_attr:to_target_s")
 
 
-def test_optuna_does_not_put_right_what_its_database_lacks(write: Write) -> None:
-    file = write(trial(0.95, to_target_s=1.0))
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute("DELETE FROM version_info")
-        connection.commit()
-    before = Path(file).read_bytes()
-    refuse(UsageError, file, said="cannot be read as a database of Optuna's", target=0.9)
-    assert Path(file).read_bytes() == before
-
-
 def test_a_configuration_of_the_same_parameters_twice_is_a_repeat(write: Write) -> None:
     file = write(trial(0.95, to_target_s=1.0), trial(0.95, to_target_s=1.1))
     (study,) = import_optuna(file, target=0.9, seconds="user_attr:to_target_s").studies
     assert [(one.phase.value, one.seed) for one in study.trials] == [("confirm", 0), ("confirm", 1)]
     assert isinstance(study.trials[0].configuration, Configuration)
+
+
+def test_a_value_may_be_the_seconds_to_the_target(write: Write) -> None:
+    file = write(trial(3.5), trial(state="PRUNED", reports={1000: 0.5}, size=64), direction="minimize")
+    made = import_optuna(file, target=0.9, seconds="value")
+    assert states(made) == ["reached", "pruned"]
+    assert [one.time_to_target_s for one in outcomes(made)] == [3.5, None]
+    assert outcomes(made)[0].final_metric is None

@@ -88,14 +88,6 @@ def test_parameters_are_numbers_booleans_or_texts(text: str, value: object) -> N
     assert (type(found), found) == (type(value), value)
 
 
-def test_typed_parameters_have_their_fields() -> None:
-    names = ("learning_rate", "weight_decay", "dropout", "label_smoothing", "warmup_epochs")
-    header = ",".join(["batch_size", "reached", *(f"param.{name}" for name in names)])
-    (run,) = parse(header, "32,1,0.1,0.01,0.2,0.3,4").runs
-    assert [getattr(run.configuration, name) for name in names] == [0.1, 0.01, 0.2, 0.3, 4.0]
-    assert run.configuration.parameters == {"optimizer": None}
-
-
 @pytest.mark.parametrize(
     ("micro", "accumulation", "world", "split"),
     [
@@ -178,12 +170,6 @@ def test_the_batch_of_a_step_beside_that_of_a_device_says_which_is_which() -> No
     table = parse("batch_size,global_batch_size,reached,world_size", "32,256,1,8", "32,512,1,8", "32,32,1,1")
     assert split(table) == [(256, 32, 1, 8), (512, 32, 2, 8), (32, 32, 1, 1)]
     refuse("batch_size,global_batch_size,reached,world_size", "32,100,1,2", said="global_batch_size = 100")
-
-
-@pytest.mark.parametrize("name", ["ga", "update_freq", "param.acc_steps"])
-def test_a_common_name_of_the_accumulation_counts(name: str) -> None:
-    table = parse(f"batch_size,reached,{name}", "16,1,1", "16,1,4")
-    assert [run.configuration.batch_size for run in table.runs] == [16, 64]
 
 
 def test_devices_on_several_nodes_are_asked_for() -> None:
@@ -401,3 +387,12 @@ def test_what_is_written_is_read_back(rows: list[dict[str, Any]]) -> None:
         assert run.configuration.batch_size == row["batch_size"]
         assert run.configuration.learning_rate == (row["param.learning_rate"] or 1.0)
         assert run.configuration.parameters["x"] == row["param.x"]
+
+
+def test_the_runs_of_each_device_are_a_study_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "two.csv"
+    file.write_text(
+        "batch_size,reached,steps,device,precision\n32,1,10,A 1,\n64,1,9,A 1,\n32,1,8,b,bf16\n32,1,7,b,fp32\n"
+    )
+    made = import_runs(file, target=0.9, figures_at=FiguresAt.TARGET)
+    assert [one.study.name for one in made.studies] == ["two-a-1", "two-b-bf16", "two-b-fp32"]

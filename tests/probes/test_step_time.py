@@ -16,6 +16,7 @@ from bssearch.records import Configuration, StepTime, StepTimeRequest
 from bssearch.training.contention import Contention
 from bssearch.training.core_pace import CorePace
 from bssearch.training.trainer import Trainer
+from tests.factories import not_none
 from tests.training.toys import FakeTime, Toy, configuration, core_of_pace, on_cpu, toy_data
 
 Measure = Callable[..., StepTime]
@@ -143,8 +144,7 @@ def test_steps_that_scatter_are_timed_until_the_interval_is_narrow_enough(measur
     for measured, precision in ((coarse, 0.04), (fine, 0.02)):
         assert measured.settled
         assert measured.step_seconds is not None
-        assert measured.step_seconds_low is not None and measured.step_seconds_high is not None
-        half_width = (measured.step_seconds_high - measured.step_seconds_low) / 2
+        half_width = (not_none(measured.step_seconds_high) - not_none(measured.step_seconds_low)) / 2
         assert half_width <= precision * measured.step_seconds
 
 
@@ -166,10 +166,6 @@ def test_short_steps_are_timed_in_runs_of_ten_milliseconds(measure: Measure) -> 
     measured = measure([0.001, 0.001, 0.001, 0.005], [0.7])
     assert measured.steps_timed % 10 == 0
     assert measured.step_seconds == pytest.approx(0.002, rel=0.25)
-
-
-def test_no_more_than_a_thousand_runs_are_timed(measure: Measure) -> None:
-    assert measure([0.02, 0.04], [0.7], limit=1e9, precision=0.0).steps_timed == 1000
 
 
 def test_the_steps_before_time_starts_are_not_counted(measure: Measure) -> None:
@@ -212,25 +208,10 @@ def test_a_core_that_is_hardly_ever_at_full_pace_is_told_after_four_times_the_li
     assert measured.step_seconds == pytest.approx(0.02)
 
 
-def test_one_slow_look_in_long_steps_is_made_up_for(measure: Measure) -> None:
-    losses = [*[1.0] * 6, 1.7, *[1.0] * 20]
-    measured = measure(losses, [0.7], limit=1.0, core=core_of_pace(1.0, 1.7, *[1.0] * 100))
-    assert not measured.contended
-    assert measured.step_seconds_high == pytest.approx(1.0)
-
-
 def test_a_thread_that_lost_the_processor_is_told(measure: Measure) -> None:
     measured = measure([0.05], [0.7], cpu_share=0.5)
     assert measured.contended
     assert measured.reason == "other work had the processor meanwhile"
-
-
-def test_a_real_clock_gives_real_times() -> None:
-    request = StepTimeRequest(configuration=configuration(), seconds_limit=0.1)
-    measured = measure_step_time(request, Toy(), toy_data(), on_cpu())
-    assert measured.step_seconds is not None and 1e-5 < measured.step_seconds < 1
-    assert measured.evaluation_seconds is not None and 1e-6 < measured.evaluation_seconds < 1
-    assert measured.update_seconds is not None and 1e-6 < measured.update_seconds < 1
 
 
 @pytest.mark.parametrize("at_loss", [1, 8])

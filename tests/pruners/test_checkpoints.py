@@ -17,7 +17,7 @@ import pytest
 from bssearch.errors import CheckpointError
 from bssearch.files import new_guarded_file, new_private_file
 from bssearch.pruners.checkpoints import Checkpoints
-from tests.factories import EPOCH, make_study_record
+from tests.factories import EPOCH, make_study_record, not_none
 from tests.pruners.stores import troubled
 
 
@@ -35,8 +35,7 @@ def test_checkpoints_of_two_studies_are_kept_apart_and_stay_where_one_is_renamed
     ]
     assert kept.held().bytes == 0
     assert not kept.folder.exists()
-    file = kept.file_for(3)
-    assert file is not None
+    file = not_none(kept.file_for(3))
     assert file.is_relative_to(tmp_path)
     file.write_bytes(b"abc")
     assert kept.has(3)
@@ -147,8 +146,7 @@ def test_a_folder_that_its_owner_opened_to_a_group_is_shared_by_that_group_and_n
     with user(ADA, GROUP):
         kept = Checkpoints(make_study_record())
         assert kept.is_writable()
-        file = kept.file_for(1)
-        assert file is not None
+        file = not_none(kept.file_for(1))
         with new_guarded_file(file) as content:
             content.write(b"ada's")
     assert stat.S_IMODE(kept.folder.stat().st_mode) == 0o2770
@@ -174,8 +172,7 @@ def test_a_folder_that_is_not_a_groups_on_purpose_keeps_its_files_private(
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(mode)
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "open"))
-    file = Checkpoints(make_study_record()).file_for(1)
-    assert file is not None
+    file = not_none(Checkpoints(make_study_record()).file_for(1))
     with new_guarded_file(file) as content:
         content.write(b"own")
     assert (file.parent.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
@@ -214,8 +211,7 @@ def test_a_folder_that_another_driver_removes_in_this_moment_is_made_once_more(
         return new_private_file(path)
 
     monkeypatch.setattr("bssearch.files.new_private_file", open_late)
-    file = kept.file_for(1)
-    assert file is not None
+    file = not_none(kept.file_for(1))
     with new_guarded_file(file) as content:
         content.write(b"saved")
     assert len(tries) == 2 and kept.has(1)

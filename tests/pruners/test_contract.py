@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from tests.simulation.played import Played, search_spec
 LIMIT = 20.0
 NAMES = registry.names("pruners")
 SEEDS = range(3)
+WORKERS = [*zip(NAMES, itertools.cycle((1, 3)))]
+"""Each pruner with one worker or with three."""
 
 
 def maker(name: str) -> Callable[[], Pruner]:
@@ -99,8 +102,7 @@ class Checked(Pruner):
         return self._pruner.paces_itself(standings)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("name", "workers"), WORKERS)
 def test_what_it_says_follows_from_the_standings_and_changes_nothing_of_them(name: str, workers: int) -> None:
     """Optuna's rungs keep the order in which running trials came, which the standings do not tell: see their tests."""
     remade = not isinstance(maker(name)(), OptunaPruner)
@@ -141,8 +143,7 @@ class Capped(Pruner):
         return self._pruner.next_waiting(standings, fresh=fresh)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("name", "workers"), WORKERS)
 def test_no_trial_goes_on_after_an_evaluation_past_the_cap_where_it_caps(name: str, workers: int) -> None:
     pruner = maker(name)()
     for seed in SEEDS:

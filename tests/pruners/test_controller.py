@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -16,13 +15,11 @@ from bssearch.pruners.controller import PruningController
 from bssearch.pruners.race import Race
 from bssearch.records import Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
-from tests.factories import EPOCH, make_curve, make_spec, make_trial
+from tests.factories import EPOCH, make_curve, make_spec, make_trial, with_outcome
 
 PAUSED, PRUNED, REACHED, RUNNING = TrialState.PAUSED, TrialState.PRUNED, TrialState.REACHED, TrialState.RUNNING
 LIMIT, RUNG = 160.0, 10.0
 """The first rung is at a sixteenth of the limit."""
-
-Points = Iterable[tuple[float, float]]
 
 
 def spec(name: str = "balanced", **pruner: Any) -> StudySpec:
@@ -117,24 +114,12 @@ def test_a_trial_that_pauses_again_waits_with_all_of_its_curve() -> None:
     assert told.standings.curves[1].train_seconds == [RUNG, 2 * RUNG, 25.0], "its end says when it got there"
 
 
-def test_a_better_winner_gives_what_waits_hope() -> None:
-    told = Told(spec(slack=1.0))
-    told.controller.found_saved([2])
-    told.winner(1)
-    told.paused(2, (5.0, 0.1))
-    assert told.controller.next_waiting(fresh=True) is None
-    told.take(make_trial(3, seconds=9.0), (0.0, 0.0), (8.0, 0.1), (8.8, 0.8))
-    going = told.controller.next_waiting(fresh=True)
-    assert going is not None and going.number == 2
-
-
 def test_what_somebody_interrupted_goes_on_first_and_no_pruner_gives_it_up() -> None:
     told = Told()
     told.controller.found_saved([1, 2, 3])
     told.paused(1, (RUNG, 0.8))
     cut = make_trial(2, state=PAUSED, seconds=RUNG)
-    assert cut.outcome is not None
-    cut = told.take(replace(cut, outcome=replace(cut.outcome, reason=INTERRUPTED)), (RUNG, 0.1))
+    cut = told.take(with_outcome(cut, reason=INTERRUPTED), (RUNG, 0.1))
     assert set(told.standings.waiting) == {1}
     assert told.controller.next_waiting(fresh=True) is cut
     assert told.controller.least_promising() == 1
@@ -153,28 +138,6 @@ def test_the_winners_are_those_that_were_fastest_when_they_ended_in_whatever_ord
         assert told.controller.slack == 1.0
         assert [seconds for _, seconds in told.standings.winners] == [8.0, 10.0, 11.0, 12.0]
         assert told.standings.cap == 8.0
-
-
-def test_standings_made_anew_from_the_records_are_those_of_the_one_that_was_told_as_it_went() -> None:
-    live, anew = Told(), Told()
-    live.controller.found_saved([2, 4])
-    live.winner(1)
-    live.seen(2, (2.0, 0.1))
-    live.seen(3, (2.0, 0.2), (4.0, math.nan), uncapped=True)
-    live.paused(2, (2.0, 0.1), (5.0, 0.1))
-    live.paused(4, (RUNG, 0.3))
-    live.take(make_trial(4, state=RUNNING))
-    points = {
-        number: list(zip(one.train_seconds, one.gains, strict=True)) for number, one in live.history.curves.items()
-    }
-    for trial in live.history.all_trials:
-        anew.take(trial, *points[trial.number])
-    anew.controller.found_saved([2, 4])
-    for name in ("states", "running", "uncapped", "slack", "can_wait", "limit"):
-        assert getattr(anew.standings, name) == getattr(live.standings, name), name
-    assert set(anew.standings.waiting) == set(live.standings.waiting) == {2}
-    assert anew.controller.slack == live.controller.slack
-    assert [seconds for _, seconds in anew.standings.winners] == [seconds for _, seconds in live.standings.winners]
 
 
 @pytest.mark.parametrize(

@@ -48,14 +48,6 @@ def test_before_the_first_hit_the_best_of_each_rung_goes_on() -> None:
     assert going == [1, 2, 0, None], "nothing new: the highest rung first"
 
 
-def test_an_evaluation_may_lie_beyond_several_rungs() -> None:
-    field = rungs()
-    assert field.observe(0, 45.0, 0.1) is Action.WAIT
-    assert field.goes_on(fresh=False) == 0
-    assert field.observe(0, 79.0, 0.1) is Action.GO_ON
-    assert field.observe(0, 80.0, 0.1) is Action.WAIT
-
-
 def test_what_beats_all_that_came_to_its_rung_does_not_wait_once_enough_came() -> None:
     field = rungs()
     actions = [field.observe(number, RUNG, gain) for number, gain in enumerate((0.1, 0.2, 0.3, 0.25))]
@@ -80,15 +72,6 @@ def test_where_many_run_at_once_a_leader_does_not_wait_above_the_first_rung() ->
     assert field.goes_on(fresh=False) == 8
     assert field.observe(8, 2 * RUNG, 0.3) is Action.GO_ON, "one leader for every two that run"
     assert field.observe(9, 2 * RUNG, 0.2) is Action.WAIT, "the second best of three that run"
-
-
-def test_uncapped_trials_say_nothing_about_who_goes_on() -> None:
-    field = rungs()
-    for number in range(2):
-        field.told(number, (RUNG, 0.1))
-        field.standings.uncapped.add(number)
-    assert field.observe(2, RUNG, 0.2) is Action.WAIT
-    assert field.goes_on(fresh=True) is None
 
 
 def test_what_a_winner_ends_the_rungs_for_goes_on_by_its_pace() -> None:

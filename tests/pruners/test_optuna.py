@@ -61,17 +61,3 @@ def test_what_was_pruned_elsewhere_is_no_complete_trial_to_optuna(state: TrialSt
         field.told(number, (40.0, 1.0))
         field.ended(number, state)
     assert field.observe(99, 40.0, 0.5) is Action.GO_ON, "it has no complete trial to compare with"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_trial_may_reach_the_target_after_it_was_told_to_stop(kind: Kind) -> None:
-    field = Field(kind(), float(GRID))
-    for number in range(40):
-        if field.observe(number, 80.0, -float(number)) is Action.STOP:
-            break
-        field.ended(number, TrialState.EXHAUSTED)
-    else:
-        pytest.fail("nothing was stopped")
-    field.told(number, (80.9, 0.5))
-    field.reached(number, 81.0)
-    assert field.observe(41, 5.0, 0.6) in Action

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from bssearch.pruners.base import Action
 from bssearch.pruners.halving import FIRST
 from bssearch.pruners.pace import FROM, Balanced, Fast, Pace, Safe
-from bssearch.records import TrialState
 from tests.pruners.field import Field, progress
 
 
@@ -95,40 +92,6 @@ def test_what_is_past_the_cap_waits_for_nothing() -> None:
     assert field.given_up() == 1
 
 
-def test_the_slack_moves_the_cap_and_what_is_hopeless() -> None:
-    field = pace(slack=1.5)
-    field.winner()
-    assert not is_hopeless(field, 10.5, 0.8)
-    field.standings.slack = 1.0
-    assert is_hopeless(field, 10.5, 0.8)
-
-
-def test_what_ends_within_the_slack_at_its_pace_is_not_hopeless() -> None:
-    field = pace(slack=1.4)
-    field.winner()
-    assert not is_hopeless(field, 9.5, 0.7), "it ends at 13.6 s"
-    assert is_hopeless(field, 9.5, 0.4), "it ends at 23.8 s"
-
-
-def test_the_slack_decides_anew_what_has_hope() -> None:
-    field = pace()
-    field.winner(0, seconds=10.0)
-    assert field.observe(1, 10.0, 0.5) is Action.WAIT
-    assert field.goes_on(fresh=False) is None
-    field.standings.slack = 3.0
-    assert field.goes_on(fresh=False) == 1
-
-
-def test_what_waited_before_has_hope_like_any_other() -> None:
-    """Made over standings that somebody else's pruner has left, it goes on with what it would have let wait or not."""
-    field = pace()
-    field.winner()
-    for number, point in enumerate([(5.0, 0.1), (5.0, 0.4), (11.0, 0.9)], start=1):
-        field.told(number, point)
-        field.ended(number, TrialState.PAUSED)
-    assert [field.goes_on(fresh=True) for _ in range(2)] == [2, None]
-
-
 def test_where_trials_cannot_wait_the_hopeless_stop_and_before_the_first_hit_all_go_on() -> None:
     field = pace(can_wait=False)
     assert not field.pruner.paces_itself(field.standings), "so the planner must"
@@ -156,14 +119,3 @@ def test_the_least_promising_goes_first_and_waits_no_more() -> None:
         assert field.observe(number, 5.0, gain) is Action.WAIT
     assert [field.given_up() for _ in range(3)] == [4, 3, None], "the greatest predicted time"
     assert field.goes_on(fresh=False) is None
-
-
-def test_an_ended_trial_waits_for_nothing_and_nan_is_no_progress() -> None:
-    field = pace()
-    field.winner()
-    assert field.observe(1, 5.0, math.nan) is Action.WAIT
-    field.ended(1, TrialState.CANCELLED)
-    field.winner(2, seconds=9.9)
-    assert field.goes_on(fresh=True) is None
-    assert field.observe(3, 0.0, math.nan) is Action.GO_ON
-    assert field.observe(3, 2.0, 0.5) is Action.GO_ON

@@ -45,14 +45,6 @@ def test_a_race_stops_what_lags_behind_the_incumbent() -> None:
     assert field.observe(1, 6.0, 0.29) is Action.STOP, "the incumbent had 0.3 at half the time"
 
 
-def test_a_race_is_against_the_fastest_winner() -> None:
-    field = Field(Race(lag=2.0))
-    field.winner(0, seconds=20.0)
-    assert field.observe(2, 6.0, 0.2) is Action.GO_ON, "the incumbent had 0.15 at 3 s"
-    field.winner(1, seconds=10.0)
-    assert field.observe(2, 6.1, 0.2) is Action.STOP, "this one had 0.3"
-
-
 def test_a_spec_has_its_pruner_with_its_settings() -> None:
     race = make_pruner(PrunerSpec(name="race", lag=2.5))
     assert isinstance(race, Race) and race.lag == 2.5

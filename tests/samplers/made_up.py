@@ -14,7 +14,7 @@ from bssearch.records import Configuration, Phase, ProbeRecord, TrialPlan, Trial
 from bssearch.samplers.base import Choice, Sampler, default_choice, make_sampler
 from bssearch.search.planner import Planner
 from bssearch.spec import StudySpec
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, not_none
 from tests.search.law import step_seconds, steps_needed
 
 TARGET = 0.9
@@ -165,7 +165,6 @@ class MadeUpStudy:
 
     def step(self, state: TrialState = TrialState.REACHED) -> Choice:
         """Run what is chosen."""
-        choice = self.choose()
-        assert choice is not None
+        choice = not_none(self.choose())
         self.run(choice, state)
         return choice

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -70,33 +69,12 @@ def searched(asks: int, *, seed: int = 0, noise: float = 0.0, limit: float = mat
     return points, runs
 
 
-def test_the_default_comes_first() -> None:
-    assert gradient().ask([]) == DEFAULT
-    assert gradient().expected_improvement == math.inf
-
-
-def test_the_same_seed_and_trials_make_the_same_choices() -> None:
-    assert searched(6, seed=3)[0] == searched(6, seed=3)[0]
-    asker = gradient()
-    runs = [trained(DEFAULT, 20.0)]
-    assert [asker.ask(runs) for _ in range(2)] == [gradient().ask(runs)] * 2, "asking changes nothing that counts"
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_the_best_of_a_grid_is_found_in_half_as_many_trials_as_it_has_cells(seed: int, noise: float) -> None:
     points, runs = searched(len(CELLS) // 2, seed=seed, noise=noise)
     assert BEST in points
     assert gradient().incumbent(runs) == BEST
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_it_is_found_from_a_default_that_never_gets_there(seed: int) -> None:
-    asked, runs = searched(8, seed=seed, limit=1.2 * truth(BEST))
-    assert truth(DEFAULT) > 1.2 * truth(BEST)
-    assert gradient().incumbent(runs) == BEST
-    hit = asked.index(BEST)
-    assert len(set(asked[: hit + 1])) == hit + 1, "before the first hit nothing is run again"
 
 
 def test_the_step_times_decide_in_which_direction_it_looks_first() -> None:
@@ -107,13 +85,6 @@ def test_the_step_times_decide_in_which_direction_it_looks_first() -> None:
     }
     assert sizes["a step for free"] > 32
     assert sizes["by the sample"] <= 32
-
-
-def test_a_diverged_trial_turns_it_to_smaller_learning_rates() -> None:
-    lost = Run(CELLS.index((32, 0.1)), Progress(), running=False, diverged=True)
-    for seed in range(4):
-        size, rate = CELLS[gradient(seed).ask([trained(DEFAULT, 20.0), lost])]
-        assert rate <= 0.01 or size > 32
 
 
 def test_a_flat_first_trial_is_no_guide() -> None:
@@ -163,33 +134,6 @@ def test_trials_that_run_are_not_counted_on_but_leave_others_more_to_tell() -> N
     assert second != first
 
 
-def test_eight_slots_are_filled_with_different_trials() -> None:
-    runs = [trained(DEFAULT, truth(DEFAULT))]
-    asked: list[int] = []
-    for seed in range(8):
-        asked.append(gradient(seed).ask(runs))
-        runs.append(Run(asked[-1], Progress()))
-    assert len(set(asked)) >= 6
-    assert all(one != other for one, other in itertools.pairwise(asked))
-
-
-def test_before_any_trial_has_ended_slots_are_filled_too() -> None:
-    runs: list[Run] = []
-    for seed in range(5):
-        runs.append(Run(gradient(seed).ask(runs), Progress()))
-    assert runs[0].point == DEFAULT
-    assert len({run.point for run in runs}) == 5
-
-
-def test_at_a_batch_size_it_chooses_there_and_else_at_the_nearest() -> None:
-    runs = [trained(DEFAULT, 25.0), trained(CELLS.index((32, 0.1)), 10.0), trained(CELLS.index((32, 0.001)), 60.0)]
-    for size in SIZES:
-        assert CELLS[gradient().ask(runs, batch_size=size)][0] == size
-    assert CELLS[gradient().ask(runs, batch_size=600)][0] == 512
-    assert CELLS[gradient().ask([], batch_size=8)][0] == 8
-    assert CELLS[gradient().ask(runs, batch_size=128)][1] >= 0.1, "what was learned at 32 holds there too"
-
-
 def test_where_all_was_tried_in_vain_it_still_answers() -> None:
     vain = [trained(point, 100.0 + point, until=0.5) for point in range(len(CELLS))]
     assert gradient().ask(vain) in range(len(CELLS))
@@ -199,40 +143,6 @@ def test_where_all_was_tried_in_vain_it_still_answers() -> None:
     assert CELLS[gradient().ask(at_one)][0] != 128
     for left in (0, 5, 15):
         assert gradient().ask([run for run in vain if run.point != left]) == left
-
-
-@pytest.mark.parametrize(
-    ("names", "cells"),
-    [
-        (("batch_size",), [(8,), (32,), (128,)]),
-        (("batch_size", "learning_rate"), [(32, 0.1), (32, 0.2), (32, 0.4)]),
-        (("batch_size", "learning_rate"), [(32, 0.1)]),
-        (("batch_size", "learning_rate", "optimizer"), list(itertools.product((8, 32), (0.1, 0.3), ("sgd", "adamw")))),
-        (("batch_size", "clip_norm"), [(8, 1.0), (8, 0.0), (32, 1.0)]),
-    ],
-)
-def test_grids_of_every_shape_can_be_searched(names: Sequence[str], cells: list[tuple[int | float | str, ...]]) -> None:
-    grid = GridCandidates(names, cells)
-    runs: list[Run] = []
-    for seed in range(len(cells) + 2):
-        asker = KnowledgeGradient(
-            grid, default=0, target_gain=TARGET, step_times=StepTimes(grid.batch_sizes, step_seconds), seed=seed
-        )
-        point = asker.ask(runs)
-        assert 0 <= point < len(cells)
-        runs.append(trained(point, 10.0 + 3 * point))
-    assert asker.incumbent(runs) == 0
-
-
-def test_the_incumbent_of_thousands_of_trials_is_still_looked_at() -> None:
-    """However many promise to be faster, on the few evaluations that they have shown."""
-    cells = list(itertools.product((8, 32), np.geomspace(0.001, 1, 300).tolist()))
-    grid = GridCandidates(("batch_size", "learning_rate"), cells)
-    asker = KnowledgeGradient(grid, default=0, target_gain=TARGET, step_times=StepTimes((8, 32), step_seconds), seed=0)
-    runs = [trained(point, 9.0, until=0.2) for point in range(1, 300)]
-    runs += [trained(0, 10.0)]
-    assert asker.incumbent(runs) == 0
-    assert 0 <= asker.ask(runs) < len(cells)
 
 
 def believed(means: Sequence[float], covariance: Sequence[Sequence[float]], seed_noise: float = 0.1) -> Posterior:
@@ -249,21 +159,6 @@ def test_the_expected_improvement_of_one_unknown_point_has_its_closed_form() -> 
         found = _improvements(posterior, np.array([0]), np.zeros(2))
         assert found[1] == pytest.approx(max(expected, 0.0), rel=0.02)
         assert found[0] == pytest.approx(0.0, abs=1e-4), "what is sure can surprise nobody"
-
-
-def test_a_run_that_is_stopped_early_or_whose_seeds_scatter_tells_less() -> None:
-    posterior = believed([0.0, 0.0], [[1e-9, 0.0], [0.0, 0.25]])
-    whole, stopped = (_improvements(posterior, np.array([0]), np.array([0.0, one]))[1] for one in (0.0, 0.5))
-    noisy = _improvements(replace(posterior, seed_noise=0.6), np.array([0]), np.zeros(2))[1]
-    assert whole > stopped > 0 and whole > noisy > 0
-
-
-def test_a_run_moves_what_is_believed_of_the_tried_points_that_it_is_correlated_with() -> None:
-    alone = believed([0.0, 1.0], [[0.25, 0.0], [0.0, 0.25]])
-    together = believed([0.0, 1.0], [[0.25, 0.24], [0.24, 0.25]])
-    # A neighbour of two tried points tells which of them is the better, without being better itself.
-    gains = [_improvements(one, np.array([0, 1]), np.zeros(2)).tolist() for one in (alone, together)]
-    assert gains[0][1] > gains[1][1], "where both move alike their order does not change"
 
 
 def test_what_runs_is_taken_as_ended_as_expected() -> None:

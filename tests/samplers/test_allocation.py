@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bssearch.analysis.law.quick_prior import QuickPrior
-from bssearch.history import ATTEMPTS, History
+from bssearch.history import History
 from bssearch.records import ProbeRecord, TrialRecord, TrialState
 from bssearch.samplers.allocation import (
     EVIDENCE_TRIALS,
@@ -13,7 +13,7 @@ from bssearch.samplers.allocation import (
     propose,
     propose_evidence,
 )
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, not_none
 
 SIZES = (8, 16, 32, 64, 128)
 
@@ -27,36 +27,26 @@ def default_trial(**changes: object) -> TrialRecord:
 
 
 def test_the_default_comes_first_and_under_the_full_limit() -> None:
-    proposal = propose(history())
-    assert proposal is not None
+    proposal = not_none(propose(history()))
     assert (proposal.batch_size, proposal.source, proposal.uncapped) == (32, "default", True)
 
 
 def test_a_lost_default_is_tried_again_a_failed_one_is_not() -> None:
     lost = propose(history(default_trial(state=TrialState.LOST)))
     failed = propose(history(default_trial(state=TrialState.FAILED)))
-    assert lost is not None
-    assert failed is not None
-    assert (lost.source, failed.source) == ("default", "transfer")
+    assert (not_none(lost).source, not_none(failed).source) == ("default", "transfer")
 
 
 def test_every_batch_size_gets_its_trials_nearest_to_the_incumbent_first() -> None:
     trials = [default_trial(seconds=2.0)]
     order = []
     for number in range(1, 10):
-        proposal = propose(history(*trials))
-        assert proposal is not None
+        proposal = not_none(propose(history(*trials)))
         order.append(proposal.batch_size)
         trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=3.0, state=TrialState.CAPPED))
     assert set(order[:2]) == {16, 64}
     assert set(order[:4]) == {8, 16, 64, 128}
     assert Counter([32, *order]) == dict.fromkeys(SIZES, 2)
-
-
-def test_running_trials_count_so_that_slots_spread_out() -> None:
-    proposal = propose(history(default_trial(), make_trial(1, batch_size=16, state=TrialState.RUNNING)))
-    assert proposal is not None
-    assert proposal.batch_size == 64
 
 
 def test_evidence_is_the_largest_and_a_rung_each_side_four_times_away() -> None:
@@ -93,13 +83,6 @@ def test_evidence_that_fails_is_not_tried_for_ever() -> None:
     assert (proposal := propose(history(*trials))) is not None and proposal.batch_size != 128
 
 
-def test_a_trial_that_is_lost_again_and_again_is_given_up() -> None:
-    trials = [make_trial(0, state=TrialState.LOST, uncapped=True)]
-    while (lost := history(*trials).to_retry(uncapped=True)) is not None:
-        trials.append(make_trial(len(trials), state=TrialState.LOST, uncapped=True, retry_of=lost.number))
-    assert len(trials) == ATTEMPTS
-
-
 def test_what_the_optimum_is_compared_with_is_tuned_too() -> None:
     trials = [default_trial(seconds=8.0, uncapped=True)]  # batch 32
     trials += [make_trial(n, batch_size=size, seconds=1.0 if size == 8 else 4.0) for n, size in enumerate([8] * 6, 1)]
@@ -111,66 +94,17 @@ def test_what_the_optimum_is_compared_with_is_tuned_too() -> None:
     assert Counter(asked) == {128: EVIDENCE_TRIALS, 32: EVIDENCE_TRIALS - 1}  # the default itself was one
 
 
-def test_what_ran_out_of_memory_is_tried_again_in_smaller_micro_batches_once_they_are_timed() -> None:
-    probes = {size: make_probe(size, micro_batch_size=min(size, 32)) for size in SIZES}
-    ran_out = make_trial(0, batch_size=64, state=TrialState.OOM)
-    seen = history(ran_out, probes=probes)
-    assert (seen.feasible, seen.largest, seen.untimed) == (SIZES, 32, ())
-    assert seen.to_retry(uncapped=False) is ran_out
-    assert seen.at(64) == []
-    again = seen.as_run(ran_out.configuration)
-    assert (again.batch_size, again.micro_batch_size, again.accumulation_steps) == (64, 32, 2)
-    waiting = history(ran_out, probes={8: probes[8], 16: probes[16]})
-    assert (waiting.feasible, waiting.untimed) == ((8, 16), (32, 64, 128))
-    assert waiting.to_retry(uncapped=False) is None
-
-
-def test_the_default_counts_as_tried_in_whatever_micro_batches_but_not_where_it_ran_out_of_memory() -> None:
-    default = make_spec().default_configuration
-    split = default.in_micro_batches(8)
-    assert history(make_trial(0, configuration=split)).tried(default)
-    assert not history(make_trial(0, configuration=split, state=TrialState.OOM)).tried(default)
-    assert make_spec().space.encode(split) == make_spec().space.encode(default) is not None
-
-
 def test_the_rest_goes_where_the_target_is_reached_soonest() -> None:
     trials = [default_trial(seconds=1.0)]
     for _ in range(60):
         number = len(trials)
-        proposal = propose(history(*trials))
-        assert proposal is not None
+        proposal = not_none(propose(history(*trials)))
         slowness = {8: 4.0, 16: 2.0, 32: 1.0, 64: 1.1, 128: 3.0}[proposal.batch_size]
         trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=slowness, uncapped=proposal.uncapped))
     counts = Counter(trial.configuration.batch_size for trial in trials)
     assert counts[32] > counts[16] > counts[8] >= 2
     assert counts[64] > counts[16]
     assert min(counts.values()) >= 2
-
-
-def test_a_batch_size_whose_trials_mostly_fail_is_given_up() -> None:
-    failures = [make_trial(n, batch_size=16, state=TrialState.FAILED) for n in range(3)]
-    assert 16 in history(*failures[:2]).feasible
-    assert 16 not in history(*failures).feasible
-    assert 16 not in history(*failures, make_trial(3, batch_size=16)).feasible
-    assert 16 in history(*failures, *(make_trial(n, batch_size=16) for n in (3, 4, 5))).feasible
-
-
-def test_lost_trials_are_retried_failed_ones_once() -> None:
-    lost = make_trial(0, state=TrialState.LOST)
-    failed = make_trial(1, state=TrialState.FAILED)
-    again = make_trial(2, state=TrialState.FAILED, retry_of=1)
-    assert history(lost).to_retry(uncapped=False) is lost
-    assert history(failed).to_retry(uncapped=False) is failed
-    assert history(failed, again).to_retry(uncapped=False) is None
-    assert history(lost, make_trial(1, retry_of=0)).to_retry(uncapped=False) is None
-
-
-def test_only_evidence_is_retried_where_it_was_cancelled() -> None:
-    cancelled = make_trial(0, state=TrialState.CANCELLED)
-    asked_for = make_trial(1, state=TrialState.CANCELLED, uncapped=True)
-    assert history(cancelled).to_retry(uncapped=False) is None
-    assert history(cancelled, asked_for).to_retry(uncapped=True) is asked_for
-    assert history(cancelled, asked_for).to_retry(uncapped=False) is None
 
 
 def test_a_small_budget_still_buys_evidence_before_second_trials() -> None:
@@ -182,8 +116,7 @@ def test_a_small_budget_still_buys_evidence_before_second_trials() -> None:
             for n, size in enumerate((8, 16, 64, 128), start=1)
         ),
     ]
-    proposal = propose(History(spec, trials, {size: make_probe(size) for size in SIZES}))
-    assert proposal is not None
+    proposal = not_none(propose(History(spec, trials, {size: make_probe(size) for size in SIZES})))
     assert (proposal.batch_size, proposal.uncapped) == (128, True)
 
 
@@ -197,8 +130,7 @@ def ladder(quick: QuickPrior | None, *, at_32: float) -> list[int]:
     for number in range(1, 10):
         known = history(*trials)
         known.quick = quick
-        proposal = propose(known)
-        assert proposal is not None
+        proposal = not_none(propose(known))
         order.append(proposal.batch_size)
         trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=3.0))
     return order
@@ -208,11 +140,6 @@ def test_the_ladder_begins_at_what_a_quick_answer_recommends_and_leaves_no_batch
     order = ladder(promised(128, 16, 128), at_32=2.0)
     assert order[:4] == [128, 64, 16, 8]
     assert Counter([32, *order]) == dict.fromkeys(SIZES, 2)
-
-
-def test_a_quick_answer_that_the_best_trial_contradicts_counts_no_more() -> None:
-    wrong = promised(128, 64, 128)
-    assert ladder(wrong, at_32=2.0) == ladder(None, at_32=2.0)
 
 
 def test_what_a_quick_answer_rules_out_has_less_evidence_unless_the_best_trial_contradicts_it() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bssearch.records import ParameterValue
-from bssearch.samplers.time_model.candidates import MOST, SPREAD, GridCandidates, SpaceCandidates, latin_hypercube
+from bssearch.samplers.time_model.candidates import MOST, SPREAD, GridCandidates, SpaceCandidates
 from bssearch.space import SearchSpace
 
 RNG = np.random.default_rng(0)
@@ -47,14 +47,6 @@ def test_of_a_large_grid_what_was_tried_its_neighbours_and_some_others_are_looke
     beside = [(4, 0.2, 7), (6, 0.2, 7), (5, 0.1, 7), (5, 0.3, 7), (5, 0.2, 6), (5, 0.2, 8)]
     assert {0, 1, best, *(cells.index(cell) for cell in beside)} <= among
     assert SPREAD <= len(among) <= SPREAD + 3 + len(beside)
-
-
-def test_a_grid_without_a_learning_rate_has_one_for_all() -> None:
-    grid = GridCandidates(("batch_size",), [(8,), (16,)])
-    points = grid.take(grid.among([], [], RNG))
-    assert grid.log_rate_width == 0.0
-    assert points.log_rates.tolist() == [0.0, 0.0]
-    assert points.others.shape == (2, 0)
 
 
 def test_a_point_keeps_its_index_and_what_was_made_beside_it_does_not() -> None:
@@ -100,14 +92,6 @@ def test_the_neighbours_of_a_number_among_choices_are_the_next_in_order(dropout:
         alike = [(here, values) for here, values in looked_at if values["reference_learning_rate"] == 0.1]
         assert {values["dropout"] for here, values in alike if here == size} == {dropout, *beside}
         assert {here for here, values in alike if values == best} == {size, *next_to_it}
-
-
-def test_the_neighbours_of_a_choice_without_order_are_all_others() -> None:
-    found = candidates(optimizer=[{"name": "sgd"}, {"name": "adamw"}])
-    best: dict[str, ParameterValue] = {"reference_learning_rate": 0.1, "optimizer": "sgd"}
-    first = found.add(16, best)
-    looked_at = [found[int(index)] for index in found.among([first], [first], RNG)]
-    assert (16, {**best, "optimizer": "adamw"}) in looked_at
 
 
 def test_every_batch_size_and_every_choice_is_among_what_is_spread() -> None:
@@ -174,9 +158,3 @@ def test_the_width_of_the_rates_is_that_of_the_space() -> None:
     assert candidates().log_rate_width == pytest.approx(math.log(100))
     assert candidates(learning_rate=[0.3, 0.1, 0.2]).log_rate_width == pytest.approx(math.log(3))
     assert candidates(learning_rate=0.1).log_rate_width == 0.0
-
-
-def test_a_latin_hypercube_has_one_point_in_every_slice() -> None:
-    points = latin_hypercube(10, 3, RNG)
-    assert points.shape == (10, 3)
-    assert np.sort((10 * points).astype(int), axis=0).tolist() == [[slice_] * 3 for slice_ in range(10)]

@@ -16,6 +16,7 @@ from bssearch.samplers.base import Choice, make_sampler
 from bssearch.samplers.grid import Grid
 from bssearch.samplers.optuna import TPE, Random
 from bssearch.samplers.time_model.sampler import TimeModelSampler
+from tests.factories import not_none
 from tests.samplers.made_up import MadeUpStudy, study_spec
 
 NAMES = registry.names("samplers")
@@ -55,8 +56,7 @@ def test_a_choice_follows_from_the_history_whoever_is_asked_and_however_often(na
     """Trial by trial: the sampler that lived through all of it, a new one, and a new one over a history made anew."""
     study = study_of(name)
     for number, state in enumerate(STATES, 1):
-        choice = study.choose()
-        assert choice is not None
+        choice = not_none(study.choose())
         assert study.choose() == choice, "asking changes nothing"
         assert study.restarted().choose() == choice
         fresh = make_sampler(study.spec)
@@ -112,16 +112,13 @@ def test_it_chooses_at_the_default_s_batch_size_where_that_lies_outside_the_spac
     study = study_of(name, default={"batch_size": 24, "learning_rate": 0.1, "weight_decay": 0.0, "dropout": 0.1})
     study.step()
     study.step()
-    choice = study.choose(24)
-    assert choice is not None
+    choice = not_none(study.choose(24))
     assert choice.configuration.batch_size == 24
-    assert choice.sampled is not None
-    assert study.spec.space.decode(24, choice.sampled) == choice.configuration
+    assert study.spec.space.decode(24, not_none(choice.sampled)) == choice.configuration
 
 
 def _at(study: MadeUpStudy, batch_size: int) -> int:
-    choice = study.choose(batch_size)
-    assert choice is not None
+    choice = not_none(study.choose(batch_size))
     return choice.configuration.batch_size
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bssearch.records import TrialState
+from tests.factories import not_none
 from tests.samplers.made_up import MadeUpStudy, study_spec
 
 LISTS = {
@@ -33,15 +34,6 @@ def test_a_grid_is_tried_whole_once_and_then_says_so() -> None:
     assert study.choose() is None
     assert ending(study) == "all 18 combinations of the grid have been tried"
     assert study.restarted().choose() is None
-
-
-def test_the_seed_fixes_the_order_of_a_grid() -> None:
-    def order(seed: int) -> list[str]:
-        study = grid(seed=seed)
-        return [study.step().configuration.key for _ in range(18)]
-
-    assert order(1) == order(1)
-    assert order(1) != order(2)
 
 
 def test_at_a_batch_size_it_has_an_end_too() -> None:
@@ -75,8 +67,7 @@ def test_combinations_that_do_not_fit_are_left_out_until_they_do() -> None:
     assert study.choose() is None
     assert ending(study) == "all 12 combinations of the grid at batch sizes that fit have been tried"
     study.history.probes = probes
-    choice = study.choose()
-    assert choice is not None
+    choice = not_none(study.choose())
     assert choice.configuration.batch_size == 64
     assert ending(study) is None
 

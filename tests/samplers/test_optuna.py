@@ -10,10 +10,8 @@ from bssearch.history import History
 from bssearch.records import ParameterValue, TrialRecord, TrialState
 from bssearch.samplers.optuna import (
     CENSORED_STEP,
-    GP,
     TPE,
     WORSE_THAN_ANY,
-    OptunaSampler,
     Random,
     distribution,
     from_optuna,
@@ -22,7 +20,7 @@ from bssearch.samplers.optuna import (
 )
 from bssearch.space import Dimension
 from tests.factories import make_probe, make_trial
-from tests.samplers.made_up import MadeUpStudy, study_spec
+from tests.samplers.made_up import study_spec
 
 SPEC = study_spec("tpe", seed=3)
 SIZES = (8, 16, 32, 64, 128)
@@ -76,11 +74,6 @@ def test_a_diverged_trial_ranks_behind_every_other() -> None:
     assert trial.intermediate_values == {CENSORED_STEP: WORSE_THAN_ANY}
 
 
-def test_out_of_memory_is_a_violated_constraint() -> None:
-    (trial,) = told(make_trial(1, state=TrialState.OOM, sampled=coordinates(0.1)))
-    assert trial.constraints == {"oom": 1.0}
-
-
 def test_running_trials_are_told_as_running_missing_ones_and_those_outside_the_space_not_at_all() -> None:
     trials = told(
         make_trial(1, state=TrialState.RUNNING, sampled=coordinates(0.1)),
@@ -93,57 +86,12 @@ def test_running_trials_are_told_as_running_missing_ones_and_those_outside_the_s
 MISSING = tuple(state for state in TrialState if state.is_missing)
 
 
-@pytest.mark.parametrize("kind", [TPE, GP, Random])
-def test_asked_twice_with_the_same_history_it_answers_the_same(kind: type[OptunaSampler]) -> None:
-    trials = [make_trial(n, seconds=1.0 + n, sampled=coordinates(0.02 * n)) for n in range(1, 9)]
-    first = kind(SPEC).ask(history(*trials), 32)
-    assert first == kind(SPEC).ask(history(*trials), 32)
-    assert set(first) == {"reference_learning_rate", "weight_decay", "dropout"}
-    assert first["weight_decay"] in (0.0, 1e-4, 1e-3)
-    configuration = SPEC.space.decode(32, first)
-    assert configuration.learning_rate == pytest.approx(first["reference_learning_rate"])
-
-
-def test_tpe_learns_where_the_target_is_reached_soonest() -> None:
-    trials = []
-    for number in range(30):
-        rate = 0.01 * 100 ** (number / 29)
-        near = abs(number - 20)
-        trials.append(make_trial(number + 1, seconds=1.0 + near, sampled=coordinates(rate)))
-    asked = []
-    for extra in range(10):
-        past = history(*trials, *(make_trial(31 + n, state=TrialState.FAILED) for n in range(extra)))
-        asked.append(float(TPE(SPEC).ask(past, 32)["reference_learning_rate"] or 0))
-    best = 0.01 * 100 ** (20 / 29)
-    assert sum(best / 3 < rate < best * 3 for rate in asked) >= 7
-
-
 def test_the_sampler_is_shown_the_trials_near_the_batch_size() -> None:
     trials = [make_trial(n + 1, batch_size=SIZES[n % 5]) for n in range(20)]
     sizes = {trial.configuration.batch_size for trial in neighbours(history(*trials), 128, enough=4)}
     assert sizes == {64, 128}
     few = neighbours(history(make_trial(1, batch_size=8), make_trial(2, batch_size=128)), 128, enough=4)
     assert len(few) == 2
-
-
-@pytest.mark.parametrize("name", ["tpe", "gp", "random"])
-def test_the_default_comes_first_and_the_batch_sizes_in_turn(name: str) -> None:
-    study = MadeUpStudy(study_spec(name))
-    choices = [study.step() for _ in range(5)]
-    assert choices[0].configuration == study.spec.default_configuration
-    assert [choice.uncapped for choice in choices] == [True, False, False, False, False]
-    assert sorted(choice.configuration.batch_size for choice in choices) == [8, 16, 32, 64, 128]
-    assert all(choice.expected_improvement is None for choice in choices), "it has no model"
-
-
-def test_more_than_enough_trials_near_a_batch_size_widen_nothing() -> None:
-    trials = [make_trial(n + 1, batch_size=size) for n, size in enumerate((32, 32, 64, 16, 128, 8))]
-    reached = {
-        enough: {one.configuration.batch_size for one in neighbours(history(*trials), 32, enough)}
-        for enough in (3, 4, 9)
-    }
-    assert reached == {3: {16, 32, 64}, 4: {8, 16, 32, 64, 128}, 9: {8, 16, 32, 64, 128}}
-    assert neighbours(history(), 32, 3) == []
 
 
 def test_numbers_are_told_as_their_places_in_ascending_order_and_names_as_they_are() -> None:

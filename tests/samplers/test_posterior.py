@@ -75,61 +75,12 @@ def test_a_law_asks_for_fewer_steps_at_larger_batches_and_caps_what_a_bad_rate_c
     assert worst - best[0] == pytest.approx(np.full(worst.shape, DEEPEST), abs=0.01)
 
 
-def test_the_best_rate_is_sought_around_the_defaults_and_grows_with_the_batch_size_never_beyond_linearly() -> None:
-    rates = np.log(np.geomspace(1e-7, 1e4, 1101))
-    valleys = [
-        drawn().log_steps(Points(np.full(len(rates), float(size)), rates, np.zeros((len(rates), 0)))) for size in SIZES
-    ]
-    best = np.array([rates[valley.argmin(axis=0)] for valley in valleys])
-    at_default = best[SIZES.index(32)]
-    assert np.median(at_default) == pytest.approx(math.log(0.01), abs=0.1)
-    assert np.std(at_default) == pytest.approx(math.log(1000) / 4, rel=0.1)
-    growth = np.diff(best, axis=0)
-    assert (growth > -0.05).all()
-    assert (growth < math.log(4) + 0.05).all()
-
-
-def test_the_same_seed_draws_the_same_laws() -> None:
-    assert (drawn(1).log_steps(POINTS) == drawn(1).log_steps(POINTS)).all()
-    assert (drawn(1).log_steps(POINTS) != drawn(2).log_steps(POINTS)).any()
-
-
 def test_covariances_can_be_inverted() -> None:
     others = Points(POINTS.batch_sizes, POINTS.log_rates, np.random.default_rng(0).random((len(GRID), 3)))
     adds, departs = covariances(others)
     for matrix in (adds, adds + departs):
         assert np.linalg.eigvalsh(matrix).min() > 0
     assert np.diag(departs) == pytest.approx(np.ones(len(GRID)))
-
-
-def test_what_was_seen_is_believed_and_repeats_make_it_surer() -> None:
-    once, thrice = posterior(told((5, 7.0))), posterior(told((5, 7.0), (5, 7.0), (5, 7.0)))
-    assert math.exp(once.mean[5]) == pytest.approx(7.0, rel=0.05)
-    assert deviation(thrice, 5) < deviation(once, 5) < deviation(posterior(), 5)
-    assert thrice.seed_noise < once.seed_noise < posterior(told((5, 4.0), (5, 12.0), (5, 7.0))).seed_noise
-
-
-def test_the_less_sure_a_pace_is_the_less_it_moves() -> None:
-    hits = ((place(32, 0.01), 10.0), (place(128, 0.01), 8.0), (place(32, 0.1), 9.0))
-    sure = told(*hits, (place(8, 0.01), 4.0))
-    unsure = replace(sure, variance=np.array([0.0, 0.0, 0.0, 1.0]))
-    means = [posterior(found).mean[place(8, 0.01)] for found in (told(*hits), unsure, sure)]
-    assert math.log(4.0) < means[2] < means[1] < means[0]
-
-
-def test_a_single_lucky_seed_is_drawn_towards_what_its_neighbours_say() -> None:
-    """The law allows for a factor of 4 between two of these points at most, not for 20."""
-    alike = [(place(32, 0.01), 10.0), (place(128, 0.01), 10.0), (place(32, 0.1), 10.0), (place(128, 0.1), 10.0)]
-    lucky = posterior(told(*alike, (place(8, 0.01), 3.0)))
-    sure = posterior(told(*alike, *[(place(8, 0.01), 3.0)] * 4))
-    assert 3.0 < math.exp(sure.mean[place(8, 0.01)]) < math.exp(lucky.mean[place(8, 0.01)])
-
-
-def test_the_order_of_the_trials_makes_no_difference() -> None:
-    trials = ((1, 30.0), (5, 9.0), (6, 7.0), (5, 11.0))
-    one, other = posterior(told(*trials)), posterior(told(*trials[::-1]))
-    assert one.mean == pytest.approx(other.mean)
-    assert one.covariance == pytest.approx(other.covariance)
 
 
 def test_a_bound_that_is_met_moves_nothing_and_one_that_is_not_moves_up() -> None:
@@ -141,58 +92,6 @@ def test_a_bound_that_is_met_moves_nothing_and_one_that_is_not_moves_up() -> Non
     assert met.mean[slow] > before.mean[slow] - 0.1
     missed = posterior(told(*hits, bounds=((good, 300.0),)))
     assert missed.mean[good] > before.mean[good] + 0.5
-
-
-def test_bounds_alone_can_be_believed() -> None:
-    after = posterior(told(bounds=((3, 60.0), (7, 60.0))))
-    assert np.isfinite(after.mean).all()
-    assert np.linalg.eigvalsh(after.covariance).min() > -1e-8
-
-
-def test_the_rate_learned_at_one_batch_size_helps_at_another() -> None:
-    """At 32 the best rate turned out to be ten times the default's: so it is looked for there at 128, untried."""
-    valley = ((0.001, 60.0), (0.01, 25.0), (0.1, 8.0), (1.0, 40.0))
-    after = posterior(told(*((place(32, rate), seconds) for rate, seconds in valley)))
-    untold = posterior(told((place(32, 0.01), 25.0)))
-
-    def best_at(size: int, of: Posterior) -> float:
-        return min(RATES, key=lambda rate: of.mean[place(size, rate)])
-
-    assert [best_at(size, after) for size in (32, 128)] == [0.1, 0.1]
-    assert best_at(128, untold) == 0.01
-    far, was = place(128, 0.001), place(128, 0.1)
-    assert after.mean[far] - after.mean[was] > untold.mean[far] - untold.mean[was] + 0.5
-
-
-def test_a_trial_that_runs_leaves_less_to_be_learned_there() -> None:
-    before = posterior(told((5, 7.0)))
-    after = before.after(before.place(6))
-    assert after.mean is before.mean
-    assert deviation(after, 6) < 0.6 * deviation(before, 6)
-    assert (np.diag(after.covariance) <= np.diag(before.covariance) + 1e-12).all()
-
-
-def test_places_leave_out_what_is_not_looked_at() -> None:
-    some = Posterior(np.array([3, 5, 9]), np.zeros(3), np.eye(3), 0.1)
-    assert some.place(5) == 1
-    assert some.places([9, 4, 3]).tolist() == [2, 0]
-
-
-def test_a_measured_noise_scale_draws_the_laws_to_its_critical_batch_size() -> None:
-    def gains(noise_scale: float | None) -> float:
-        """Return the median over the laws of log steps at 32 less those at 512, each at its best learning rate."""
-        prior = LawPrior(
-            batch_sizes=[8, 2048],
-            default_size=32,
-            default_log_rate=0.0,
-            log_rate_width=0.0,
-            seed=0,
-            noise_scale=noise_scale,
-        )
-        return float(np.median(np.log1p(prior._critical / 32) - np.log1p(prior._critical / 512)))
-
-    assert gains(10.0) < gains(None) < gains(20_000.0)
-    assert gains(10.0) == pytest.approx(np.log1p(10 / 32) - np.log1p(10 / 512), abs=0.15)
 
 
 def dense(found: Extrapolation) -> tuple[np.ndarray, np.ndarray, float]:
@@ -241,15 +140,6 @@ def test_what_is_believed_is_the_mixture_of_gaussian_processes_over_every_run(
     assert ours.mean == pytest.approx(mean, abs=0.02)
     assert np.sqrt(np.diag(ours.covariance)) == pytest.approx(np.sqrt(np.diag(covariance)), rel=0.03)
     assert ours.seed_noise == pytest.approx(noise, rel=0.01)
-
-
-def test_seeds_that_scatter_are_believed_to_scatter() -> None:
-    at = place(32, 0.01)
-    even, uneven = (
-        posterior(told(*((at, seconds) for seconds in times))).seed_noise
-        for times in ((100.0, 101.0, 99.0, 100.0), (100.0, 160.0, 65.0, 110.0))
-    )
-    assert even < 0.13 < 0.24 < uneven
 
 
 def test_before_any_trial_the_spread_of_the_laws_is_believed_with_what_they_leave_unexplained() -> None:

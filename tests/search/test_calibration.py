@@ -13,7 +13,6 @@ from bssearch.errors import LaunchError, WorkloadError
 from bssearch.history import History
 from bssearch.records import (
     Configuration,
-    Environment,
     Lease,
     MemoryUse,
     ProbeRecord,
@@ -29,12 +28,9 @@ from bssearch.search.calibration import (
     MOST_VISITS,
     default_at,
     doubtful,
-    gib,
     measure_step_time_at,
     measure_step_times,
     missing_step_times,
-    named,
-    nothing_fits,
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
@@ -42,8 +38,9 @@ from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.factories import SPEC as RAW
-from tests.factories import make_environment, make_plan, make_probe, make_spec, make_trial
+from tests.factories import make_environment, make_plan, make_probe, make_spec, make_trial, with_outcome
 from tests.search.law import LawExecutor
+from tests.search.study import url_in
 
 SPACE = {**RAW["space"], "batch_size": [8, 16, 32]}
 SPEC = make_spec(space=SPACE)
@@ -53,7 +50,7 @@ HERE = make_environment()
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as opened:
+    with open_store(url_in(tmp_path)) as opened:
         opened.create_study(SPEC.new_study("tester"))
         yield opened
 
@@ -72,8 +69,7 @@ def with_steps(number: int, step_seconds: float, size: int = 16, steps: int = 10
     timed = default_at(SPEC, size, size).configuration
     seconds = step_seconds * (steps or 100)
     trial = make_trial(number, configuration=timed, state=TrialState.CAPPED, seconds=seconds, **changes)
-    assert trial.outcome is not None
-    return replace(trial, outcome=replace(trial.outcome, steps=steps))
+    return with_outcome(trial, steps=steps)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +87,6 @@ def test_a_larger_batch_size_that_is_faster_beyond_the_errors_of_both_is_doubted
 ) -> None:
     """Two standard errors of the difference are 2.8 of one that both have."""
     assert doubtful(SPEC, by_size(probe(8, smaller, own), probe(16, larger, own)), []) == found
-
-
-def test_the_error_of_either_side_leaves_a_contradiction_open() -> None:
-    for own in ((0.01, 0.05), (0.05, 0.01)):
-        both = (probe(8, 1.05, own[0]), probe(16, 1.0, own[1]))
-        assert doubtful(SPEC, by_size(*both), []) == set()
 
 
 def test_only_neighbours_in_whole_micro_batches_with_a_known_error_contradict_each_other() -> None:
@@ -271,11 +261,6 @@ def test_a_cap_known_not_to_fit_is_refused_with_the_sizes_around_it_and_their_pe
         refuse_cap_beyond_memory(capped(cap), store, HERE)
 
 
-def test_a_cap_is_not_refused_before_anything_is_known_to_fit(store: Store) -> None:
-    store.save_memory("toy", HERE, too_large(24))
-    refuse_cap_beyond_memory(capped(32), store, HERE)
-
-
 @pytest.mark.parametrize("has", ["a step time", "a trial"])
 def test_a_study_that_has_begun_is_not_refused_for_its_cap(store: Store, has: str) -> None:
     store.save_memory("toy", HERE, fits(16))
@@ -295,13 +280,3 @@ def test_where_not_one_sample_fits_it_is_refused_with_what_ran_out(store: Store)
     with pytest.raises(LaunchError) as caught:
         refuse_where_nothing_fits(SPEC, store, HERE)
     assert "1, 4" in str(caught.value) and "no memory left" in str(caught.value)
-
-
-def test_a_device_is_named_with_its_memory_where_that_is_known() -> None:
-    assert gib(3 * 2**29) == "1.5 GiB"
-    assert "8 GiB" in named(HERE) and HERE.device_name in named(HERE)
-    unknown: Environment = make_environment(device_memory_bytes=None)
-    assert named(unknown) == unknown.device_name
-    bare = str(nothing_fits(unknown, []))
-    assert ":" not in bare and "(" not in bare, "nothing ran, and no reason is known"
-    assert "no memory left" not in str(nothing_fits(unknown, [too_large(8)])), "the reason is that of one sample"

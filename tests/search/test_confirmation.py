@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from bssearch.commands.confirm import confirm_study, with_confirmation
 from bssearch.commands.opening import stored_spec
@@ -21,17 +20,15 @@ from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
 from bssearch.executors.base import Ended, Event
 from bssearch.history import History
-from bssearch.probes.cadence import eval_every_steps, probe_record
-from bssearch.records import Configuration, Phase, StepTime, TrialPlan, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.confirmation import beside, ending, finalists, remaining
 from bssearch.search.leases.owner import _start, is_alive, living, this_driver
-from bssearch.search.listener import Listener
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
-from bssearch.spec.parts import ConfirmSpec
 from bssearch.storage.repository import open_store
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor
+from tests.search.study import Ear, trials_in, url_in
 
 SIZES = (8, 16, 32, 64, 128)
 SPEC = make_spec(confirm={"top": 2, "runs": 3})
@@ -67,8 +64,7 @@ def test_the_neighbours_of_the_best_are_confirmed_beside_it() -> None:
 
 def test_a_neighbour_that_never_reached_is_confirmed_with_the_best_carried_over_to_it_unless_that_missed() -> None:
     best = SPEC.default_configuration
-    sampled = SPEC.space.encode(best)
-    assert sampled is not None
+    sampled = not_none(SPEC.space.encode(best))
     probes = {size: make_probe(size) for size in SIZES}
     trials = [
         make_trial(1, configuration=best, seconds=0.5, sampled=sampled),
@@ -139,38 +135,6 @@ def test_what_is_confirmed_is_not_repeated_what_was_lost_is_and_failures_once() 
     assert after(TrialState.LOST, TrialState.CANCELLED) == 18
     assert after(TrialState.FAILED) == 18
     assert after(TrialState.FAILED, TrialState.FAILED) == 17
-
-
-def test_cadence_bounds_the_number_of_evaluations_and_their_share() -> None:
-    assert eval_every_steps(step_seconds=0.01, evaluation_seconds=0.0, full_limit=10.0) == 1
-    assert eval_every_steps(step_seconds=0.001, evaluation_seconds=0.0, full_limit=10.0) == 10
-    every = eval_every_steps(step_seconds=0.001, evaluation_seconds=0.02, full_limit=10.0)
-    assert 0.02 / (every * 0.001 + 0.02) <= 0.2
-    assert 0.02 / ((every - 1) * 0.001 + 0.02) > 0.2
-    assert eval_every_steps(step_seconds=10.0, evaluation_seconds=0.1, full_limit=100.0) == 1
-
-
-def test_a_dear_evaluation_still_leaves_twenty_looks_at_the_target() -> None:
-    assert eval_every_steps(step_seconds=0.01, evaluation_seconds=3.0, full_limit=10.0) * 0.01 == 10.0 / 20
-
-
-def test_a_probe_that_ran_out_of_memory_has_no_cadence() -> None:
-    measured = StepTime(
-        batch_size=8,
-        micro_batch_size=8,
-        step_seconds=None,
-        evaluation_seconds=None,
-        steps_timed=0,
-        peak_memory_bytes=None,
-        out_of_memory=True,
-    )
-    assert probe_record(measured, 10.0).eval_every_steps is None
-
-
-def test_seeds_differ_by_phase_and_index() -> None:
-    seeds = {trial_seed(0, phase, index) for phase in Phase for index in range(100)}
-    assert len(seeds) == 100 * len(Phase)
-    assert trial_seed(0, Phase.SEARCH, 1) == trial_seed(0, Phase.SEARCH, 1) != trial_seed(1, Phase.SEARCH, 1)
 
 
 def test_a_configuration_whose_confirmation_has_begun_is_confirmed_to_the_end() -> None:
@@ -271,10 +235,6 @@ def test_who_has_fewer_runs_goes_first_and_nobody_has_more_than_the_most() -> No
     assert indices(left(trials, max_runs=5)) == [(32, 4)]
 
 
-def test_a_settled_recommendation_needs_no_more_runs() -> None:
-    assert left([*made(at(16), 1.0), *made(at(32), 2.0, start=110)], max_runs=6) == []
-
-
 def test_no_run_is_planned_while_one_that_may_settle_it_is_made() -> None:
     running = make_trial(
         200, configuration=at(32), state=TrialState.RUNNING, phase=Phase.CONFIRM, seed=trial_seed(0, Phase.CONFIRM, 3)
@@ -313,19 +273,6 @@ def test_after_an_out_of_memory_the_runs_in_larger_micro_batches_decide_nothing(
     assert indices(left([*faster, *again], {32: 16}, max_runs=6)) == [(16, 3), (32, 3)]
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"runs": 3, "max_runs": 2}, "max_runs = 2 must be >= runs = 3"),
-        ({"runs": 0, "max_runs": 2}, "runs = 0 confirms nothing: with max_runs = 2 it must be >= 1"),
-        ({"runs": 4, "train_seconds": 5}, "train_seconds = 5 ends the runs after the first 4: it needs max_runs"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused_with_both(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        ConfirmSpec.model_validate(settings)
-
-
 # With a driver, and runs that differ by their seeds.
 
 
@@ -348,18 +295,6 @@ class NoisyLaw(LawExecutor):
         steps = round(outcome.steps_to_target * factor)
         noisy = replace(outcome, time_to_target_s=outcome.time_to_target_s * factor, steps_to_target=steps)
         return [*found[:-1], Ended(request.number, noisy)]
-
-
-class Ear(Listener):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-
-def url_in(folder: Path) -> str:
-    return f"sqlite:///{folder / 'study.db'}"
 
 
 def noisy_study(folder: Path, **confirm: Any) -> StudySpec:
@@ -385,8 +320,7 @@ def begun(stored_search: Path, tmp_path: Path) -> Path:
 
 
 def confirmation(folder: Path) -> list[TrialRecord]:
-    with open_store(url_in(folder), write=False) as store:
-        return [trial for trial in store.trials("toy") if trial.phase is Phase.CONFIRM]
+    return trials_in(folder, Phase.CONFIRM)
 
 
 def go_on(folder: Path, executor: LawExecutor, **settings: Any) -> tuple[Any, list[str]]:
@@ -429,13 +363,6 @@ def test_a_spent_budget_says_what_is_left_open(begun: Path) -> None:
     assert len(confirmation(begun)) == count
 
 
-def test_a_run_with_max_runs_does_it_all_in_one_go(tmp_path: Path) -> None:
-    noisy_study(tmp_path, max_runs=60)
-    answer, notes = go_on(tmp_path, NoisyLaw())
-    assert notes[-1].startswith("settled after")
-    assert answer.settle is not None and answer.settle.settled
-
-
 def test_more_runs_are_made_and_stored(begun: Path) -> None:
     configurations = {trial.configuration.key for trial in confirmation(begun)}
     go_on(begun, NoisyLaw(), runs=5)
@@ -476,14 +403,6 @@ def test_to_confirm_on_tries_nothing_new_though_the_budget_would_take_it(begun: 
         assert len(store.trials("toy", phase=Phase.SEARCH)) == searched
 
 
-def test_a_study_that_reached_nothing_has_nothing_to_confirm(tmp_path: Path) -> None:
-    spec = make_spec(budget={"trials": 6, "trial_train_seconds": 100.0})
-    with pytest.raises(TargetNotReachedError):
-        run_study(spec, db=url_in(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False))
-    with pytest.raises(TargetNotReachedError, match="none of 6 trials reached"):
-        stored_spec("toy", db=url_in(tmp_path))
-
-
 def test_a_study_without_confirmation_needs_to_be_told_how_many(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"confirm.runs = 0 of the stored study 'toy': --runs must say"):
         with_confirmation(make_spec(confirm={"runs": 0}))
@@ -494,10 +413,6 @@ def test_a_study_without_confirmation_needs_to_be_told_how_many(tmp_path: Path) 
         with_confirmation(make_spec(), max_runs=2)
     with pytest.raises(UsageError, match=r"confirm.train_seconds = -1.0: Input should be greater than 0"):
         with_confirmation(make_spec(), max_runs=4, train_seconds=-1.0)
-
-
-def test_where_nothing_is_confirmed_there_is_no_ending_to_tell() -> None:
-    assert ending(history(searched())) is None
 
 
 # What plainly misses the target.
@@ -555,3 +470,7 @@ def test_the_default_s_miss_is_told_when_its_run_ends(tmp_path: Path) -> None:
     assert "in trial 1," in told[0]
     assert ["`bssearch target`" in note for note in told] == [True, False, False, False], "until a trial reaches it"
     assert "default_missed" in {notice.code for notice in answer.warnings}
+
+
+def test_where_nothing_is_confirmed_there_is_no_ending_to_tell() -> None:
+    assert ending(history(searched())) is None

@@ -18,7 +18,6 @@ from bssearch.errors import (
     BSSearchError,
     InterruptedRunError,
     LaunchError,
-    QuestionChangedError,
     SpecError,
     TargetNotReachedError,
     UsageError,
@@ -33,12 +32,12 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from bssearch.search.finding import SearchEnd
-from bssearch.search.listener import Listener
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.factories import SPEC, make_environment, make_spec
-from tests.search.law import SHARES, LawExecutor, step_seconds, steps_needed
+from tests.factories import SPEC, make_environment, make_spec, not_none
+from tests.search.law import SHARES, LawExecutor, step_seconds
+from tests.search.study import Ear, url_in
 
 BUDGET = {"trials": 40, "trial_train_seconds": 100.0}
 SHORT: dict[str, Any] = {"budget": {**BUDGET, "trials": 9}, "confirm": {"runs": 0}}
@@ -46,7 +45,7 @@ SHORT: dict[str, Any] = {"budget": {**BUDGET, "trials": 9}, "confirm": {"runs": 
 
 
 def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> Answer:
-    return run_study(spec, db=f"sqlite:///{folder / 'study.db'}", make_executor=lambda *_: executor)
+    return run_study(spec, db=url_in(folder), make_executor=lambda *_: executor)
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """Run a study of 40 trials in one slot, or in four."""
     folder, executor = tmp_path_factory.mktemp("ran"), LawExecutor(slots=request.param)
     answer = run(make_spec(budget=BUDGET), folder, executor)
-    with open_store(f"sqlite:///{folder / 'study.db'}", write=False) as store:
-        return Ran(answer, executor, store.trials("toy"), f"sqlite:///{folder / 'study.db'}")
+    with open_store(url_in(folder), write=False) as store:
+        return Ran(answer, executor, store.trials("toy"), url_in(folder))
 
 
 def test_it_finds_the_optimum_of_the_law(ran: Ran) -> None:
@@ -73,8 +72,7 @@ def test_it_finds_the_optimum_of_the_law(ran: Ran) -> None:
     # B* = sqrt(B_crit * alpha / beta) = sqrt(30 * 10) = 17.3
     assert answer.optimal.batch_size in (16, 32)
     assert answer.optimal.test_metric == 0.89
-    assert answer.speedup.over_largest is not None
-    assert answer.speedup.over_largest.value > 1.5
+    assert not_none(answer.speedup.over_largest).value > 1.5
     assert executor.most_at_once == executor.slots
     searched = [trial for trial in trials if trial.phase is Phase.SEARCH]
     assert len(searched) == 40
@@ -89,30 +87,13 @@ def test_every_trial_keeps_who_started_it_and_its_spec_though_the_studys_changes
     more = make_spec(**SHORT | {"budget": {**BUDGET, "trials": 12}})
     run(first, tmp_path, LawExecutor())
     run(more, tmp_path, LawExecutor(slots=2))
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+    with open_store(url_in(tmp_path), write=False) as store:
         trials = store.trials("toy")
         specs = [store.spec_at("toy", trial.number) for trial in trials]
         study = store.study("toy")
     assert {trial.started_by for trial in trials} == {user_name()}
     assert specs[0] == first.model_dump(mode="json")
     assert specs[-1] == study.spec and len({trial.spec_digest for trial in trials}) == 2
-
-
-def test_the_first_trial_is_the_default_and_evidence_runs_to_the_full_limit(ran: Ran) -> None:
-    executor = ran.executor
-    first = executor.requests[0]
-    assert first.configuration == make_spec().default_configuration
-    assert first.train_seconds_limit == 100.0
-    capped = [request for request in executor.requests if request.limit_state is TrialState.CAPPED]
-    assert capped
-    fastest = min(steps_needed(r.configuration) * step_seconds(r.configuration.batch_size) for r in executor.requests)
-    assert min(request.train_seconds_limit for request in capped) >= 1.3 * fastest
-
-
-def test_each_batch_size_keeps_one_cadence_in_search_and_confirmation(ran: Ran) -> None:
-    executor = ran.executor
-    cadences = {(request.configuration.batch_size, request.eval_every_steps) for request in executor.requests}
-    assert len(cadences) == len({size for size, _ in cadences})
 
 
 def test_every_trial_is_stored_with_its_evaluations_and_its_steps_times_the_step_time(ran: Ran) -> None:
@@ -138,7 +119,7 @@ def test_what_the_code_of_a_trial_printed_is_stored_and_white_space_is_not(tmp_p
             ]
 
     run(make_spec(budget={**BUDGET, "trials": 5}, confirm={"runs": 0}), tmp_path, Prints())
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+    with open_store(url_in(tmp_path), write=False) as store:
         assert [store.log("toy", number) for number in (1, 2, 3)] == ["a line\n", None, None]
 
 
@@ -186,22 +167,6 @@ def test_where_all_trials_fail_it_stops_and_says_why(tmp_path: Path) -> None:
         run(make_spec(budget=BUDGET), tmp_path, LawExecutor(fails=frozenset(range(1000))))
 
 
-def test_limits_grow_until_the_first_hit_and_the_end_says_how_near_it_came(tmp_path: Path) -> None:
-    executor = LawExecutor(reachable=False)
-    with pytest.raises(TargetNotReachedError, match="nearest came"):
-        run(make_spec(budget={"trials": 20, "trial_train_seconds": 100.0}), tmp_path, executor)
-    limits = [request.train_seconds_limit for request in executor.requests]
-    assert limits == [100.0, *[25.0] * 4, *[50.0] * 5, *[100.0] * 10]
-    assert len(executor.requests) == 20  # nothing to confirm
-
-
-def test_a_space_without_dimensions_still_compares_batch_sizes(tmp_path: Path) -> None:
-    space = {"batch_size": [8, 32, 128], "learning_rate": 0.1}
-    default = {"batch_size": 32, "learning_rate": 0.1}
-    spec = make_spec(space=space, default=default, budget={"trials": 9, "trial_train_seconds": 100.0})
-    assert run(spec, tmp_path, LawExecutor()).optimal.batch_size == 32
-
-
 def test_a_default_off_the_ladder_is_run_and_compared(tmp_path: Path) -> None:
     spec = make_spec(
         default={**SPEC["default"], "batch_size": 100}, budget={**BUDGET, "trials": 16}, confirm={"runs": 1}
@@ -210,13 +175,6 @@ def test_a_default_off_the_ladder_is_run_and_compared(tmp_path: Path) -> None:
     assert 100 in [row.batch_size for row in answer.batches]
     assert answer.speedup.over_default is not None
     assert "default_outside_space" in {notice.code for notice in answer.warnings}
-
-
-def test_the_wall_clock_budget_ends_the_search(tmp_path: Path) -> None:
-    executor = LawExecutor()
-    spec = make_spec(budget={"trials": 4000, "trial_train_seconds": 100.0, "wall_seconds": 0.2}, confirm={"runs": 0})
-    run(spec, tmp_path, executor)
-    assert 1 <= len(executor.requests) < 400
 
 
 def test_an_error_in_mid_study_leaves_no_trial_running(tmp_path: Path) -> None:
@@ -228,7 +186,7 @@ def test_an_error_in_mid_study_leaves_no_trial_running(tmp_path: Path) -> None:
 
     with pytest.raises(LaunchError, match="no worker"):
         run(make_spec(**SHORT), tmp_path, Breaking())
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+    with open_store(url_in(tmp_path), write=False) as store:
         states = Counter(trial.state for trial in store.trials("toy"))
     assert states[TrialState.RUNNING] == 0
     assert states[TrialState.CANCELLED] == 1
@@ -276,30 +234,8 @@ def test_a_target_met_before_the_first_step_is_refused_each_time(tmp_path: Path)
             run(make_spec(**SHORT), tmp_path, AtOnce())
 
 
-def test_two_broken_batch_sizes_side_by_side_do_not_end_the_study(tmp_path: Path) -> None:
-    answer = run(
-        make_spec(budget={**BUDGET, "trials": 20}, confirm={"runs": 1}),
-        tmp_path,
-        LawExecutor(fails=frozenset({64, 128})),
-    )
-    assert answer.largest_that_fits.batch_size == 32
-
-
-def test_another_number_of_threads_is_another_question(tmp_path: Path) -> None:
-    run(make_spec(**SHORT), tmp_path, LawExecutor())
-    with pytest.raises(QuestionChangedError, match=r"executor\.threads: 1 → 2"):
-        run(make_spec(**SHORT, executor={"threads": 2}), tmp_path, LawExecutor())
-
-
-def test_no_trial_is_capped_before_its_second_evaluation(ran: Ran) -> None:
-    executor = ran.executor
-    for request in executor.requests:
-        two = 2 * request.eval_every_steps * step_seconds(request.configuration.batch_size)
-        assert request.train_seconds_limit >= min(100.0, two)
-
-
 def test_a_trial_that_another_driver_took_over_is_left_to_it(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'study.db'}"
+    url = url_in(tmp_path)
 
     class Overtaken(LawExecutor):
         def events(self, timeout: float) -> list[Event]:
@@ -321,35 +257,8 @@ def test_a_study_without_room_for_any_batch_size_says_so_each_time(tmp_path: Pat
             run(make_spec(**SHORT), tmp_path, LawExecutor(fits_up_to=0))
 
 
-def test_more_confirmation_runs_and_new_finalists_still_end_in_a_verdict(tmp_path: Path) -> None:
-    first = run(make_spec(budget={**BUDGET, "trials": 12}, confirm={"top": 1, "runs": 2}), tmp_path, LawExecutor())
-    assert "unconfirmed" not in {notice.code for notice in first.warnings}
-    again = run(make_spec(budget={**BUDGET, "trials": 24}, confirm={"top": 2, "runs": 3}), tmp_path, LawExecutor())
-    assert not {"unconfirmed", "confirmation_incomplete"} & {notice.code for notice in again.warnings}
-
-
-def test_what_is_enqueued_during_confirmation_is_run(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-
-    class Enqueues(LawExecutor):
-        number = 0
-
-        def submit(self, request: TrialRequest) -> None:
-            if request.evaluate_test and not self.number:
-                with open_store(url) as store:
-                    self.number, _ = enqueue(store, "toy", {"dropout": 0.44})
-            super().submit(request)
-
-    executor = Enqueues()
-    answer = run(make_spec(budget={**BUDGET, "trials": 9}, confirm={"runs": 1}), tmp_path, executor)
-    assert [request.configuration.dropout for request in executor.requests].count(0.44) >= 1
-    with open_store(url, write=False) as store:
-        assert store.trial("toy", executor.number).state is TrialState.REACHED
-    assert "queued" not in {notice.code for notice in answer.warnings}
-
-
 def test_a_search_trial_after_the_confirmation_keeps_no_other_driver_from_confirming(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'study.db'}"
+    url = url_in(tmp_path)
 
     spec = make_spec(budget={**BUDGET, "trials": 5}, confirm={"top": 1, "runs": 1})
     with open_store(url) as another:
@@ -377,7 +286,7 @@ def test_a_search_trial_after_the_confirmation_keeps_no_other_driver_from_confir
 
 
 def test_an_enqueued_configuration_outlives_a_stop_and_a_spent_budget(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'study.db'}"
+    url = url_in(tmp_path)
     spec = make_spec(budget={**BUDGET, "trials": 10}, confirm={"runs": 0})
     run(spec, tmp_path, LawExecutor())
     with open_store(url) as store:
@@ -398,13 +307,6 @@ def test_an_enqueued_configuration_outlives_a_stop_and_a_spent_budget(tmp_path: 
 
 
 def test_other_code_is_refused_unless_allowed_and_another_budget_is_told(tmp_path: Path) -> None:
-    class Ear(Listener):
-        def __init__(self) -> None:
-            self.notes: list[str] = []
-
-        def note(self, message: str) -> None:
-            self.notes.append(message)
-
     class Edited(LawExecutor):
         def describe(self) -> WorkloadDescription:
             return replace(super().describe(), environment=make_environment(workload_revision="def"))
@@ -412,7 +314,7 @@ def test_other_code_is_refused_unless_allowed_and_another_budget_is_told(tmp_pat
     def go_on(trials: int, executor: LawExecutor, *, allow: bool = False) -> None:
         run_study(
             make_spec(budget={**BUDGET, "trials": trials}, confirm={"runs": 0}),
-            db=f"sqlite:///{tmp_path / 'study.db'}",
+            db=url_in(tmp_path),
             listener=ear,
             allow_changed_workload=allow,
             make_executor=lambda *_: executor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,9 @@ from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock
-from tests.factories import make_environment, make_spec
+from tests.factories import make_environment, make_probe, make_spec, not_none
 from tests.search.law import LawExecutor, step_seconds, steps_needed
+from tests.search.study import url_in
 
 SAMPLERS = registry.names("samplers")
 PRUNERS = registry.names("pruners")
@@ -145,7 +146,7 @@ def _checkpoints_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def driven(spec: StudySpec, folder: Path) -> tuple[list[TrialRecord], dict[int, ProbeRecord]]:
     """Return the trials that a driver runs, and its step times."""
-    with open_store(f"sqlite:///{folder / 'study.db'}") as store:
+    with open_store(url_in(folder)) as store:
         open_study(store, spec)
         Driver(spec, store, TableExecutor(), make_environment(), Listener()).run()
         return store.trials(spec.name), store.probes(spec.name, make_environment())
@@ -166,8 +167,7 @@ def row_of(plan: TrialPlan) -> Replay:
 
 def decision(trial: TrialRecord) -> tuple[object, ...]:
     """Return what was decided of a trial, and what came of it."""
-    outcome = trial.outcome
-    assert outcome is not None
+    outcome = not_none(trial.outcome)
     return (
         trial.number,
         trial.state,
@@ -229,7 +229,7 @@ def told(actions: Sequence[events.Action]) -> list[object]:
 @pytest.mark.parametrize("sampler", ["auto", "tpe"])
 def test_the_log_of_a_run_with_pauses_and_an_interrupt_gives_the_same_actions(sampler: str, tmp_path: Path) -> None:
     spec = study(sampler, "balanced", trials=16, slots=2)
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
+    with open_store(url_in(tmp_path)) as store:
         open_study(store, spec)
         executor, listener = TableExecutor(slots=2), InterruptedAfter(9)
         first = Recorded(spec, store, executor, make_environment(), listener)
@@ -299,7 +299,7 @@ class Live:
         return next(claims)
 
 
-def live(spec: StudySpec, workers: int, make: Callable[..., VirtualClock] = VirtualClock) -> Live:
+def live(spec: StudySpec, workers: int) -> Live:
     engine = Engine(spec, slots=workers)
     answers: list[list[events.Action]] = []
     handle = engine.handle
@@ -310,25 +310,14 @@ def live(spec: StudySpec, workers: int, make: Callable[..., VirtualClock] = Virt
         return found
 
     engine.handle = keep  # type: ignore[method-assign]
-    clock = make(engine, row_of, probes=probes_of(spec), workers=workers)
+    clock = VirtualClock(engine, row_of, probes=probes_of(spec), workers=workers)
     for _ in clock.run():
         pass
     return Live(spec, workers, clock.journal or [], answers)
 
 
 def probes_of(spec: StudySpec) -> dict[int, ProbeRecord]:
-    return {
-        size: ProbeRecord(
-            batch_size=size,
-            micro_batch_size=size,
-            step_seconds=step_seconds(size),
-            evaluation_seconds=0.001,
-            steps_timed=5,
-            peak_memory_bytes=None,
-            eval_every_steps=5,
-        )
-        for size in spec.batch_sizes
-    }
+    return {size: make_probe(size, step_seconds=step_seconds(size)) for size in spec.batch_sizes}
 
 
 def assert_a_new_engine_goes_on_as_the_old_one(run: Live, cuts: Sequence[int]) -> None:
@@ -352,62 +341,6 @@ def test_an_engine_made_anew_in_mid_study_decides_as_the_live_one(sampler: str, 
     ends = [at + 1 for at, event in enumerate(run.journal[: run.searched]) if isinstance(event, events.SavedTrials)]
     looks = [at for at, event in enumerate(run.journal[: run.searched]) if isinstance(event, events.Evaluated)]
     assert_a_new_engine_goes_on_as_the_old_one(run, [*ends[2::4], *looks[7::40]])
-
-
-def test_a_search_that_is_quiet_stays_so_for_an_engine_made_anew() -> None:
-    spec = study("auto", "balanced", trials=60)
-    spec = spec.model_copy(update={"budget": spec.budget.model_copy(update={"least_improvement": 0.2})})
-    run = live(spec, 1)
-    expected = [
-        event.trial.expected_improvement
-        for event in run.journal
-        if isinstance(event, events.Started) and event.plan.phase.value == "search"
-    ]
-    assert len(expected) < 60 and any(one is not None and one < 0.2 for one in expected)
-    last = [at + 1 for at, event in enumerate(run.journal[: run.searched]) if isinstance(event, events.SavedTrials)]
-    assert_a_new_engine_goes_on_as_the_old_one(run, last[-4:])
-
-
-class FullDisk(VirtualClock):
-    """A simulation in which no trial can be saved once some have been."""
-
-    saved = 0
-
-    def _carry_out(self, action: events.Action) -> None:
-        if isinstance(action, events.Stop) and action.state is TrialState.PAUSED:
-            self.saved += 1
-            if self.saved > 2:
-                reason = f"{action.reason}; {COULD_NOT_PAUSE}: the disk is full"
-                self._end(action.number, self._playing[action.number].outcome(TrialState.PRUNED, reason))
-                return
-        super()._carry_out(action)
-
-
-def test_where_trials_could_not_be_saved_an_engine_made_anew_stops_them_too() -> None:
-    run = live(study("tpe", "fast", trials=20), 1, FullDisk)
-    failed = next(
-        at
-        for at, event in enumerate(run.journal)
-        if isinstance(event, events.Ended) and COULD_NOT_PAUSE in (event.trial.outcome or event.trial).reason  # type: ignore[union-attr]
-    )
-    later = [action.state for one in run.answers[failed + 1 :] for action in one if isinstance(action, events.Stop)]
-    assert TrialState.PAUSED not in later and TrialState.PRUNED in later
-    assert_a_new_engine_goes_on_as_the_old_one(run, [failed + 2])
-
-
-def test_what_was_interrupted_goes_on_first_for_an_engine_made_anew() -> None:
-    run = live(study("tpe", "balanced"), 1)
-    started = [at for at, event in enumerate(run.journal) if isinstance(event, events.Started)][4]
-    event = run.journal[started]
-    assert isinstance(event, events.Started)
-    engine = rebuilt(run.spec, run.journal[: started + 3], 1)
-    stop = engine.handle(events.Interrupted())[0]
-    assert isinstance(stop, events.Stop) and stop.state is TrialState.PAUSED
-    outcome = TrialOutcome(state=TrialState.PAUSED, reason=stop.reason)
-    ended = replace(event.trial, state=TrialState.PAUSED, outcome=outcome, ended_at=event.trial.created_at)
-    seen = [*run.journal[: started + 3], events.Ended(ended), events.SavedTrials(frozenset({ended.number}))]
-    (action,) = rebuilt(run.spec, seen, 1).handle(events.SlotFree(0.0))
-    assert isinstance(action, events.Start) and action.plan.resumed == ended.number
 
 
 @pytest.mark.parametrize(("bytes_there", "given_up"), [(2**29, 0), (2**29 + 1, 1)])

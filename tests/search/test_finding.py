@@ -12,7 +12,7 @@ from bssearch.analysis.answer import Answer
 from bssearch.analysis.report import build_answer
 from bssearch.batch_schedule import BatchSchedule, Stage, with_batch_schedule
 from bssearch.commands.run import run_study
-from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch.errors import TargetNotReachedError
 from bssearch.records import (
     Configuration,
     Lease,
@@ -27,10 +27,10 @@ from bssearch.records import (
 from bssearch.scaling import LearningRateRule
 from bssearch.search.finding import ANSWERS, answer, compute_answer, save_finding
 from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment, make_plan, make_probe, make_spec
+from tests.factories import make_environment, make_plan, make_probe, make_spec, not_none
 from tests.search.law import LawExecutor
+from tests.search.study import url_in
 from tests.test_batch_schedule import milestones
 
 HERE = make_environment()
@@ -39,7 +39,7 @@ SPEC = make_spec(confirm={"runs": 0})
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as opened:
+    with open_store(url_in(tmp_path)) as opened:
         opened.create_study(SPEC.new_study("tester"))
         opened.bind_environment("toy", HERE)
         yield opened
@@ -56,8 +56,7 @@ def add_trial(store: Store, batch_size: int, seconds: float, schedule: BatchSche
         configuration, phase = with_batch_schedule(configuration, schedule), Phase.GROWTH
     lease = Lease(owner="driver", seconds=60.0)
     plan = make_plan(configuration=configuration, phase=phase)
-    trial = store.start("toy", plan, environment=HERE, lease=lease)
-    assert trial is not None
+    trial = not_none(store.start("toy", plan, environment=HERE, lease=lease))
     curve = [
         Observation(
             step=step, samples=step * batch_size, train_seconds=share * seconds, metric=metric, loss=None,
@@ -89,14 +88,6 @@ def test_before_any_trial_reached_there_is_nothing_to_keep(store: Store) -> None
         answer(store, "toy")
 
 
-def test_a_kept_answer_is_the_one_made_anew(store: Store, found: Answer) -> None:
-    assert found.optimal.batch_size == 64
-    save_finding(store, "toy")
-    kept = store.finding("toy")
-    assert kept is not None and kept["made_by"] == ANSWERS
-    assert answer(store, "toy") == found
-
-
 def test_what_was_kept_is_read_and_not_made_anew_until_something_changes(store: Store, found: Answer) -> None:
     other = found.model_copy(update={"tied": [8, 16]})
     kept = {"made_by": ANSWERS, "answer": other.model_dump(mode="json")}
@@ -106,21 +97,13 @@ def test_what_was_kept_is_read_and_not_made_anew_until_something_changes(store: 
     assert answer(store, "toy").optimal.batch_size == 128
 
 
-def test_what_an_older_version_kept_is_made_anew(store: Store, found: Answer) -> None:
-    other = found.model_copy(update={"tied": [8, 16]}).model_dump(mode="json")
-    for made_by in ({"made_by": ANSWERS - 1}, {}):
-        store.save_finding("toy", store.stamp("toy"), {**made_by, "answer": other})
-        assert answer(store, "toy") == found
-
-
 def test_for_another_target_nothing_that_was_kept_is_read(store: Store, found: Answer) -> None:
     other = found.model_copy(update={"tied": [8, 16]}).model_dump(mode="json")
     store.save_finding("toy", store.stamp("toy"), {"made_by": ANSWERS, "answer": other})
     assert answer(store, "toy", 0.9) == found, "its own target"
     easier = answer(store, "toy", 0.8)
     assert easier.target.value == 0.8
-    assert easier.optimal.time_to_target_s is not None
-    assert easier.optimal.time_to_target_s.median == pytest.approx(0.5)
+    assert not_none(easier.optimal.time_to_target_s).median == pytest.approx(0.5)
     assert easier.warnings[0].code not in {one.code for one in found.warnings}
     assert easier.next == []
 
@@ -162,29 +145,10 @@ def test_the_memory_that_a_probe_measured_is_in_the_answer(store: Store) -> None
     assert memory.bytes_per_sample == pytest.approx(1000)
 
 
-def test_a_step_time_that_trials_have_is_in_the_answer(store: Store) -> None:
-    for size in (32, 64, 128):
-        store.save_probe("toy", HERE, make_probe(size, step_seconds=0.01 + 0.0001 * size))
-    add_trial(store, 64, 1.0)
-    step = compute_answer(store, "toy").measured.step_time
-    assert step is not None and step.alpha_s == pytest.approx(0.01)
-
-
-def test_an_imported_study_has_no_curves_for_another_target(tmp_path: Path) -> None:
-    imported = make_spec(workload=IMPORTED, name="toy")
-    with open_store(f"sqlite:///{tmp_path / 'imported.db'}") as store:
-        store.create_study(imported.new_study("tester"))
-        store.bind_environment("toy", HERE)
-        add_trial(store, 64, 1.0)
-        assert answer(store, "toy", 0.9).optimal.batch_size == 64
-        with pytest.raises(UsageError):
-            answer(store, "toy", 0.8)
-
-
 def test_an_answer_says_that_its_trials_ran_with_several_versions_of_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"sqlite:///{tmp_path / 'study.db'}"
+    url = url_in(tmp_path)
     spec = make_spec(budget={"trials": 8, "trial_train_seconds": 100.0}, confirm={"runs": 0})
     run_study(spec, db=url, make_executor=lambda *_: LawExecutor())
     with open_store(url, write=False) as store:
@@ -197,7 +161,7 @@ def test_an_answer_says_that_its_trials_ran_with_several_versions_of_torch(
 
 
 def test_a_stored_answer_that_is_none_is_made_anew(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'study.db'}"
+    url = url_in(tmp_path)
     spec = make_spec(budget={"trials": 8, "trial_train_seconds": 100.0}, confirm={"runs": 0})
     made = run_study(spec, db=url, make_executor=lambda *_: LawExecutor())
     with open_store(url) as store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,18 @@ import pytest
 
 from bssearch.batch_schedule import batch_schedule_of, constant_configurations
 from bssearch.commands.audit import audit_study
-from bssearch.commands.display.live import ended_line
 from bssearch.commands.enqueue import enqueue, with_schedule
 from bssearch.commands.estimates import longest_seconds, pruned_seconds
 from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError, UsageError, WorkloadError
 from bssearch.executors.base import Ended, Event, Observed
-from bssearch.history import History
 from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialOutcome, TrialState
 from bssearch.search.finding import answer
-from bssearch.search.listener import Listener
 from bssearch.search.seeds import trial_seed
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_spec
+from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor, step_seconds
+from tests.search.study import Ear, trials_in, url_in
 
 LIMIT = 100.0
 GROWS: dict[str, Any] = {"name": ["geometric", "linear"]}
@@ -86,12 +85,20 @@ class CriticalLaw(LawExecutor):
         return [*events, Ended(request.number, outcome)]
 
 
-def run(spec: Any, folder: Path) -> Any:
-    return run_study(spec, db=url_in(folder), make_executor=lambda spec, folder: CriticalLaw())
+@dataclass
+class EndsGrowth(CriticalLaw):
+    """Ends every trial whose batch grows in a state."""
+
+    state: TrialState = TrialState.FAILED
+
+    def events(self, timeout: float) -> list[Event]:
+        if self.running and self.running[0].configuration.grows:
+            return [Ended(self.running.pop(0).number, TrialOutcome(state=self.state, reason="as the test has it"))]
+        return super().events(timeout)
 
 
-def url_in(folder: Path) -> str:
-    return f"sqlite:///{folder / 'study.db'}"
+def run(spec: Any, folder: Path, executor: LawExecutor | None = None) -> Any:
+    return run_study(spec, db=url_in(folder), make_executor=lambda spec, folder: executor or CriticalLaw())
 
 
 @pytest.fixture(scope="module")
@@ -123,18 +130,6 @@ def test_it_follows_the_search_within_its_own_budget_and_its_two_best_are_repeat
     assert {one.configuration.key for one in repeats} == {one.configuration.key for one in ranked[:2]}
     seeds = [trial_seed(spec.seed, Phase.CONFIRM, index) for index in range(3)]
     assert sorted(one.seed for one in repeats) == sorted(2 * seeds)
-
-
-def test_each_stage_is_a_size_of_the_space_in_the_micro_batches_of_its_step_time(store: Store) -> None:
-    probes = store.probes("toy")
-    for trial in store.trials("toy"):
-        if trial.phase is not Phase.GROWTH:
-            continue
-        schedule = batch_schedule_of(trial.configuration)
-        assert schedule is not None and len(schedule.stages) > 1
-        assert all(stage.micro_batch_size == probes[stage.batch_size].micro_batch_size for stage in schedule.stages)
-        assert trial.sampled is not None and trial.sampled["name"] == schedule.name
-        assert trial.steps_x_step_time_s is None or trial.outcome is not None
 
 
 def test_where_the_critical_batch_grows_so_should_the_batch_and_the_answer_says_by_how_much(
@@ -173,16 +168,7 @@ def test_without_a_search_the_audit_runs_a_batch_that_doubles_around_the_optimum
     assert belief.verdict in {"held", "broke", "undecided"} and belief.trial_numbers
     with open_store(url_in(tmp_path), write=False) as store:
         schedule = batch_schedule_of(store.trial("toy", belief.trial_numbers[0]).configuration)
-    assert schedule is not None
-    assert [one.batch_size for one in schedule.stages] == [optimum // 2, optimum, 2 * optimum]
-
-
-def test_a_run_goes_on_where_it_stopped_and_more_trials_follow_a_larger_budget(tmp_path: Path) -> None:
-    run(spec_of(GROWS, schedule_trials=3), tmp_path)
-    run(spec_of(GROWS, schedule_trials=5), tmp_path)
-    with open_store(url_in(tmp_path), write=False) as store:
-        grown = [one for one in store.trials("toy") if one.phase is Phase.GROWTH]
-    assert len(grown) == 5 and len({one.configuration.key for one in grown}) == 5
+    assert [one.batch_size for one in not_none(schedule).stages] == [optimum // 2, optimum, 2 * optimum]
 
 
 def test_what_a_person_enqueues_runs_first_whatever_the_space_says(tmp_path: Path) -> None:
@@ -279,38 +265,14 @@ def test_where_no_milestone_may_run_the_other_schedules_are_searched_all_the_sam
             return super().measure_step_time(request)
 
     spec = spec_of({"name": ["milestones", "linear"], "milestones": {640: 256}})
-    run_study(spec, db=url_in(tmp_path), make_executor=lambda spec, folder: Broken())
+    run(spec, tmp_path, Broken())
     with open_store(url_in(tmp_path), write=False) as store:
         grown = [one.configuration for one in store.trials("toy") if one.phase is Phase.GROWTH]
     assert [one.parameters["batch_schedule"] for one in grown] == ["linear"] * 6
 
 
-@pytest.mark.slow
-def test_of_more_sizes_than_a_schedule_may_have_it_has_some_from_the_first_to_the_last(tmp_path: Path) -> None:
-    space = {
-        "batch_size": list(range(4, 404, 4)),
-        "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 0.5},
-        "batch_schedule": {"name": ["geometric", "linear", "noise_scale"], "start": 4, "end": 400},
-    }
-    spec = spec_of()
-    budget = spec.budget.model_copy(update={"trials": 100})
-    run(make_spec(space=space, default={"batch_size": 32, "learning_rate": 0.1}, budget=budget), tmp_path)
-    with open_store(url_in(tmp_path), write=False) as store:
-        grown = [one.configuration for one in store.trials("toy") if one.phase is Phase.GROWTH]
-    found = [batch_schedule_of(one) for one in grown]
-    assert {one and one.name for one in found} == {"geometric", "linear", "noise_scale"}
-    assert all(one and len(one.stages) == 64 and one.stages[-1].batch_size == 400 for one in found)
-
-
 def test_the_memory_that_a_growing_trial_lacks_says_nothing_of_its_first_micro_batch(tmp_path: Path) -> None:
-    class RunsOut(CriticalLaw):
-        def events(self, timeout: float) -> list[Event]:
-            if self.running and self.running[0].configuration.grows:
-                request = self.running.pop(0)
-                return [Ended(request.number, TrialOutcome(state=TrialState.OOM, reason="no memory left"))]
-            return super().events(timeout)
-
-    run_study(spec_of(GROWS), db=url_in(tmp_path), make_executor=lambda spec, folder: RunsOut())
+    run(spec_of(GROWS), tmp_path, EndsGrowth(state=TrialState.OOM))
     with open_store(url_in(tmp_path), write=False) as store:
         assert store.memory_boundary("toy").too_large is None
         assert sum(one.state is TrialState.OOM for one in store.trials("toy")) == 6
@@ -333,19 +295,6 @@ def _told(found: Any) -> str:
     return about_growing(found)
 
 
-def test_of_an_answer_without_schedules_nothing_is_told(tmp_path: Path) -> None:
-    found = run(spec_of(), tmp_path)
-    assert _told(found) == ""
-
-
-def test_a_line_about_a_trial_says_to_which_sizes_it_grows(store: Store) -> None:
-    trial = next(one for one in store.trials("toy") if one.phase is Phase.GROWTH)
-    schedule = batch_schedule_of(trial.configuration)
-    assert schedule is not None
-    sizes = " → ".join(str(stage.batch_size) for stage in schedule.stages)
-    assert f"growth, trial {trial.number}: batch {sizes}, lr" in ended_line(trial, History(spec_of(GROWS)))
-
-
 def test_an_estimate_has_the_schedules_and_their_repeats() -> None:
     plain, grown = spec_of(), spec_of(GROWS)
     runs = 6 + 2 * 3
@@ -357,8 +306,7 @@ def test_an_estimate_has_the_schedules_and_their_repeats() -> None:
 def test_a_trial_may_take_half_as_long_again_as_the_best_whatever_is_asked(objective: str, tmp_path: Path) -> None:
     spec = spec_of(GROWS).model_copy(update={"objective": objective, "price_per_device_hour": 2.0})
     run(spec, tmp_path)
-    with open_store(url_in(tmp_path), write=False) as store:
-        trials = store.trials("toy")
+    trials = trials_in(tmp_path)
     reached = [
         one.outcome.time_to_target_s
         for one in trials
@@ -368,65 +316,18 @@ def test_a_trial_may_take_half_as_long_again_as_the_best_whatever_is_asked(objec
     assert limits and all(1.5 * min(reached) * 0.99 <= limit <= LIMIT for limit in limits)
 
 
-def test_a_schedule_may_change_between_runs_and_the_trials_of_the_one_before_are_left_out(tmp_path: Path) -> None:
-    run(spec_of(GROWS), tmp_path)
-    narrower = {"name": "geometric", "until": {"low": 0.6, "high": 1.0}, "start": [4, 8]}
-    run(spec_of(narrower, schedule_trials=9), tmp_path)
-    with open_store(url_in(tmp_path), write=False) as store:
-        grown = [one for one in store.trials("toy") if one.phase is Phase.GROWTH]
-    assert len(grown) == 9 and all(one.configuration.batch_size in {4, 8} for one in grown[6:])
-
-
-def test_the_audit_and_the_answer_speak_of_one_schedule(folder: Path) -> None:
-    found, audited = run(spec_of(GROWS), folder), audit_study(spec_of(GROWS), run=False, db=url_in(folder))
-    [belief] = [one for one in audited.rules if one.rule == "growing the batch saves time"]
-    assert belief.trial_numbers == found.batch_schedule.trial_numbers
-    assert belief.regret == found.batch_schedule.ratio
-
-
 def test_nothing_is_tried_twice_and_what_never_begins_is_not_tried(tmp_path: Path) -> None:
     spec = spec_of({"name": "milestones", "milestones": {99_999_999: 64}})
-    notes: list[str] = []
-
-    class Noting(Listener):
-        def note(self, message: str) -> None:
-            notes.append(message)
-
-    run_study(spec, db=url_in(tmp_path), make_executor=lambda spec, folder: CriticalLaw(), listener=Noting())
-    assert any("no trial lets the batch grow" in one for one in notes)
+    ear = Ear()
+    run_study(spec, db=url_in(tmp_path), make_executor=lambda spec, folder: CriticalLaw(), listener=ear)
+    assert any("no trial lets the batch grow" in one for one in ear.notes)
     run(spec_of({"name": "milestones", "milestones": {400: 64}, "start": 8}, schedule_trials=12), tmp_path)
     with open_store(url_in(tmp_path), write=False) as store:
         grown = [one.configuration.key for one in store.trials("toy") if one.phase is Phase.GROWTH]
     assert len(grown) == len(set(grown)) > 1
 
 
-def test_what_a_person_enqueued_and_its_driver_lost_is_tried_again_once(tmp_path: Path) -> None:
-    run(spec_of(), tmp_path)
-    with open_store(url_in(tmp_path)) as store:
-        number, _ = enqueue(store, "toy", {"batch_size": 8, "batch_stages": "400:32"})
-
-    class Cancels(CriticalLaw):
-        def events(self, timeout: float) -> list[Event]:
-            if self.running and self.running[0].configuration.grows:
-                request = self.running.pop(0)
-                return [Ended(request.number, TrialOutcome(state=TrialState.CANCELLED, reason="stopped"))]
-            return super().events(timeout)
-
-    run_study(spec_of(), db=url_in(tmp_path), make_executor=lambda spec, folder: Cancels())
-    with open_store(url_in(tmp_path), write=False) as store:
-        grown = [one for one in store.trials("toy") if one.phase is Phase.GROWTH]
-    assert [one.retry_of for one in grown] == [None, number]
-
-
 def test_trials_that_fail_end_the_search_for_a_schedule(tmp_path: Path) -> None:
-    class Fails(CriticalLaw):
-        def events(self, timeout: float) -> list[Event]:
-            if self.running and self.running[0].configuration.grows:
-                request = self.running.pop(0)
-                return [Ended(request.number, TrialOutcome(state=TrialState.FAILED, reason="broken"))]
-            return super().events(timeout)
-
     with pytest.raises(LaunchError, match="5 trials in a row failed"):
-        run_study(spec_of(GROWS), db=url_in(tmp_path), make_executor=lambda spec, folder: Fails())
-    with open_store(url_in(tmp_path), write=False) as store:
-        assert sum(one.phase is Phase.GROWTH for one in store.trials("toy")) == 5
+        run(spec_of(GROWS), tmp_path, EndsGrowth())
+    assert len(trials_in(tmp_path, Phase.GROWTH)) == 5

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,30 +16,22 @@ from bssearch.commands.probe.memory import probe_memory
 from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Ended, Event
-from bssearch.records import MemoryUse, Phase, TrialOutcome, TrialRecord, TrialState
+from bssearch.records import Phase, TrialOutcome, TrialState
 from bssearch.search.calibration import COMPARING_VISITS
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import SPEC as RAW
-from tests.factories import make_environment, make_spec
+from tests.factories import make_spec
 from tests.search.law import LawExecutor
+from tests.search.study import trials_in, url_in
 
 BUDGET = {"trials": 16, "trial_train_seconds": 100.0}
 SPEC = make_spec(budget=BUDGET, confirm={"top": 2, "runs": 2})
 SIZES = [8, 16, 32, 64, 128]
 
 
-def url_in(folder: Path) -> str:
-    return f"sqlite:///{folder / 'study.db'}"
-
-
 def run(folder: Path, executor: LawExecutor, spec: StudySpec = SPEC) -> Answer:
     return run_study(spec, db=url_in(folder), make_executor=lambda *_: executor)
-
-
-def trials_in(folder: Path) -> list[TrialRecord]:
-    with open_store(url_in(folder), write=False) as store:
-        return store.trials(SPEC.name)
 
 
 def splits(executor: LawExecutor) -> set[tuple[int, int]]:
@@ -60,14 +50,6 @@ def test_batch_sizes_that_do_not_fit_at_once_are_timed_and_run_in_micro_batches(
     assert answer.largest_that_fits.reason == "a micro-batch of 64 ran out of memory"
     assert {row.batch_size for row in answer.batches} == set(SIZES)
     assert all(trial.state is not TrialState.OOM for trial in trials_in(tmp_path))
-
-
-def test_a_search_takes_over_what_the_memory_probe_found(tmp_path: Path) -> None:
-    executor = LawExecutor(fits_up_to=40)
-    with opened(SPEC, Launch(db=url_in(tmp_path), make_executor=lambda *_: executor)) as study:
-        probe_memory(study)
-    run(tmp_path, executor)
-    assert all(one.micro_batch_size <= 40 for one in executor.splits_timed)
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -128,14 +110,6 @@ def test_the_second_trial_that_runs_out_of_memory_at_a_size_lowers_the_boundary_
     assert answer.largest_that_fits.batch_size < ran_out[0].micro_batch_size
 
 
-def test_memory_that_a_new_process_lacks_too_is_what_the_trial_said(tmp_path: Path) -> None:
-    executor = LawExecutor(trains_up_to=20)
-    run(tmp_path, executor)
-    with open_store(url_in(tmp_path), write=False) as store:
-        found = {use.micro_batch_size: use.fits for use in store.memory(SPEC.name, make_environment())}
-    assert executor.sizes_run and found == dict.fromkeys(executor.sizes_run, False)
-
-
 def test_memory_that_ends_during_confirmation_repeats_the_runs_of_that_batch_size(tmp_path: Path) -> None:
     class Shrinks(LawExecutor):
         def events(self, timeout: float) -> list[Event]:
@@ -156,42 +130,6 @@ def test_memory_that_ends_during_confirmation_repeats_the_runs_of_that_batch_siz
     assert any(trial.configuration.accumulation_steps > 1 for trial in whole)
     assert not {"unconfirmed", "confirmation_incomplete"} & {notice.code for notice in answer.warnings}
     assert answer.optimal.micro_batch_size < bound
-
-
-def test_two_drivers_agree_on_the_boundary(tmp_path: Path) -> None:
-    class Slow(LawExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            threading.Event().wait(0.01)
-            return super().events(timeout)
-
-    executors = [Slow(trains_up_to=20), Slow(trains_up_to=20, slots=2)]
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
-        patch.setattr("bssearch.search.driver.LOOK_SECONDS", 0.02)
-        first, second = pool.map(lambda executor: run(tmp_path, executor), executors)
-    assert first == second
-    trials = trials_in(tmp_path)
-    ran_out = [trial for trial in trials if trial.state is TrialState.OOM]
-    retried = Counter(trial.retry_of for trial in trials if trial.retry_of is not None)
-    assert {trial.number: 1 for trial in ran_out} == dict(retried)
-    timed = Counter((one.batch_size, one.micro_batch_size) for executor in executors for one in executor.splits_timed)
-    assert max(timed.values()) <= COMPARING_VISITS, "what one driver has timed the other does not"
-    assert all(trial.state.is_finished for trial in trials)
-
-
-def test_what_waits_in_the_queue_runs_in_the_micro_batches_in_force_then(tmp_path: Path) -> None:
-    run(tmp_path, LawExecutor(), make_spec(budget={**BUDGET, "trials": 10}, confirm={"runs": 0}))
-    with open_store(url_in(tmp_path)) as store:
-        number, queued = enqueue(store, SPEC.name, {"batch_size": 64, "dropout": 0.44})
-        too_large = MemoryUse(micro_batch_size=64, fits=False, peak_memory_bytes=None, reason="no memory left")
-        store.save_memory(SPEC.name, make_environment(), too_large)
-        assert queued.micro_batch_size == 64
-    executor = LawExecutor(fits_up_to=40)
-    run(tmp_path, executor, make_spec(budget={**BUDGET, "trials": 10}, confirm={"runs": 0}))
-    with open_store(url_in(tmp_path)) as store:
-        trial = store.trial(SPEC.name, number)
-        assert enqueue(store, SPEC.name, {"batch_size": 64, "dropout": 0.4})[1].micro_batch_size == 32
-    assert trial.state is TrialState.REACHED
-    assert trial.configuration == executor.requests[0].configuration == queued.in_micro_batches(32)
 
 
 def test_where_nothing_fits_any_more_the_study_ends_with_the_reason(tmp_path: Path) -> None:
@@ -215,11 +153,3 @@ def test_a_cap_that_the_probe_has_shown_not_to_fit_is_refused_before_the_study_b
     with pytest.raises(LaunchError, match=r"max_micro_batch_size = 64 .*: 42 ran .* nearest that works is 40 \(peak"):
         run(tmp_path, executor, spec)
     assert executor.requests == []
-
-
-def test_a_study_with_a_cap_that_has_begun_goes_on_below_it(tmp_path: Path) -> None:
-    spec = make_spec(space={**RAW["space"], "max_micro_batch_size": 64}, budget=BUDGET)
-    for trials in (10, 20):
-        executor = LawExecutor(trains_up_to=20)
-        go_on = spec.model_copy(update={"budget": spec.budget.model_copy(update={"trials": trials})})
-        assert run(tmp_path, executor, go_on).largest_that_fits.batch_size == 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,34 +16,40 @@ from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.records import Observation, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
-from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.factories import make_spec
+from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor, step_seconds, steps_needed
+from tests.search.study import trials_in, url_in
 
 STEPS = 20
 
 
 @dataclass
 class SteppingLaw(LawExecutor):
-    """Runs its trials evaluation by evaluation, side by side, and lets them be paused and go on."""
+    """Runs its trials evaluation by evaluation, side by side, and lets them be paused and go on.
+
+    Once ``interrupts_when`` is true, the driver is interrupted.
+    """
 
     saves: bool = True
+    interrupts_when: Callable[[SteppingLaw], bool] | None = None
     done: dict[int, int] = field(default_factory=dict)
     pauses: int = 0
     resumed: list[int] = field(default_factory=list)
 
     def submit(self, request: TrialRequest) -> None:
         if request.resumes:
-            assert request.checkpoint is not None
-            assert Path(request.checkpoint).read_text() == str(self.done[request.number])
+            assert Path(not_none(request.checkpoint)).read_text() == str(self.done[request.number])
             self.resumed.append(request.number)
         else:
             self.done[request.number] = 0
         super().submit(request)
 
     def events(self, timeout: float) -> list[Event]:
+        if self.interrupts_when is not None and self.interrupts_when(self):
+            self.interrupts_when = None
+            os.kill(os.getpid(), signal.SIGINT)
         if not self.running:
             return []
         request = self.running.pop(0)
@@ -127,7 +134,7 @@ def study_spec(**changes: object) -> StudySpec:
 
 
 def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> list[TrialRecord]:
-    url = f"sqlite:///{folder / 'study.db'}"
+    url = url_in(folder)
     executor.full = spec.budget.trial_train_seconds  # type: ignore[attr-defined]
     run_study(spec, db=url, make_executor=lambda *_: executor)
     with open_store(url, write=False) as store:
@@ -145,23 +152,12 @@ def test_what_has_no_chance_waits_and_is_pruned_at_the_end(tmp_path: Path, slots
     assert len(trials) == 20
 
 
-def test_before_the_first_hit_the_best_go_on_from_where_they_were(tmp_path: Path) -> None:
-    outside = {"batch_size": 128, "learning_rate": 9.0, "weight_decay": 0.0, "dropout": 0.1}
-    executor = SteppingLaw()
-    trials = run(study_spec(default=outside), tmp_path, executor)
-    first = next(trial for trial in trials if trial.state is TrialState.REACHED)
-    assert executor.pauses >= 3, "each runs to the first rung at first"
-    assert executor.resumed
-    assert min(executor.resumed) < first.number
-
-
 def test_without_a_hit_every_trial_runs_to_its_limit_in_the_end(tmp_path: Path) -> None:
     executor = SteppingLaw()
     spec = study_spec(budget={"trials": 8, "trial_train_seconds": 0.1})
     with pytest.raises(TargetNotReachedError):
         run(spec, tmp_path, executor)
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
-        trials = store.trials(spec.name)
+    trials = trials_in(tmp_path)
     assert {trial.state for trial in trials} == {TrialState.EXHAUSTED}
     assert executor.pauses == len(executor.resumed) > 0
 
@@ -171,28 +167,13 @@ def test_the_next_run_goes_on_with_what_waits(tmp_path: Path) -> None:
     doomed = Doomed()
     with pytest.raises(Dies):
         run(spec, tmp_path, doomed)
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+    with open_store(url_in(tmp_path), write=False) as store:
         paused = store.trials(spec.name, states=[TrialState.PAUSED])
     assert paused
     executor = SteppingLaw(done=doomed.done)
     with pytest.raises(TargetNotReachedError):
         run(spec, tmp_path, executor)
     assert {trial.number for trial in paused} <= set(executor.resumed)
-
-
-def test_a_checkpoint_that_is_gone_makes_its_trial_a_pruned_one(tmp_path: Path) -> None:
-    class Forgetful(SteppingLaw):
-        def events(self, timeout: float) -> list[Event]:
-            events = super().events(timeout)
-            for file in (tmp_path / "waiting").rglob("trial-*"):
-                file.unlink()
-            return events
-
-    executor = Forgetful()
-    trials = run(study_spec(), tmp_path, executor)
-    assert executor.pauses > 0
-    assert not executor.resumed
-    assert not any(trial.state is TrialState.PAUSED for trial in trials)
 
 
 def test_where_nothing_can_be_saved_hopeless_trials_are_stopped_and_the_others_go_on(tmp_path: Path) -> None:
@@ -221,24 +202,6 @@ def test_what_waits_takes_no_more_disk_than_it_may(tmp_path: Path) -> None:
     assert sum(trial.state is TrialState.PRUNED for trial in trials) == executor.pauses - len(executor.resumed)
 
 
-def test_auto_finds_the_optimum_of_the_law_and_says_why_it_ends(tmp_path: Path) -> None:
-    notes: list[str] = []
-
-    class Ear(Listener):
-        def note(self, message: str) -> None:
-            notes.append(message)
-
-    spec = study_spec(sampler={"name": "auto"}, budget={"trials": 60, "trial_train_seconds": 4.0})
-    executor = SteppingLaw(slots=2)
-    executor.full = 4.0
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    answer = run_study(spec, db=url, listener=Ear(), make_executor=lambda *_: executor)
-    assert answer.optimal.batch_size in {16, 32}
-    assert len(executor.done) < 60
-    (ending,) = [note for note in notes if note.startswith("the search has ended")]
-    assert "less than budget.least_improvement = 2.00%" in ending
-
-
 @pytest.mark.slow
 def test_a_larger_budget_of_a_study_that_ended_by_itself_is_spent(tmp_path: Path) -> None:
     def go_on(trials: int, executor: SteppingLaw) -> int:
@@ -251,30 +214,9 @@ def test_a_larger_budget_of_a_study_that_ended_by_itself_is_spent(tmp_path: Path
     assert ended < 20
     assert go_on(20, SteppingLaw(done=executor.done)) == ended, "the same budget asks for nothing more"
 
-    class Interrupted(SteppingLaw):
-        def events(self, timeout: float) -> list[Event]:
-            if len(self.requests) == 2:
-                os.kill(os.getpid(), signal.SIGINT)
-            return super().events(timeout)
-
     with pytest.raises(InterruptedRunError):
-        go_on(22, Interrupted(done=executor.done))
+        go_on(22, SteppingLaw(done=executor.done, interrupts_when=lambda law: len(law.requests) == 2))
     assert go_on(22, SteppingLaw(done=executor.done)) == 22, "nor does it end where it is interrupted in between"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wall_seconds", [1e9, None])
-def test_more_wall_seconds_for_a_study_that_ended_by_itself_are_asked_for_too(
-    wall_seconds: float | None, tmp_path: Path
-) -> None:
-    def go_on(wall_seconds: float | None, executor: SteppingLaw) -> int:
-        budget = {"trials": 20, "trial_train_seconds": 4.0, "least_improvement": 0.5, "wall_seconds": wall_seconds}
-        spec = study_spec(sampler={"name": "auto"}, budget=budget, confirm={"top": 1, "runs": 1})
-        return sum(not trial.state.is_missing for trial in run(spec, tmp_path, executor))
-
-    executor = SteppingLaw()
-    assert go_on(1e6, executor) < 20
-    assert go_on(wall_seconds, SteppingLaw(done=executor.done)) == 20
 
 
 def test_confirmation_fills_slots_of_their_own_device_that_the_last_search_trials_leave_idle(tmp_path: Path) -> None:
@@ -315,8 +257,7 @@ def test_two_drivers_share_what_waits(tmp_path: Path, monkeypatch: pytest.Monkey
     with ThreadPoolExecutor(2) as pool:
         for ended in [pool.submit(run, spec, tmp_path, executor) for executor in executors]:
             ended.result()
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
-        trials = store.trials(spec.name)
+    trials = trials_in(tmp_path)
     assert [trial.number for trial in trials] == list(range(1, len(trials) + 1))
     assert all(trial.state.is_finished and trial.state is not TrialState.PAUSED for trial in trials)
     pauses, resumed = (
@@ -328,92 +269,17 @@ def test_two_drivers_share_what_waits(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("pruner", ["balanced", "none"])
 def test_what_is_interrupted_goes_on_first_where_it_was(tmp_path: Path, pruner: str) -> None:
-    class Interrupted(SteppingLaw):
-        has_interrupted = False
-
-        def events(self, timeout: float) -> list[Event]:
-            if self.done.get(4, 0) == 1 and not self.has_interrupted:  # before its pace could be judged
-                os.kill(os.getpid(), signal.SIGINT)
-                self.has_interrupted = True
-            return super().events(timeout)
-
     spec = study_spec(pruner={"name": pruner}, budget={"trials": 12, "trial_train_seconds": 4.0})
-    first = Interrupted()
+    first = SteppingLaw(interrupts_when=lambda law: law.done.get(4) == 1)  # before its pace could be judged
     with pytest.raises(InterruptedRunError):
         run(spec, tmp_path, first)
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+    with open_store(url_in(tmp_path), write=False) as store:
         assert store.trial(spec.name, 4).state is TrialState.PAUSED
     second = SteppingLaw(done=first.done)
     trials = run(spec, tmp_path, second)
     assert second.requests[0].number == 4
     assert second.requests[0].resumes
     assert len(trials) == 12
-
-
-def test_a_grid_ends_only_when_what_waits_has_had_its_turn(tmp_path: Path) -> None:
-    spec = study_spec(
-        sampler={"name": "grid"},
-        space={"batch_size": [8, 16], "learning_rate": [0.005, 0.01]},
-        default={"batch_size": 8, "learning_rate": 0.005},
-        budget={"trials": 30, "trial_train_seconds": 6.0},
-    )
-    executor = SteppingLaw()
-    trials = run(spec, tmp_path, executor)
-    assert executor.pauses > 0
-    assert any(trial.state is TrialState.REACHED for trial in trials)
-    assert len(trials) == 4
-
-
-def test_late_in_a_budget_without_a_hit_what_waits_goes_on_before_anything_begins(tmp_path: Path) -> None:
-    executor = SteppingLaw()
-    spec = study_spec(budget={"trials": 12, "trial_train_seconds": 0.15})
-    with pytest.raises(TargetNotReachedError):
-        run(spec, tmp_path, executor)
-    order = [(request.number, request.resumes) for request in executor.requests]
-    last_new = max(index for index, (_, resumes) in enumerate(order) if not resumes)
-    finished_before = sum(resumes for _, resumes in order[:last_new])
-    assert finished_before > 6
-
-
-def test_trials_that_wait_on_another_machine_are_pruned_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    notes: list[str] = []
-
-    class Ear(Listener):
-        def note(self, message: str) -> None:
-            notes.append(message)
-
-    spec = study_spec()
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    with pytest.raises(Dies):
-        run(spec, tmp_path, Doomed())
-    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
-    executor = SteppingLaw()
-    executor.full = 4.0
-    run_study(spec, db=url, listener=Ear(), make_executor=lambda *_: executor)
-    assert any(note.startswith("what was saved of them is gone, so they do not go on: trial ") for note in notes)
-
-
-def test_a_baseline_that_was_interrupted_and_cannot_go_on_is_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Interrupted(SteppingLaw):
-        def events(self, timeout: float) -> list[Event]:
-            if self.done.get(1, 0) == 1:
-                os.kill(os.getpid(), signal.SIGINT)
-                self.done[1] += 1
-            return super().events(timeout)
-
-    spec = study_spec()
-    with pytest.raises(InterruptedRunError):
-        run(spec, tmp_path, Interrupted())
-    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
-    trials = run(spec, tmp_path, SteppingLaw())
-    assert trials[0].state is TrialState.CANCELLED
-    (again,) = [trial for trial in trials if trial.retry_of == 1]
-    assert again.state is TrialState.REACHED
-    assert again.configuration == spec.default_configuration
 
 
 def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> None:
@@ -426,55 +292,21 @@ def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> No
     executor = Interrupted()
     with pytest.raises(InterruptedRunError):
         run(study_spec(), tmp_path, executor)
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+    with open_store(url_in(tmp_path), write=False) as store:
         (paused,) = store.trials("toy", states=[TrialState.PAUSED])
-    assert paused.outcome is not None
-    assert "too far behind" in paused.outcome.reason
+    assert "too far behind" in not_none(paused.outcome).reason
 
 
 @pytest.mark.parametrize("pruner", ["median", "asha", "hyperband"])
 def test_optunas_pruners_go_on_with_what_was_interrupted(tmp_path: Path, pruner: str) -> None:
-    class Interrupted(SteppingLaw):
-        looks = 0
-
-        def events(self, timeout: float) -> list[Event]:
-            self.looks += 1
-            if self.looks == 8:
-                os.kill(os.getpid(), signal.SIGINT)
-            return super().events(timeout)
-
     slowly = {"batch_size": 128, "learning_rate": 9.0, "weight_decay": 0.0, "dropout": 0.1}
     spec = study_spec(pruner={"name": pruner}, default=slowly)
-    first = Interrupted(slots=3)
+    first = SteppingLaw(slots=3, interrupts_when=lambda law: sum(law.done.values()) == 7)
     with pytest.raises(InterruptedRunError):
         run(spec, tmp_path, first)
     second = SteppingLaw(done=first.done, slots=1)
     trials = run(spec, tmp_path, second)
     assert second.resumed and not any(trial.state is TrialState.PAUSED for trial in trials)
-
-
-def test_the_end_that_ends_a_run_is_told_too(tmp_path: Path) -> None:
-    told: list[int] = []
-
-    class Ear(Listener):
-        def ended(self, trial: TrialRecord, history: object) -> None:
-            told.append(trial.number)
-
-    class Interrupted(SteppingLaw):
-        looks = 0
-
-        def events(self, timeout: float) -> list[Event]:
-            self.looks += 1
-            if self.looks == 20:
-                os.kill(os.getpid(), signal.SIGINT)
-            return super().events(timeout)
-
-    spec, url = study_spec(), f"sqlite:///{tmp_path / 'study.db'}"
-    with pytest.raises(InterruptedRunError):
-        run_study(spec, db=url, listener=Ear(), make_executor=lambda *_: Interrupted())
-    with open_store(url, write=False) as store:
-        newest = store.trials(spec.name)[-1]
-    assert newest.state.is_finished and told[-1] == newest.number
 
 
 def test_only_search_trials_are_saved_and_only_where_they_may_take_disk(tmp_path: Path) -> None:
@@ -497,11 +329,9 @@ def test_only_search_trials_are_saved_and_only_where_they_may_take_disk(tmp_path
 @pytest.mark.parametrize(
     ("alive", "here", "ours"),
     [
-        (False, True, True),
         (False, False, True),
         (None, True, True),
         (None, False, False),
-        (True, True, True),
         (True, False, False),
     ],
 )
@@ -511,7 +341,7 @@ def test_what_a_driver_that_is_gone_left_waiting_is_ended_where_its_process_ende
     spec, first = study_spec(), Doomed()
     with pytest.raises(Dies):
         run(spec, tmp_path, first)
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+    with open_store(url_in(tmp_path), write=False) as store:
         waiting = {trial.number for trial in store.trials(spec.name, states=[TrialState.PAUSED])}
     assert waiting
     monkeypatch.setattr("bssearch.search.waiting.is_alive", lambda owner: alive)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pytest
 
-from bssearch.history import ATTEMPTS, INTERRUPTED, History
+from bssearch.history import INTERRUPTED, History
 from bssearch.pruners.base import Pruner
 from bssearch.pruners.controller import PruningController
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
@@ -16,8 +16,8 @@ from bssearch.samplers.base import Choice, default_choice
 from bssearch.search.planner import RETUNED, RETUNED_IN_VAIN, Planner
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
-from tests.factories import make_probe, make_spec, make_trial
-from tests.samplers.made_up import MadeUpStudy, seconds_near_64, step_seconds_near_64, study_spec
+from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
+from tests.samplers.made_up import MadeUpStudy, study_spec
 
 SIZES = (8, 16, 32, 64, 128)
 STEP_SECONDS = 0.01
@@ -119,8 +119,7 @@ def default_trial(number: int = 1, **changes: Any) -> TrialRecord:
 
 def paused(number: int, *, reason: str = "behind", **changes: Any) -> TrialRecord:
     trial = make_trial(number, **{"state": TrialState.PAUSED, "seconds": 3.0, "best_metric": 0.5, **changes})
-    assert trial.outcome is not None
-    return replace(trial, outcome=replace(trial.outcome, reason=reason))
+    return with_outcome(trial, reason=reason)
 
 
 # The order of what is next.
@@ -311,8 +310,7 @@ def test_the_budget_counts_trials_that_cost_something() -> None:
 
 def test_the_budget_of_wall_seconds_counts_while_trials_run() -> None:
     ran, running = default_trial(), make_trial(2, batch_size=16, state=TrialState.RUNNING)
-    assert ran.outcome is not None
-    ran = replace(ran, outcome=replace(ran.outcome, wall_seconds=5.0))
+    ran = with_outcome(ran, wall_seconds=5.0)
     spec = spec_of(budget={"wall_seconds": 8.0})
     began = running.created_at.timestamp()
     assert Case(ran, running, spec=spec, now=began + 2.5).next() is not None
@@ -320,30 +318,6 @@ def test_the_budget_of_wall_seconds_counts_while_trials_run() -> None:
     assert ending is not None and ending.startswith("budget.wall_seconds = 8 is spent"), "named as --set takes it"
     larger = spec_of(budget={"wall_seconds": 8.5})
     assert Case(ran, running, spec=larger, now=began + 3.0).next() is not None
-
-
-def test_a_trial_is_tried_again_in_as_many_attempts_as_it_may_have() -> None:
-    case = Case(default_trial())
-    plan, attempts = case.next(), 0
-    retry_of = None
-    while plan.retry_of == retry_of:
-        attempts += 1
-        retry_of = case.history.length + 1
-        lost = make_trial(retry_of, state=TrialState.LOST, configuration=plan.configuration, retry_of=plan.retry_of)
-        case.add(lost)
-        plan = case.next()
-    assert attempts == ATTEMPTS
-    assert plan.retry_of is None
-
-
-def test_a_failed_trial_has_one_more_try_and_a_cancelled_one_none() -> None:
-    failed = make_trial(2, state=TrialState.FAILED)
-    assert Case(default_trial(), failed).next().retry_of == 2
-    again = make_trial(3, state=TrialState.FAILED, retry_of=2)
-    assert Case(default_trial(), failed, again).next().retry_of is None
-    assert Case(default_trial(), make_trial(2, state=TrialState.CANCELLED)).next().retry_of is None
-    asked_for = make_trial(2, state=TrialState.CANCELLED, uncapped=True)
-    assert Case(default_trial(), asked_for).next().retry_of == 2
 
 
 def test_half_way_without_a_hit_what_waits_goes_on_before_anything_begins() -> None:
@@ -395,15 +369,6 @@ def test_the_search_ends_where_little_is_expected_now_and_was_of_the_newest_that
     case = Case(default_trial(), *enough, expecting(29, 0.5), running, spec=LITTLE, sampler=Scripted(0.05))
     for _ in range(3):
         assert case.planner.next_trial()[1] is None, "asking again before another trial has ended is no second time"
-
-
-def test_trials_that_tell_of_no_expectation_do_not_keep_a_search_from_its_end() -> None:
-    """As older versions left them: two trials that have ended are enough."""
-    case = Case(default_trial(), sampler=Scripted(0.05), spec=LITTLE)
-    assert case.planner.next_trial()[1] is None
-    for trial in compared(128, 8, start=10):
-        case.add(trial)
-    assert (case.ending() or "").startswith(TOLD)
 
 
 @pytest.mark.parametrize(("reached", "enough"), [(True, RETUNED), (False, RETUNED_IN_VAIN)])
@@ -458,8 +423,7 @@ def test_a_search_by_the_time_model_ends_by_itself_with_its_evidence_and_stays_a
     default = {"batch_size": 16, "learning_rate": 0.03, "dropout": 0.0}
     study = whole(0.02, space=lists, default=default)
     assert "budget.least_improvement = 2.00%" in (played(study) or "")
-    best = study.history.incumbent
-    assert best is not None
+    best = not_none(study.history.incumbent)
     assert (best.configuration.batch_size, best.configuration.learning_rate) == (16, 0.07)
     assert any(trial.uncapped for trial in study.trials[1:]), "the answer had its evidence first"
     assert study.restarted().planner.next_trial()[0] is None
@@ -467,30 +431,3 @@ def test_a_search_by_the_time_model_ends_by_itself_with_its_evidence_and_stays_a
         study.run(default_choice(study.spec), seconds=0.5 * study.history.incumbent_value)  # it would be news
         study.trials[-1] = replace(study.trials[-1], phase=Phase.CONFIRM)
         assert study.restarted().planner.next_trial()[0] is None
-
-
-def test_nothing_ends_before_the_target_was_reached() -> None:
-    study = whole(0.99)
-    for _ in range(6):
-        plan, ending = study.planner.next_trial()
-        assert plan is not None
-        assert ending is None
-        study.run_plan(plan, TrialState.EXHAUSTED)
-
-
-def test_evidence_at_a_default_outside_the_ladder_takes_what_is_best_nearby() -> None:
-    space = {"batch_size": [64, 128], "learning_rate": {"low": 0.01, "high": 1.0}}
-    budget = {"trials": 12, "trial_train_seconds": FULL, "least_improvement": 0.0}
-    spec = study_spec(space=space, default={"batch_size": 8, "learning_rate": 0.1}, budget=budget)
-    study = MadeUpStudy(spec, seconds_near_64, step_time=step_seconds_near_64)
-    small = []
-    while (plan := study.planner.next_trial()[0]) is not None:
-        study.run_plan(plan)
-        small += [plan] if plan.configuration.batch_size == 8 else []
-    assert len(small) > 1
-    for plan in small[1:]:
-        assert plan.uncapped
-        assert plan.sampled is not None
-        rate = plan.sampled["reference_learning_rate"]
-        assert isinstance(rate, float)
-        assert rate > 0.1, "at the larger ones higher rates did better"

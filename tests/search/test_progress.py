@@ -16,7 +16,7 @@ from bssearch.search.confirmation import most_left, next_run
 from bssearch.search.progress import confirmation_left, search_left
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
-from tests.factories import EPOCH, make_probe, make_spec, make_trial
+from tests.factories import EPOCH, make_probe, make_spec, make_trial, not_none
 
 SIZES = (8, 16, 32, 64, 128)
 PROBES = {size: make_probe(size) for size in SIZES}
@@ -96,8 +96,7 @@ def test_confirmation_makes_no_more_runs_than_were_said_to_be_left(settings: dic
 
 def test_a_run_that_is_being_made_is_left_and_its_seconds_are_those_of_its_configuration() -> None:
     known = history(searched(10), make_spec(confirm={"top": 1, "runs": 3}))
-    plan = next_run(known)
-    assert plan is not None
+    plan = not_none(next_run(known))
     before = Counter(one.key for one in most_left(known))
     running = make_trial(
         11, configuration=plan.configuration, seed=plan.seed, phase=Phase.CONFIRM, state=TrialState.RUNNING

@@ -27,7 +27,6 @@ from bssearch.records import (
 )
 from bssearch.search.calibration import COMPARING_VISITS
 from bssearch.search.leases import heartbeat
-from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_spec
@@ -156,26 +155,6 @@ def test_leases_are_renewed_while_the_main_loop_waits(
 
     run_study(SHORT, db=url, make_executor=lambda *_: Waits())
     assert renewed.is_set()
-
-
-def test_an_enqueued_configuration_is_next_and_runs_past_the_budget(tmp_path: Path) -> None:
-    from bssearch.commands.enqueue import enqueue
-
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    run_study(SHORT, db=url, make_executor=lambda *_: LawExecutor())
-    with open_store(url) as store:
-        before = len(store.trials(SHORT.name))
-        number, configuration = enqueue(store, SHORT.name, {"batch_size": 64, "dropout": 0.25})
-        assert store.trial(SHORT.name, number).state is TrialState.QUEUED
-    assert number == before + 1
-    assert configuration.learning_rate == pytest.approx(0.1 * 2**0.5)
-    executor = LawExecutor()
-    run_study(SHORT, db=url, listener=Listener(), make_executor=lambda *_: executor)
-    assert executor.requests[0].number == number
-    assert executor.requests[0].configuration == configuration
-    assert executor.requests[0].train_seconds_limit == 100.0
-    with open_store(url, write=False) as store:
-        assert store.trial(SHORT.name, number).state is TrialState.REACHED
 
 
 class Rests(LawExecutor):

@@ -23,12 +23,12 @@ from bssearch.pruners.checkpoints import CheckpointFolder
 from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
 from bssearch.search.leases import owner
 from bssearch.search.leases.claims import Claims
-from bssearch.search.listener import Listener
 from bssearch.search.waiting import WaitingTrials
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.factories import make_environment, make_plan
+from tests.factories import make_environment, make_plan, not_none
 from tests.pruners.stores import Troubled, troubled
+from tests.search.study import Ear, trials_in, url_in
 from tests.search.test_pausing_driver import Dies, Doomed, SteppingLaw, study_spec
 
 FAR = "elsewhere/1/0/0/far"
@@ -45,16 +45,6 @@ class Interrupted(SteppingLaw):
             os.kill(os.getpid(), signal.SIGTERM)
             self.has_interrupted = True
         return super().events(timeout)
-
-
-class Ear(Listener):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 @pytest.fixture
@@ -91,7 +81,7 @@ def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def run(spec: StudySpec, folder: Path, executor: SteppingLaw) -> tuple[list[TrialRecord], list[str]]:
     """Run a study; return its search trials and what was told."""
-    url, ear = f"sqlite:///{folder / 'study.db'}", Ear()
+    url, ear = url_in(folder), Ear()
     executor.full = spec.budget.trial_train_seconds
     run_study(spec, db=url, listener=ear, make_executor=lambda *_: executor)
     with open_store(url, write=False) as store:
@@ -107,7 +97,7 @@ def interrupted(spec: StudySpec, folder: Path) -> SteppingLaw:
 
 
 def outcome_of(folder: Path, number: int) -> TrialOutcome | None:
-    with open_store(f"sqlite:///{folder / 'study.db'}", write=False) as store:
+    with open_store(url_in(folder), write=False) as store:
         return store.trial("toy", number).outcome
 
 
@@ -167,8 +157,7 @@ def test_two_drivers_share_what_waits_in_one_place(
     with ThreadPoolExecutor(2) as pool:
         for ended in [pool.submit(run, spec, tmp_path, executor) for executor in executors]:
             ended.result()
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
-        trials = store.trials(spec.name)
+    trials = trials_in(tmp_path)
     pauses = sum(one.pauses for one in executors)
     resumed = sum(len(one.resumed) for one in executors)
     assert pauses > resumed
@@ -341,7 +330,7 @@ def test_where_the_store_takes_nothing_what_would_wait_is_stopped_and_what_is_in
     else:
         _, notes = run(spec, tmp_path, executor())
         assert sum(note.startswith("trials are stopped for good") and said in note for note in notes) == 1
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+    with open_store(url_in(tmp_path), write=False) as store:
         outcomes = [trial.outcome for trial in store.trials(spec.name) if trial.outcome is not None]
     (stopped,) = [one for one in outcomes if "could not be paused: the checkpoint store" in one.reason]
     assert stopped.state is (TrialState.CANCELLED if is_interrupted else TrialState.PRUNED)
@@ -366,7 +355,7 @@ def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there
 ) -> None:
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "shared"))
     spec, notes = study_spec(), list[str]()
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
+    with open_store(url_in(tmp_path)) as store:
         store.create_study(spec.new_study("ada"))
         lease = Lease(owner=elsewhere, seconds=60.0, user="ada", spec=None)
         store.start("toy", make_plan(), environment=make_environment(), lease=lease)
@@ -377,8 +366,7 @@ def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there
             return WaitingTrials(spec, store, Claims(store, "toy", driver), notes.append)
 
         far, near = waiting_for(elsewhere), waiting_for("here/1/0/0/near")
-        file = near.checkpoints.file_for(1)
-        assert file is not None
+        file = not_none(near.checkpoints.file_for(1))
         file.write_bytes(b"saved")
         far.ended(trial)
         near.settle([trial], TrialState.PRUNED, for_disk=False)

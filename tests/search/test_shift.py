@@ -48,13 +48,6 @@ def test_a_workload_is_loaded_no_further_once_it_is_interrupted() -> None:
     assert ended == ["now", "now"], "there was perhaps no process yet to be ended"
 
 
-def test_whatever_an_executor_makes_of_its_end_while_it_loads_is_no_error() -> None:
-    shift = Shift()
-    with pytest.raises(InterruptedRunError), shift.loading(lambda: None):
-        shift.interrupt()
-        raise AssertionError("slot 0 is CONDEMNED, not ready to be ANSWERING")
-
-
 def test_what_comes_after_loading_waits_until_the_other_thread_has_ended_it() -> None:
     shift, begun, left, order = Shift(), threading.Event(), threading.Event(), list[str]()
 

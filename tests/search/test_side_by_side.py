@@ -12,8 +12,9 @@ from bssearch.errors import LaunchError
 from bssearch.records import StepTime, StepTimeRequest
 from bssearch.search.calibration import FIRST_VISITS, measure_step_times
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment, make_spec
+from tests.factories import make_environment, make_spec, not_none
 from tests.search.law import LawExecutor
+from tests.search.study import url_in
 
 SPEC, HERE = make_spec(), make_environment()
 SIZES = [*SPEC.batch_sizes]
@@ -36,10 +37,9 @@ class Node(LawExecutor):
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
         found = super().measure_step_time(request)
-        assert found.step_seconds is not None
         return {
             f"GPU-{index}": replace(
-                found, step_seconds=found.step_seconds * pace * self.together, contended=self.contended
+                found, step_seconds=not_none(found.step_seconds) * pace * self.together, contended=self.contended
             )
             for index, pace in enumerate(self.paces)
         }
@@ -54,7 +54,7 @@ class OneDeviceFails(Node):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as opened:
+    with open_store(url_in(tmp_path)) as opened:
         opened.create_study(SPEC.new_study("me"))
         yield opened
 

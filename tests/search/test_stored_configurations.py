@@ -6,8 +6,6 @@ Each test writes into the database what somebody with the right to write could. 
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,13 +20,13 @@ from bssearch.commands.enqueue import enqueue
 from bssearch.commands.rerun import rerun
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
-from bssearch.executors.base import Event
 from bssearch.records import REFUSED, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from bssearch.storage.transfer.study_file import read_study
 from tests.factories import SPEC, make_spec
 from tests.search.law import LawExecutor
+from tests.search.study import url_in
 from tests.search.test_pausing_driver import Dies, Doomed, SteppingLaw, study_spec
 
 FORGED = "r$(id > PWNED)"
@@ -41,10 +39,6 @@ MODEL: dict[str, Any] = {
 def spec_with(trials: int, confirm: Mapping[str, int] | None = None) -> StudySpec:
     budget = {"trials": trials, "trial_train_seconds": 100.0}
     return make_spec(**MODEL, budget=budget, confirm=confirm or {"runs": 0})
-
-
-def url_in(folder: Path) -> str:
-    return f"sqlite:///{folder / 'study.db'}"
 
 
 def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> Answer:
@@ -153,20 +147,10 @@ def test_a_paused_trial_is_refused_and_the_others_are_resumed(tmp_path: Path, st
     assert given(executor) <= {"relu", "gelu"}
 
 
-class Interrupted(SteppingLaw):
-    """Is interrupted during the first evaluation of the first trial."""
-
-    def events(self, timeout: float) -> list[Event]:
-        if self.done.get(1, 0) == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-            self.done[1] += 1
-        return super().events(timeout)
-
-
 def test_the_retry_of_a_forged_trial_is_refused_once(
     tmp_path: Path, stepping: StudySpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step(stepping, tmp_path, Interrupted())
+    step(stepping, tmp_path, SteppingLaw(interrupts_when=lambda law: law.done.get(1) == 1))
     forge(tmp_path, 1)
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
     executor = step(stepping, tmp_path, SteppingLaw())

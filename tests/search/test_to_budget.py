@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +13,27 @@ from bssearch.analysis.answer import Answer
 from bssearch.commands.confirm import confirm_study
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import run_study
-from bssearch.errors import InterruptedRunError
 from bssearch.executors.base import Ended, Event
 from bssearch.history import History
-from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 from bssearch.search.seeds import trial_seed
 from bssearch.search.to_budget import finalists, more_regularised, next_run
 from bssearch.space import SearchSpace
-from bssearch.storage.repository import open_store
 from tests.factories import SPEC as RAW
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, not_none
+from tests.search import study
 from tests.search.law import LawExecutor
+from tests.search.study import url_in
 
 LIMIT = 100.0
 SPEC = make_spec(budget={"trials": 16, "trial_train_seconds": LIMIT}, confirm={"top": 2, "runs": 3})
 
 
-@dataclass
 class TrainsOn(LawExecutor):
     """Ends trials that do not stop at the target at their limit, with a metric that falls with the batch size."""
 
-    stop_after: int | None = None
-
     def events(self, timeout: float) -> list[Event]:
         request = self.running[0] if self.running else None
-        going_on = [one for one in self.requests if not one.stop_at_target]
-        if self.stop_after is not None and len(going_on) > self.stop_after:
-            raise KeyboardInterrupt
         found = super().events(timeout)
         if request is None or request.stop_at_target or not isinstance(found[-1], Ended):
             return found
@@ -49,10 +42,6 @@ class TrainsOn(LawExecutor):
             found[-1].outcome, train_seconds=request.train_seconds_limit, final_metric=final, test_metric=final - 0.01
         )
         return [*found[:-1], Ended(request.number, outcome)]
-
-
-def url_in(folder: Path) -> str:
-    return f"sqlite:///{folder / 'study.db'}"
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +64,7 @@ def go_on(folder: Path, executor: TrainsOn, runs: int = 2) -> Answer:
 
 
 def trials_in(folder: Path, phase: Phase = Phase.TO_BUDGET) -> list[TrialRecord]:
-    with open_store(url_in(folder), write=False) as store:
-        return [trial for trial in store.trials("toy") if trial.phase is phase]
+    return study.trials_in(folder, phase)
 
 
 def at(size: int, **changes: Any) -> Configuration:
@@ -129,18 +117,6 @@ def test_regularisation_follows_the_square_root_of_the_batch_size_within_the_spa
     assert more_regularised(fixed, same, at(32, dropout=0.1)) == same
 
 
-def test_what_cannot_be_regularised_more_is_run_once() -> None:
-    fixed = make_spec(
-        space={**RAW["space"], "weight_decay": 0.0, "dropout": 0.0},
-        default={"batch_size": 32, "learning_rate": 0.1},
-        budget={"trials": 16, "trial_train_seconds": LIMIT},
-    )
-    trials = [make_trial(1, configuration=at(32)), make_trial(2, configuration=at(128), seconds=2.0)]
-    assert finalists(history(*trials, spec=fixed)) == [at(32), at(128)]
-    alone = make_trial(1, configuration=at(128, dropout=0.2))
-    assert finalists(history(alone)) == [alone.configuration]  # it is the optimum itself
-
-
 def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interleaved(folder: Path) -> None:
     executor = TrainsOn()
     answer = go_on(folder, executor)
@@ -154,8 +130,7 @@ def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interlea
     orders = [[one.configuration.key for one in trials[part]] for part in (slice(half), slice(half, None))]
     assert sorted(orders[0]) == sorted(orders[1])
     assert orders[0] != orders[1]
-    found = answer.generalisation
-    assert found is not None
+    found = not_none(answer.generalisation)
     assert found.train_seconds == LIMIT
     assert {row.batch_size: row.runs for row in found.batches} == dict.fromkeys(
         {trial.configuration.batch_size for trial in trials}, 2
@@ -164,34 +139,10 @@ def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interlea
     assert len(trials_in(folder)) == 3 * half  # one more seed each
 
 
-def test_the_verdict_is_as_it_was_before_the_runs_that_went_on(folder: Path) -> None:
-    with open_store(url_in(folder), write=False) as store:
-        from bssearch.search.finding import answer
-
-        before = answer(store, "toy")
-    after = go_on(folder, TrainsOn())
-    assert before.generalisation is None
-    for part in ("optimal", "recommendation", "flat_range", "tied", "speedup", "settle"):
-        assert getattr(after, part) == getattr(before, part)
-
-
-def test_an_interruption_goes_on_and_makes_the_cancelled_run_again(folder: Path) -> None:
-    with pytest.raises(InterruptedRunError):
-        go_on(folder, TrainsOn(stop_after=3))
-    stopped = trials_in(folder)
-    assert Counter(trial.state for trial in stopped)[TrialState.CANCELLED] == 1
-    go_on(folder, TrainsOn())
-    trials = trials_in(folder)
-    ended = [(one.configuration.key, one.seed) for one in trials if not one.state.is_missing]
-    assert len(ended) == len(set(ended)) == len(trials) - 1
-    assert [one.retry_of for one in trials if one.retry_of is not None] == [stopped[-1].number]
-
-
 def test_a_run_that_fails_is_made_once_more_and_one_of_another_limit_again() -> None:
     base = [make_trial(1, configuration=at(32), seconds=1.0)]
     plan = next_run(1)
-    run = plan(history(*base))
-    assert run is not None
+    run = not_none(plan(history(*base)))
     assert (run.phase, run.uncapped, run.stop_at_target) == (Phase.TO_BUDGET, True, False)
 
     def after(*states: TrialState, limit: float = LIMIT, phase: Phase = Phase.TO_BUDGET) -> bool:
@@ -210,19 +161,3 @@ def test_a_run_that_fails_is_made_once_more_and_one_of_another_limit_again() -> 
     assert after(TrialState.LOST, TrialState.CANCELLED)
     assert after(TrialState.REACHED, limit=LIMIT / 2)  # the budget has been raised since
     assert after(TrialState.REACHED, phase=Phase.AUDIT)  # of a rule audit, which stops at the target
-
-
-def test_where_memory_runs_out_on_the_way_all_runs_of_the_batch_size_are_made_in_smaller_micro_batches(
-    folder: Path,
-) -> None:
-    class RunsOut(TrainsOn):
-        def events(self, timeout: float) -> list[Event]:
-            if self.running and self.running[0].configuration.micro_batch_size > 32:
-                request = self.running.pop(0)
-                return [Ended(request.number, TrialOutcome(state=TrialState.OOM, reason="no memory left"))]
-            return super().events(timeout)
-
-    go_on(folder, RunsOut())
-    ended = [trial for trial in trials_in(folder) if trial.state is not TrialState.OOM]
-    assert max(trial.configuration.batch_size for trial in ended) > 32
-    assert max(trial.configuration.micro_batch_size for trial in ended) == 32

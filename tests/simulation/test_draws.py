@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bssearch.errors import UsageError
-from bssearch.pruners.pace import PATIENCE, Pace
-from bssearch.pruners.race import Race
 from bssearch.recorded import RecordedTable, RecordedTrial
 from tests.benchmarks.simulate.draws import (
     PRUNERS,
     Draw,
     Summary,
-    by_policy,
     proportion_interval,
-    pruner_of,
     simulate,
     summarize,
 )
+from tests.factories import not_none
 from tests.simulation.lines import TARGET, table
 
 
@@ -39,36 +34,11 @@ def test_all_policies_see_the_same_draws_and_the_same_seed_gives_the_same() -> N
     assert summarize(found["cap"]).relative_cost.mean < 0.9
 
 
-@pytest.mark.parametrize("name", [*PRUNERS, "race"])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("name", "workers"), [*zip([*PRUNERS, "race"], itertools.cycle((1, 3)))])
 def test_every_policy_ends_and_costs_no_more_than_no_pruning(name: str, workers: int) -> None:
     found = simulate(table(*range(3, 43)), [name], draws=10, trials=12, seed=0, workers=workers)
     assert all(0 < one.cost <= 1 + 1e-9 and one.ratio >= 1 for one in found[name])
     assert all(0 < one.within <= one.cost + 1e-9 for one in found[name])
-
-
-def test_a_factor_of_ones_own_makes_another_race_or_pace() -> None:
-    race, pace = pruner_of("lag-1.5")(), pruner_of("pace-2.2")()
-    assert isinstance(race, Race) and race.lag == 1.5
-    assert isinstance(pace, Pace) and pace.patience == 2.2
-    lines = table(*range(3, 43))
-    found = simulate(lines, [f"pace-{PATIENCE['safe']:g}", "safe"], draws=6, trials=12, seed=0)
-    assert found["pace-4"] == found["safe"]
-
-
-def test_the_draws_of_several_tables_are_joined_by_policy() -> None:
-    one, other = draws(1.0, 2.0), draws(3.0)
-    assert dict(by_policy([{"cap": one, "none": other}, {"cap": other}])) == {"cap": one + other, "none": other}
-
-
-def test_repeats_in_a_table_show_how_much_seeds_differ_and_so_how_long_trials_run() -> None:
-    """Runs of one configuration that take a third longer or shorter allow others more than the fastest took."""
-    alike = table(*[9, 10, 11, 12, 19, 19])
-    apart = RecordedTable(
-        "apart", TARGET, 20.0, tuple(replace(one, parameters={"own": one.number}) for one in alike.trials)
-    )
-    costs = [simulate(one, ["cap"], draws=20, trials=6, seed=0)["cap"] for one in (alike, apart)]
-    assert sum(one.cost for one in costs[0]) != sum(one.cost for one in costs[1])
 
 
 def draws(*ratios: float, cost: float = 0.5, best: Sequence[float] = ()) -> list[Draw]:
@@ -79,8 +49,7 @@ def draws(*ratios: float, cost: float = 0.5, best: Sequence[float] = ()) -> list
 
 
 def ends(found: Summary) -> tuple[float, float]:
-    assert found.miss_rate.low is not None and found.miss_rate.high is not None
-    return found.miss_rate.low, found.miss_rate.high
+    return not_none(found.miss_rate.low), not_none(found.miss_rate.high)
 
 
 def test_a_summary_counts_what_is_not_within_5_percent() -> None:
@@ -97,22 +66,6 @@ def test_draws_with_one_winner_are_one_observation() -> None:
     low, high = ends(summarize(draws(*ratios)))
     assert high - low < 0.4
     assert ends(summarize(draws(*ratios, best=[1.0] * 20 + [2.0] * 20))) == pytest.approx((0.0, 1.0), abs=0.05)
-
-
-@pytest.mark.parametrize(("ratio", "rate"), [(1.0, 0.0), (2.0, 1.0)])
-@pytest.mark.parametrize("winners", [2, 10, 40])
-def test_a_rate_of_none_or_all_has_the_binomial_interval_of_as_many_draws_as_there_are_winners(
-    ratio: float, rate: float, winners: int
-) -> None:
-    found = summarize(draws(*[ratio] * 40, best=[float(index % winners) for index in range(40)]))
-    assert found.miss_rate.mean == rate
-    reach = 1 - 0.025 ** (1 / winners)  # Clopper & Pearson of 0 in n: (1 - p)^n = 0.025
-    assert ends(found) == pytest.approx((0.0, reach) if rate == 0 else (1 - reach, 1.0))
-
-
-def test_the_interval_of_a_rate_is_binomial_where_every_draw_has_its_own_winner() -> None:
-    low, high = ends(summarize(draws(*[1.0] * 30 + [2.0] * 10)))
-    assert (low, high) == pytest.approx((0.127, 0.412), abs=0.02)  # Clopper & Pearson of 10 in 40
 
 
 def test_a_table_with_one_winner_gives_no_interval() -> None:
@@ -140,36 +93,12 @@ def test_what_is_wrong_is_named(options: dict[str, object], said: str) -> None:
     assert said in raised.value.message
 
 
-def test_the_peers_are_reproducible() -> None:
-    lines = table(*range(3, 43))
-    first, again = (simulate(lines, ["hyperband"], draws=6, trials=20, seed=1) for _ in range(2))
-    assert first == again
-
-
 def test_a_target_met_at_once_and_draws_without_a_hit_are_refused() -> None:
     at_once = RecordedTable("zero", TARGET, 5.0, (RecordedTrial(4, {}, 0, (0, 1), (0.0, 1.0), (1.0, 1.0)),))
     with pytest.raises(UsageError, match="trial 4 of table 'zero' ends, or meets the target, at 0 train seconds"):
         simulate(at_once, ["none"], draws=1, trials=1, seed=0)
     with pytest.raises(UsageError, match="none of 1 draws of 1 trials of table 'lines' has one that reaches"):
         simulate(table(*[30] * 200, 5), ["none"], draws=1, trials=1, seed=0)
-
-
-def test_a_table_in_which_nothing_is_reached_is_refused() -> None:
-    with pytest.raises(UsageError, match="no trial of table 'lines' reaches accuracy ≥ 1"):
-        simulate(table(30, 40), ["cap"], draws=1, trials=1, seed=0)
-
-
-def test_virtual_seconds_have_no_bound() -> None:
-    slow = _in_nanoseconds(table(4.0, 8.0, 12.0))
-    (draws,) = simulate(slow, ["balanced"], draws=2, trials=3, seed=0).values()
-    assert all(draw.ratio == 1 for draw in draws)
-
-
-def _in_nanoseconds(recorded: RecordedTable) -> RecordedTable:
-    trials = tuple(
-        replace(trial, train_seconds=tuple(1e9 * one for one in trial.train_seconds)) for trial in recorded.trials
-    )
-    return replace(recorded, trials=trials, max_train_seconds=2e10)
 
 
 @pytest.mark.parametrize(
@@ -184,15 +113,3 @@ def _in_nanoseconds(recorded: RecordedTable) -> RecordedTable:
 )
 def test_the_exact_intervals_of_whole_numbers(hits: int, runs: int, low: float, high: float) -> None:
     assert proportion_interval(hits / runs, runs) == pytest.approx((low, high), abs=1e-4)
-
-
-@given(st.floats(0, 1), st.floats(0.1, 1e4))
-def test_an_interval_holds_its_share_and_is_no_point(share: float, observations: float) -> None:
-    low, high = proportion_interval(share, observations)
-    assert 0 <= low <= share + 1e-9 and share - 1e-9 <= high <= 1
-    assert low < high
-
-
-def test_more_observations_narrow_it() -> None:
-    widths = [high - low for low, high in (proportion_interval(0.2, count) for count in (5.5, 20, 200))]
-    assert widths == sorted(widths, reverse=True)

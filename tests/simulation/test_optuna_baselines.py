@@ -8,12 +8,9 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from bssearch.curves import Progress
-from bssearch.pruners.base import Action
-from bssearch.pruners.optuna import GRID
 from bssearch.samplers.time_model.extrapolation import Run
-from tests.benchmarks.simulate.optuna_baselines import OptunaSearch, PrunedByStudy
+from tests.benchmarks.simulate.optuna_baselines import OptunaSearch
 from tests.benchmarks.simulate.table_space import table_space
-from tests.pruners.field import Field
 from tests.simulation.lines import Seconds, grid
 
 CELLS: Seconds = {(size, rate): [5] for size in (8, 16, 32) for rate in (0.01, 0.1)}
@@ -44,12 +41,6 @@ def test_a_study_is_told_the_time_to_target_or_twice_the_limit_and_the_shortfall
     assert found.incumbent([ran(missed, 0.3)]) is None
 
 
-def test_the_incumbent_is_the_cell_of_the_fastest_single_trial() -> None:
-    found = OptunaSearch(table_space(grid(CELLS)), "random", seed=0)
-    runs = [Run(point, Progress(), hit=hit) for point, hit in ((3, 5.0), (1, 4.0), (2, 4.5))]
-    assert found.incumbent(runs) == 1
-
-
 def test_the_first_configuration_comes_first() -> None:
     space = table_space(grid(CELLS))
     for default in range(len(space.cells)):
@@ -71,39 +62,3 @@ def test_only_combinations_that_occur_are_run(sampler: str) -> None:
     told = [trial for trial in trials(found) if trial.state is TrialState.COMPLETE]
     assert [space.points[trial.params["batch_size"], trial.params["learning_rate"]] for trial in told] == asked
     assert [trial.value for trial in told] == [space.seconds[point] for point in asked]
-
-
-def test_where_nothing_that_occurs_is_asked_for_the_nearest_is_run() -> None:
-    names = ("batch_size", *(f"p{index}" for index in range(4)))
-    low, high = (8, 1, 1, 1, 1), (16, 9, 9, 9, 9)
-    between: Seconds = {tuple(8 if index == 0 else value for index in range(5)): [300] for value in range(2, 9)}
-    space = table_space(grid({low: [5], high: [6], **between}, names))
-    found = OptunaSearch(space, "random", seed=0)
-    asked = [found.ask([]) for _ in range(20)]
-    assert all(0 <= point < len(space.cells) for point in asked)
-
-
-def test_the_studys_pruner_sees_the_gains_on_a_grid_of_train_seconds() -> None:
-    space = table_space(grid(CELLS, limit=100.0))
-    found = OptunaSearch(space, "random", pruner="median", seed=0)
-    field = Field(PrunedByStudy(found))
-    for number in range(7):
-        found.ask([])
-        for moment in (0.1, 0.2, 30.0, 60.0):
-            gain = (number - 100) if number == 6 else moment
-            if field.observe(number + 1, moment, gain) is Action.STOP:
-                break
-        found.ended(number, Run(0, field.curves[number + 1], running=False))
-    *others, last = trials(found)
-    assert others[0].intermediate_values == {1: -0.1, int(0.3 * GRID): -30.0, int(0.6 * GRID): -60.0}
-    assert {trial.state for trial in others} == {TrialState.COMPLETE}
-    assert last.state is TrialState.PRUNED, "and is not told a second time"
-    assert max(last.intermediate_values) == int(0.3 * GRID)
-    assert not field.pruner.caps
-
-
-def test_without_a_pruner_of_its_own_a_study_prunes_nothing() -> None:
-    found = OptunaSearch(table_space(grid(CELLS)), "random", seed=0)
-    for number in range(12):
-        found.ask([])
-        assert not found.prunes(number, 10.0, -float(number))

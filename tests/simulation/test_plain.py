@@ -32,13 +32,6 @@ class Search:
         self.pruning.take(trial)
 
 
-def test_trials_come_in_the_order_of_their_source_until_all_have_run() -> None:
-    search = Search("none", 5, 6)
-    plans = [search.planner.next_trial()[0] for _ in range(2)]
-    assert [plan and plan.configuration.parameters["place"] for plan in plans] == [0, 1]
-    assert search.planner.next_trial() == (None, "all have run")
-
-
 @pytest.mark.parametrize(
     ("pruner", "limit", "state"),
     [("none", math.inf, TrialState.EXHAUSTED), ("cap", 60.0, TrialState.CAPPED), ("safe", 60.0, TrialState.CAPPED)],

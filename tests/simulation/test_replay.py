@@ -9,14 +9,11 @@ import pytest
 from bssearch.errors import UsageError
 from bssearch.pruners.base import Action, Pruner, Standings
 from bssearch.pruners.cap import Cap
-from bssearch.pruners.pace import Pace
-from bssearch.recorded import RecordedTable, RecordedTrial
-from bssearch.records import Goal, Observation, Target, TrialOutcome, TrialState
-from bssearch.search.events import Start, Started
-from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock, ended_before, replays, with_target
+from bssearch.records import Observation, TrialOutcome, TrialState
+from tests.benchmarks.simulate.replay import Playing, Replay, ended_before, replays, with_target
 from tests.factories import make_plan
 from tests.simulation.lines import TARGET, line, table
-from tests.simulation.played import Played, engine_of
+from tests.simulation.played import Played
 
 PAUSED, REACHED, RUNNING = TrialState.PAUSED, TrialState.REACHED, TrialState.RUNNING
 
@@ -33,29 +30,12 @@ def test_without_pruning_every_trial_runs_to_its_target_or_its_end() -> None:
     assert found.ends == [(REACHED, 10.0), (REACHED, 4.0), (TrialState.EXHAUSTED, 100.0)]
 
 
-def test_no_trial_runs_past_the_incumbent() -> None:
-    found = played(Cap(), 10, 4, 300, 7)
-    assert found.cost == 10 + 4 + 4 + 4
-    assert [state for state, _ in found.ends] == [REACHED, REACHED, TrialState.CAPPED, TrialState.CAPPED]
-
-
 def test_workers_run_at_once_and_a_new_incumbent_caps_those_that_run_at_their_next_evaluation() -> None:
     found = played(Cap(), 10, 4, 300, workers=2)
     # 10 and 4 begin together; at 4 s the first has come to the cap, and 300 runs from there for 4 s.
     assert found.now == 8.0
     assert found.cost == 5 + 4 + 4
     assert found.ends[0] == (TrialState.CAPPED, 5.0)
-
-
-def test_what_was_spent_by_an_incumbent_counts_what_the_others_are_at() -> None:
-    alike = [Replay([5.0], [1.0], 5.0, 100.0)] * 3
-    assert Played(alike, Pruner(), workers=3).hits == [(15.0, 5.0)] * 3
-
-
-def test_rounding_loses_no_hit() -> None:
-    found = Played([Replay([0.72, 2.98], [0.1, 0.95], 2.98, 10.0)], Pruner(), limit=10.0)
-    ((_, seconds),) = found.hits
-    assert seconds == 2.98
 
 
 class OnceInTheMiddle(Pruner):
@@ -92,27 +72,6 @@ def test_what_comes_after_the_budget_does_not_happen(budget: float, hits: int) -
     assert found.changes[-1] == (hits + 1, RUNNING), "it is under way when all is spent"
 
 
-def test_the_budget_is_of_all_workers() -> None:
-    found = Played([line(3)] * 9, Pruner(), workers=2, budget=7.0, charged=1.0)
-    assert (found.now, found.hits) == (3.0, [(7.0, 3.0)] * 2), "3 s on each of 2 workers, and the charge"
-
-
-def test_the_journal_tells_the_whole_search_and_can_be_played_again() -> None:
-    trials = [line(one) for one in (30, 12, 300, 9, 14, 80, 7)]
-    found = Played(trials, Pace(2.7), workers=2)
-    again = engine_of(trials, Pace(2.7), workers=2)
-    journal = found.clock.journal or []
-    plans = [action.plan for event in journal for action in again.handle(event) if isinstance(action, Start)]
-    assert plans == [event.plan for event in journal if isinstance(event, Started)]
-    assert again.history.all_trials == found.engine.history.all_trials
-    assert {state for state, _ in found.ends} > {REACHED}
-
-
-def test_step_times_of_all_batch_sizes_are_needed() -> None:
-    with pytest.raises(ValueError, match="no step time"):
-        VirtualClock(engine_of([line(3)], Pruner()), lambda plan: line(3), probes={})
-
-
 def playing(replay: Replay, limit: float, state: TrialState = TrialState.CAPPED) -> Playing:
     plan = make_plan(train_seconds_limit=limit, limit_state=state)
     return Playing(replay, plan.request(1, TARGET, checkpoint=None))
@@ -147,18 +106,6 @@ def test_a_trial_has_reached_the_target_with_the_evaluation_that_meets_it() -> N
     assert reached == [False, True]
     outcome = trial.outcome(REACHED, "")
     assert (outcome.time_to_target_s, outcome.steps_to_target) == (2.0, 20)
-
-
-def test_a_table_is_read_with_its_goal_and_limit() -> None:
-    losses = RecordedTable(
-        "loss",
-        Target(metric="loss", value=0.5, goal=Goal.MINIMIZE),
-        None,
-        (RecordedTrial(0, {}, 0, (1, 2, 3), (1.0, 2.0, 3.0), (0.9, 0.4, math.nan)),),
-    )
-    (one,) = replays(losses)
-    assert (one.target_seconds, one.end, one.limit) == (2.0, 2.0, 3.0)
-    assert list(one.gains[:2]) == [-0.9, -0.4]
 
 
 def test_another_target_changes_when_trials_reach() -> None:

@@ -17,7 +17,7 @@ import pytest
 from bssearch.recorded import RecordedTable, RecordedTrial, write_table
 from bssearch.records import Target
 from tests.benchmarks.simulate import pruning, searches, searching, studies
-from tests.benchmarks.simulate.draws import PRUNERS, Interval
+from tests.benchmarks.simulate.draws import PRUNERS
 from tests.benchmarks.simulate.processes import run_pairs as run_in_processes
 from tests.benchmarks.simulate.script import run
 from tests.simulation.lines import Seconds, grid
@@ -115,33 +115,11 @@ def test_draws_with_one_winner_have_no_interval_and_a_note(folder: Path) -> None
     assert notes == ""
 
 
-def test_a_draw_has_two_thirds_of_a_small_table_by_default(folder: Path) -> None:
-    assert draws_of(folder) == draws_of(folder, "--trials", "8") != draws_of(folder, "--trials", "7")
-
-
 def test_trials_that_ended_before_another_target_have_a_note(folder: Path) -> None:
     options = ("--trials", "3")
     assert draws_of(folder, "--target", "0.5", *options)[1] == draws_of(folder, *options)[1] == ""
     _, notes = draws_of(folder, "--target", "0.95", *options, table="ended.csv.gz")
     assert "11 of 12" in notes and "0.95" in notes
-
-
-def test_a_policy_that_is_named_twice_is_played_once(folder: Path) -> None:
-    words = ("--pruner", "safe", "--pruner", "none", "--pruner", "safe", "--draws", "3", "--trials", "3")
-    rows = printed(pruning.simulate, "lines.csv.gz", *words, "--format", "csv", cwd=folder).splitlines()
-    assert [row.split(",")[0] for row in rows] == ["pruner", "safe", "none"]
-
-
-@pytest.mark.parametrize(
-    ("figure", "unit", "digits", "shown"),
-    [
-        (Interval(0.5, 0.25, 0.75), 1.0, "{:.3f}", "0.500 [0.250, 0.750]"),
-        (Interval(0.5, 0.25, 0.75), 100.0, "{:.1f}", "50.0 [25.0, 75.0]"),
-        (Interval(0.5, None, None), 100.0, "{:.1f}", "50.0"),
-    ],
-)
-def test_a_figure_has_its_interval_in_its_unit(figure: Interval, unit: float, digits: str, shown: str) -> None:
-    assert pruning._with_ends(figure, unit, digits) == shown
 
 
 def searched(folder: Path, *words: str) -> str:
@@ -174,15 +152,6 @@ def test_a_search_is_printed_as_a_table_or_as_rows_and_uses_the_pruner_of_a_stud
     assert row.startswith("random,balanced,")
 
 
-def test_another_target_takes_another_time(folder: Path) -> None:
-    """Half the way takes half the time, and so half the budget."""
-    whole, half = (
-        json.loads(searched(folder, "--sampler", "random", "--pruner", "none", "--format", "json", *target))
-        for target in ((), ("--target", "0.5"))
-    )
-    assert half["samplers"]["random+none"]["trials"] > 1.5 * whole["samplers"]["random+none"]["trials"]
-
-
 STUDY = ("--study", "--repeats", "2", "--budget", "60")
 
 
@@ -200,14 +169,6 @@ def test_whole_studies_are_run_and_printed_as_json(folder: Path) -> None:
     assert all(one[share] is None or 0 <= one[share] <= 1 for share in shares)
     assert one["recommended_within_5"] <= one["recommended_within_10"]
     assert (one["repeats"], sum(one["recommended"].values())) == (2, 2)
-
-
-def test_whole_studies_are_printed_as_a_table_or_as_rows(folder: Path) -> None:
-    told = studied(folder)
-    assert all(words in told for words in ("auto+balanced", "within 5 %", "95 % covered", "provisional"))
-    head, *rows = studied(folder, "--sampler", "random", "--sampler", "grid", "--format", "csv").splitlines()
-    assert head.startswith("sampler,pruner,recommended_within_5")
-    assert [row.split(",")[:2] for row in rows] == [["random", "balanced"], ["grid", "balanced"]]
 
 
 SEARCH = ("cells.csv.gz", "--sampler", "random", "--budget", "9")

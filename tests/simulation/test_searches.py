@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.records import Goal
 from bssearch.samplers.time_model.extrapolation import Run
 from tests.benchmarks.simulate import optuna_baselines
 from tests.benchmarks.simulate.searches import Plan, Search, search, simulate_searches, summarize_searches
@@ -73,23 +71,6 @@ def test_what_is_near_first_counts_although_the_incumbent_changes_and_the_last_o
     assert found.trials == 8, "seven have run for 4 s each, and the eighth is under way"
 
 
-def test_a_lucky_seed_is_not_near_the_best() -> None:
-    found, _ = scripted(4, budget=100.0)
-    assert found.within == {"25": math.inf, "10": math.inf}
-    assert not found.recommended_within_10
-
-
-def test_a_recommended_batch_size_counts_by_its_best_cell() -> None:
-    space = table_space(grid({**CELLS, (16, 0.5): [4]}))
-    found, _ = scripted(space.point_of("batch_size=16,learning_rate=0.1"), budget=8.0, space=space)
-    assert math.isinf(found.within["25"]) and found.recommended_within_10
-
-
-def test_what_comes_after_the_budget_does_not_happen() -> None:
-    assert scripted(3, budget=3.9)[0].within["10"] == math.inf
-    assert scripted(3, budget=4.0)[0].within["10"] == 4.0
-
-
 def test_of_several_workers_all_are_paid() -> None:
     found, _ = scripted(0, 3, 0, workers=3)
     assert found.within["10"] == 12.0
@@ -114,12 +95,6 @@ def test_a_summary_counts_misses_as_infinite() -> None:
     assert (one.recommended_within_10, one.trials, one.probes_s, one.repeats) == (2 / 3, 3, 0.5, 3)
 
 
-def test_where_half_get_there_the_median_is_the_last_of_them() -> None:
-    one = summarize_searches([found(1, 5), found(3, math.inf), found(math.inf, math.inf), found(math.inf, math.inf)])
-    assert (one.cost_to_within_25, one.found_25) == (3, 0.5)
-    assert (one.cost_to_within_10, one.found_10) == (None, 0.25)
-
-
 def plan(cells: Seconds = SMALL, **options: Any) -> Plan:
     return Plan(table_space(grid(cells)), **{"budget": 120.0, "default": 0, **options})
 
@@ -134,10 +109,6 @@ def test_the_same_seed_gives_the_same_and_pairs_do_not_depend_on_each_other() ->
     assert list(first) == PAIRS
     others = simulate_searches(plan(seed=1), PAIRS, repeats=2, processes=0)
     assert all(first[pair] != others[pair] for pair in PAIRS if pair[0] != "auto")
-
-
-def test_repeats_differ() -> None:
-    assert len({search(plan(), "random", "none", repeat).within["10"] for repeat in range(8)}) > 3
 
 
 @pytest.mark.slow
@@ -164,37 +135,6 @@ def test_a_search_keeps_to_its_budget_with_any_sampler_and_pruner(sampler: str, 
     assert all(seconds <= 60.0 or math.isinf(seconds) for seconds in one.within.values())
 
 
-def test_our_sampler_searches_a_ragged_table_with_other_parameters_and_no_first_configuration() -> None:
-    names = ("batch_size", "optimizer", "momentum")
-    cells: Seconds = {
-        (size, optimizer, momentum): [5 + size // 8 + (optimizer == "adam")]
-        for size in (8, 16, 32)
-        for optimizer, momentum in (("sgd", 0.0), ("sgd", 0.9), ("adam", 0.9))
-    }
-    space = table_space(grid(cells, names))
-    one = search(Plan(space, 200.0), "auto", "balanced", 0)
-    assert one.within["25"] < 200 and one.recommended_within_10
-
-
-@pytest.mark.parametrize("pair", [("random", "cap"), ("tpe", "median"), ("tpe", "balanced")])
-def test_a_metric_that_is_minimised_is_searched_alike(pair: tuple[str, str]) -> None:
-    losses = Plan(table_space(grid(SMALL, goal=Goal.MINIMIZE)), 120.0, default=0)
-    assert [search(losses, *pair, repeat) for repeat in range(3)] == [
-        search(plan(), *pair, repeat) for repeat in range(3)
-    ]
-
-
-def test_our_baseline_runs_to_its_target_whatever_the_pruner_says() -> None:
-    space = table_space(grid({**SMALL, (8, 0.001): [19, 19]}))
-    default = space.point_of("batch_size=8,learning_rate=0.001")
-
-    def begun(sampler: str, pruner: str) -> int:
-        return search(Plan(space, 18.9, default=default), sampler, pruner, 0).trials
-
-    assert (begun("auto", "safe"), begun("auto", "fast")) == (1, 1)
-    assert begun("tpe", "safe") > 1, "elsewhere it waits at its first rung, a sixteenth of the limit"
-
-
 def test_the_step_times_of_all_batch_sizes_are_charged_to_ours_and_to_nobody_else() -> None:
     for step_seconds in (0.01, 0.05):
         space = table_space(grid(SMALL, step_seconds=step_seconds))
@@ -202,14 +142,6 @@ def test_the_step_times_of_all_batch_sizes_are_charged_to_ours_and_to_nobody_els
         assert found["auto"].probes_s == pytest.approx(4 * 20 * step_seconds)
         assert found["random"].probes_s == 0.0
         assert found["auto"].within["25"] > found["auto"].probes_s
-
-
-def test_a_table_without_steps_cannot_be_searched_by_ours() -> None:
-    table = grid(SMALL)
-    bare = replace(table, trials=tuple(replace(one, steps=(0,) * len(one.steps)) for one in table.trials))
-    with pytest.raises(UsageError, match="no trial of table 'grid' with batch size 8 has a step > 0"):
-        search(Plan(table_space(bare), 30.0), "auto", "none", 0)
-    assert search(Plan(table_space(bare), 30.0), "random", "none", 0).trials > 1
 
 
 @pytest.mark.parametrize(
@@ -240,9 +172,3 @@ def test_what_is_wrong_is_named(pair: tuple[str, str], repeats: int, said: str) 
     with pytest.raises(UsageError) as raised:
         simulate_searches(plan(), [pair], repeats=repeats, processes=0)
     assert said in raised.value.message
-
-
-@pytest.mark.parametrize("pair", [("best", "none"), ("random", "best"), ("auto", "best")])
-def test_a_single_search_refuses_what_it_does_not_know(pair: tuple[str, str]) -> None:
-    with pytest.raises(UsageError, match="'best'"):
-        search(plan(), *pair, 0)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
-from bssearch.errors import UsageError
 from tests.benchmarks.simulate.searches import Plan
 from tests.benchmarks.simulate.studies import (
     StudiesSummary,
@@ -55,11 +53,6 @@ def test_a_batch_size_that_is_clearly_best_is_recommended(clear: StudiesSummary)
     assert clear.runs > 10
 
 
-def test_a_summary_has_the_keys_that_programs_read(clear: StudiesSummary) -> None:
-    keys = ("recommended_within_5", "recommended_within_10", "claimed_within_5", "covered_95", "provisional")
-    assert {*keys, "cost_s", "runs"} <= set(asdict(clear))
-
-
 @pytest.mark.slow
 def test_the_number_of_processes_changes_nothing(clear: StudiesSummary) -> None:
     assert studies(plan(), processes=2) == clear
@@ -76,17 +69,6 @@ def test_our_sampler_and_pruner_run_whole_studies_too() -> None:
     of = plan(budget=400.0)
     one = simulate_study(StudyPlan(of, Truth(of.space)), "auto", "balanced", 0)
     assert (one.recommended, one.ratio) == (32, 1.0)
-
-
-def test_a_study_that_finds_nothing_recommends_nothing() -> None:
-    of = plan(budget=15.0)
-    one = simulate_study(StudyPlan(of, Truth(of.space)), "random", "none", 0)
-    assert one.recommended is not None, "the default runs to its target whatever the budget"
-    never: Seconds = {**CLEAR, (64, 0.01): [5000]}
-    of = plan(never, budget=15.0)
-    of = replace(of, default=of.space.point_of("batch_size=64,learning_rate=0.01"))
-    one = simulate_study(StudyPlan(of, Truth(of.space)), "random", "none", 0)
-    assert (one.recommended, one.ratio, one.claims, one.is_provisional) == (None, math.inf, (), True)
 
 
 def verdict(ratio: float, claims: tuple[float, ...] = (), covered: tuple[bool, ...] = (), size: int = 32) -> Verdict:
@@ -106,24 +88,3 @@ def test_a_summary_counts_shares_over_studies_and_over_all_claims() -> None:
     assert (one.claimed_within_5, one.covered_95) == (0.5, 0.75)
     assert one.provisional == pytest.approx(2 / 3)
     assert (one.cost_s, one.runs, one.recommended) == (10.8, 3, {"8": 1, "32": 1})
-
-
-def test_where_nothing_is_claimed_there_is_no_share() -> None:
-    one = summarize_studies([verdict(1.0)])
-    assert (one.claimed_within_5, one.covered_95) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("pair", "repeats", "said"),
-    [(("best", "none"), 1, "best"), (("random", "lag-2"), 1, "lag-2"), (PAIR, 0, "repeats = 0")],
-)
-def test_what_a_study_does_not_know_is_refused(pair: tuple[str, str], repeats: int, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        studies(plan(), pair, repeats=repeats)
-
-
-def test_a_table_without_steps_has_no_studies() -> None:
-    table = grid(CLEAR, limit=200.0)
-    bare = replace(table, trials=tuple(replace(one, steps=(0,) * len(one.steps)) for one in table.trials))
-    with pytest.raises(UsageError, match="batch size 8 has a step > 0"):
-        studies(Plan(table_space(bare), 600.0))

@@ -24,10 +24,6 @@ def test_the_space_is_the_tables_own_grid_and_holds_only_what_occurs() -> None:
     assert (space.limit, space.target_gain) == (20.0, 1.0)
 
 
-def test_the_smallest_batch_size_is_one() -> None:
-    assert table_space(grid({(1, 0.1): [5], (2, 0.1): [4]})).grid == ((1, 2), (0.1,))
-
-
 def test_a_cells_true_time_is_the_mean_over_its_seeds_and_infinite_where_one_never_reaches() -> None:
     space = table_space(grid(RAGGED))
     assert space.seconds == (math.inf, 11.0, 9.0, 7.0)
@@ -40,20 +36,6 @@ def test_the_step_time_of_a_batch_size_is_the_median_of_its_trials() -> None:
     slow = replace(lines.trials[0], steps=tuple(range(1, 5)))
     space = table_space(replace(lines, trials=(slow, *lines.trials[1:])))
     assert space.step_seconds == {8: 0.5, 16: 0.5}
-
-
-def test_the_middle_is_the_nearest_cell_that_occurs() -> None:
-    space = table_space(grid(RAGGED))
-    assert space.cells[space.middle] == (8, 0.01)
-    without = {cell: seconds for cell, seconds in RAGGED.items() if cell != (8, 0.01)}
-    space = table_space(grid({**without, (16, 0.01): [9]}))
-    assert space.cells[space.middle] == (16, 0.01)
-
-
-@pytest.mark.parametrize("told", ["batch_size=32,learning_rate=0.1", " learning_rate = 1e-1 , batch_size=32.0"])
-def test_a_configuration_is_told_in_words(told: str) -> None:
-    space = table_space(grid(RAGGED))
-    assert space.cells[space.point_of(told)] == (32, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +54,6 @@ def test_a_configuration_that_is_not_in_the_table_is_refused(told: str, said: st
     with pytest.raises(UsageError) as raised:
         table_space(grid(RAGGED)).point_of(told)
     assert said in raised.value.message
-
-
-def test_what_is_no_number_has_categories_and_is_told_as_it_is_written() -> None:
-    names = ("batch_size", "optimizer", "nesterov")
-    space = table_space(grid({(8, "sgd", True): [4], (8, "adam", True): [5], (8, "adam", False): [6]}, names))
-    assert space.grid == ((8,), ("adam", "sgd"), (False, True))
-    assert space.cells[space.point_of("batch_size=8,optimizer=adam,nesterov=true")] == (8, "adam", True)
 
 
 def no_batch_size(cell: tuple[ParameterValue, ...]) -> Seconds:

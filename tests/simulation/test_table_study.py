@@ -6,7 +6,7 @@ import pytest
 
 from bssearch.spec.parts import ConfirmSpec, PrunerSpec
 from tests.benchmarks.simulate.table_space import table_space
-from tests.benchmarks.simulate.table_study import TableRows, TableSearchSpace, probes_cost, table_probes, table_study
+from tests.benchmarks.simulate.table_study import TableRows, TableSearchSpace, table_study
 from tests.factories import make_plan
 from tests.simulation.lines import Seconds, grid
 
@@ -42,12 +42,6 @@ def test_a_cell_is_a_configuration_and_back(point: int) -> None:
     assert not SPACE.at_edge(configuration)
 
 
-def test_coordinates_that_do_not_occur_stand_for_the_cell_that_agrees_most_and_is_nearest() -> None:
-    assert SPACE.decode(32, {"learning_rate": 0.01, "optimizer": "sgd"}).learning_rate == 0.1
-    adam = SPACE.decode(8, {"learning_rate": 1.0, "optimizer": "adam"})
-    assert (adam.learning_rate, adam.parameters["optimizer"]) == (0.1, "adam")
-
-
 def test_a_study_has_the_tables_limit_and_target_and_a_budget_over_all_workers() -> None:
     spec, _ = table_study(
         TABLE, default=2, pruner=PrunerSpec(name="safe"), workers=4, seed=3, budget=100.0, confirm=ConfirmSpec(runs=1)
@@ -55,13 +49,6 @@ def test_a_study_has_the_tables_limit_and_target_and_a_budget_over_all_workers()
     assert spec.default_configuration == SPACE.configuration(2)
     assert (spec.budget.wall_seconds, spec.budget.trial_train_seconds) == (25.0, 20.0)
     assert (spec.record_target, spec.seed, spec.executor.slots, spec.pruner.name) == (TABLE.target, 3, 4, "safe")
-
-
-def test_timing_the_steps_counts_for_20_of_each_batch_size() -> None:
-    probes = table_probes(TABLE)
-    assert {size: probe.step_seconds for size, probe in probes.items()} == {8: 0.5, 32: 0.5}
-    assert {probe.eval_every_steps for probe in probes.values()} == {2}
-    assert probes_cost(probes) == 2 * 20 * 0.5
 
 
 def test_a_plan_runs_the_recorded_trial_of_its_cell_that_its_seed_picks() -> None:

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from bssearch.errors import UsageError
 from tests.benchmarks.simulate.table_space import TableSpace, table_space
-from tests.benchmarks.simulate.truth import Truth, stretched
-from tests.simulation.lines import Seconds, grid, line
+from tests.benchmarks.simulate.truth import Truth
+from tests.simulation.lines import Seconds, grid
 
 SIZES, RATES = (8, 16, 32, 64), (0.01, 0.04, 0.16)
 
@@ -74,28 +73,3 @@ def test_a_fresh_run_misses_as_often_as_the_recorded_ones() -> None:
     assert missed[1] / 400 == pytest.approx(0.75, abs=0.08)
     assert missed[2] == 0
     assert [math.isinf(seconds) for seconds in truth.seconds[:3]] == [False, True, False], "half of them or more"
-
-
-def test_a_stretched_run_takes_longer_in_seconds_and_steps_alike() -> None:
-    run = line(4)
-    twice = stretched(run, 2.0)
-    assert (twice.target_seconds, twice.gains, twice.limit) == (8.0, run.gains, run.limit)
-    assert list(twice.train_seconds) == [2.0, 4.0, 6.0, 8.0]
-    assert twice.end == 8.0
-
-
-def test_a_table_of_which_one_combination_reaches_has_no_model() -> None:
-    with pytest.raises(UsageError, match="only one combination"):
-        Truth(table_space(grid({(8, 0.1): [5, 6], (16, 0.1): [100]})))
-
-
-def test_the_misses_of_a_cell_count_in_its_median() -> None:
-    truth = Truth(space(missing=[1]))
-    runs = [truth.fresh_run(0, seed).target_seconds for seed in range(2000)]
-    assert truth.seconds[0] == pytest.approx(float(np.median(runs)), rel=0.05)
-    assert truth.seconds[0] > 1.02 * Truth(space()).seconds[0]
-
-
-def test_a_table_of_which_one_combination_reaches_in_most_runs_has_no_model() -> None:
-    with pytest.raises(UsageError, match="in most runs"):
-        Truth(space(missing=[0, *[3] * (len(CELLS) - 1)]))
