@@ -12,11 +12,9 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import itertools
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 
@@ -34,6 +32,7 @@ from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.samplers.time_model.step_time_line import StepTimes
 from bssearch.search.planner import Planner
 from bssearch.spec import StudySpec
+from tests.benchmarks.harness import script
 from tests.factories import make_probe, make_spec, make_trial
 
 COUNTS = (100, 1_000, 10_000)
@@ -202,7 +201,7 @@ def space_seconds(count: int) -> tuple[float, float]:
     return statistics.median(times[1:]), times[0]
 
 
-def main() -> int:
+def main() -> bool:
     """Print the medians and the bars; return 1 where one is not met."""
     print(f"{'trials':>8} {'grid':>9} {'space':>9} {'its first':>9} {'TPE':>9}   ms per ask")
     is_met = True
@@ -219,9 +218,8 @@ def main() -> int:
             is_met = is_met and met
             line += f"   {'met' if met else 'NOT MET'}: at most {1e3 * bar:g} ms"
         print(f"{count:>8,} {line}")
-    return 0 if is_met else 1
+    return is_met
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    sys.exit(main())
+    script(main, __doc__)

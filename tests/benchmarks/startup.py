@@ -8,11 +8,12 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import statistics
 import subprocess
 import sys
 import time
+
+from tests.benchmarks.harness import script
 
 BAR = 4.0
 RUNS = 20
@@ -28,7 +29,7 @@ def seconds(command: list[str]) -> float:
     return time.perf_counter() - start
 
 
-def main() -> int:
+def main() -> bool:
     for command in COMMANDS.values():
         seconds(command)
     times = {name: [] for name in COMMANDS}  # type: dict[str, list[float]]
@@ -44,9 +45,8 @@ def main() -> int:
     heavy = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True)
     last = heavy.stdout.strip().splitlines()[-1]
     print(last)
-    return 0 if ours / base <= BAR and last == "heavy: []" else 1
+    return ours / base <= BAR and last == "heavy: []"
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    sys.exit(main())
+    script(main, __doc__)

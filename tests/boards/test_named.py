@@ -13,7 +13,7 @@ from bssearch.boards.base import without_secrets
 from bssearch.boards.named import LIBRARIES, boards_of, check_boards
 from bssearch.errors import SpecError, UsageError
 from bssearch.spec import StudySpec, load_spec
-from tests.cli.task import INLINE, SPEC, bssearch, write_task
+from tests.cli.task import INLINE, SPEC, refused, write_task
 from tests.factories import make_spec
 
 
@@ -58,10 +58,9 @@ def test_a_board_that_is_not_installed_is_refused_before_anything_runs(
 ) -> None:
     installed(monkeypatch)
     spec = write_task(tmp_path, log=["mlflow"], executor=INLINE)
-    done = bssearch(*command, spec.name, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "log = mlflow needs mlflow-skinny >= 3; none is installed" in done.stderr
-    assert "pip install 'bssearch[mlflow]'" in done.stderr
+    told = refused(tmp_path, *command, spec.name, code=2)
+    assert "log = mlflow needs mlflow-skinny >= 3; none is installed" in told
+    assert "pip install 'bssearch[mlflow]'" in told
     assert not (tmp_path / "bssearch.db").exists()
 
 

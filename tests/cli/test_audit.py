@@ -18,7 +18,7 @@ from bssearch.cli.audit import audit_row, slope_line
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
 from bssearch.spec import StudySpec
-from tests.cli.task import INLINE, bssearch, space_of, write_task
+from tests.cli.task import INLINE, bssearch, printed, read, space_of, write_task
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -110,10 +110,9 @@ def test_json_is_the_audit_and_rows_are_its_rules(audited: Path, by_law: LawExec
 
 
 def test_no_run_judges_what_is_stored(folder: Path, by_law: LawExecutor) -> None:
-    done = bssearch("audit", "toy", "--no-run", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "bssearch audit toy runs it" in done.stdout
-    assert "The runs for this audit took 0 train seconds." in done.stdout
+    shown = printed(folder, "audit", "toy", "--no-run")
+    assert "bssearch audit toy runs it" in shown
+    assert "The runs for this audit took 0 train seconds." in shown
     assert not by_law.requests
 
 
@@ -123,9 +122,7 @@ def test_an_imported_study_is_only_judged(tmp_path: Path, by_law: LawExecutor) -
         bssearch("import", "runs", "table.csv", "--target", "0.9", "--default-batch", "16", cwd=tmp_path).returncode
         == 0
     )
-    done = bssearch("audit", "table", "-f", "json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rules = json.loads(done.stdout)["rules"]
+    rules = read(tmp_path, "audit", "table")["rules"]
     assert {rule["verdict"] for rule in rules} == {"not_run"}
     assert any("the runs do not say their learning rate" in rule["reason"] for rule in rules)
     assert not by_law.requests
@@ -175,12 +172,11 @@ def test_a_real_study_is_audited_by_real_trials(tmp_path: Path) -> None:
     budget, confirm = {"trials": 6, "trial_train_seconds": 1.0}, {"top": 2, "runs": 2}
     spec = write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
     assert bssearch("run", spec.name, cwd=tmp_path).returncode == 0
-    done = bssearch("audit", "task", "-f", "json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = Audit.model_validate(json.loads(done.stdout))
+    shown = printed(tmp_path, "audit", "task", "-f", "json")
+    found = Audit.model_validate(json.loads(shown))
     linear = [one for one in found.rules if one.rule is Rule.LINEAR_RATE]
     assert any(len(one.trial_numbers) == 2 for one in linear)
     trials = json.loads(bssearch("trials", "task", "--phase", "audit", "-f", "json", cwd=tmp_path).stdout)
     assert found.spent_train_seconds == pytest.approx(sum(trial["train_seconds"] for trial in trials))
     again = json.loads(bssearch("audit", "task", "--no-run", "-f", "json", cwd=tmp_path).stdout)
-    assert again["rules"][0] == json.loads(done.stdout)["rules"][0]
+    assert again["rules"][0] == json.loads(shown)["rules"][0]

@@ -13,7 +13,7 @@ import pytest
 from bssearch.records import Phase, StudyRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch
+from tests.cli.task import bssearch, refused
 
 HEADER = "batch_size,seed,reached,steps,train_seconds,final_metric,device,param.lr"
 ROWS = (
@@ -76,11 +76,8 @@ def outcome(trial: TrialRecord) -> TrialOutcome:
 
 def refuse(folder: Path, *arguments: str, said: str, code: int = 2) -> None:
     before = sorted(path.name for path in folder.iterdir())
-    done = bssearch("import", *arguments, cwd=folder)
-    assert done.returncode == code, done.stderr
-    assert said in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    told = refused(folder, "import", *arguments, code=code)
+    assert said in told, told
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
@@ -224,9 +221,11 @@ def test_a_study_whose_name_is_taken_keeps_all_of_a_file_out(tmp_path: Path) -> 
 def test_the_same_file_again_is_refused_with_what_to_do(tmp_path: Path) -> None:
     write_table(tmp_path)
     do(tmp_path, "runs", "runs.csv")
-    done = bssearch("import", "runs", "runs.csv", cwd=tmp_path)
-    assert done.returncode == 2
-    (hint,) = [line for line in done.stderr.splitlines() if line.startswith("hint: ")]
+    (hint,) = [
+        line
+        for line in refused(tmp_path, "import", "runs", "runs.csv", code=2).splitlines()
+        if line.startswith("hint: ")
+    ]
     assert "bssearch delete runs" in hint and "--name" in hint
     assert bssearch("delete", "runs", "--yes", cwd=tmp_path).returncode == 0
     assert do(tmp_path, "runs", "runs.csv")[0] == ["runs"]
@@ -275,9 +274,7 @@ def test_what_nobody_knows_of_a_run_is_null_and_an_easier_target_is_refused(tmp_
     unknown = ("train_seconds", "wall_seconds", "evaluation_seconds", "threads", "uncapped", "contended")
     assert [row[name] for name in unknown] == [None] * len(unknown)
     assert (row["steps"], row["steps_to_target"]) == (100, 100)
-    easier = bssearch("best", "--target", "0.5", cwd=tmp_path)
-    assert easier.returncode == 2
-    assert "imported without learning curves" in easier.stderr
+    assert "imported without learning curves" in refused(tmp_path, "best", "--target", "0.5", code=2)
     assert "runs: 6 imported runs" in bssearch("status", cwd=tmp_path).stdout
     rules = json.loads(bssearch("audit", "--format", "json", "runs", cwd=tmp_path).stdout)["rules"]
     assert not any("trains with sgd" in rule["reason"] for rule in rules)

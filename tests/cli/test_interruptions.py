@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.task import DEFAULT, INLINE, UNCONFIRMED, bssearch, command, environment, space_of, write_task
+from tests.cli.task import DEFAULT, INLINE, UNCONFIRMED, bssearch, command, environment, printed, space_of, write_task
 
 SLOW = {
     "workload_settings": {"step_seconds": 0.03},
@@ -80,8 +80,7 @@ def check_complete(folder: Path, searched: int) -> list[dict[str, object]]:
     """Run the study to its end; every number stands once, the counts add up, nothing that finished is repeated."""
     before = {trial["number"]: trial for trial in trials(folder) if trial["state"] not in {"running", "paused"}}
     inline = ("--set", "executor.name=inline", "--set", "executor.slots=1")
-    done = bssearch("run", "task.yaml", *inline, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    printed(folder, "run", "task.yaml", *inline)
     found = trials(folder)
     assert [trial["number"] for trial in found] == list(range(1, len(found) + 1))
     states = Counter(trial["state"] for trial in found if trial["phase"] == "search")
@@ -163,8 +162,7 @@ def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(
     budget = {"trials": trials_asked, "trial_train_seconds": 3.0}
     settings = {"fault": fault}
     write_task(tmp_path, workload_settings=settings, executor=executor, budget=budget, confirm=UNCONFIRMED, **HARD)
-    done = bssearch("run", "task.yaml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    printed(tmp_path, "run", "task.yaml")
     found = trials(tmp_path)
     failed = [trial for trial in found if trial["state"] == "failed"]
     assert failed

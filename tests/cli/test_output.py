@@ -50,10 +50,10 @@ def named(text: str) -> Answer:
 
 @pytest.mark.parametrize("text", ["accuracy\nbatch_size: 1", "a\rbatch_size: 1", "a\x85batch_size: 1", "\x1b[31mred"])
 def test_no_name_breaks_out_of_a_comment_of_the_exported_yaml(text: str) -> None:
-    printed = exported(named(text), Export.YAML)
-    assert yaml.safe_load(printed)["batch_size"] == 64
-    assert yaml.safe_load(printed) == yaml.safe_load(exported(answer(confirmed(64, 1.0, 1.1, 0.9)), Export.YAML))
-    assert "\x1b" not in printed
+    told = exported(named(text), Export.YAML)
+    assert yaml.safe_load(told)["batch_size"] == 64
+    assert yaml.safe_load(told) == yaml.safe_load(exported(answer(confirmed(64, 1.0, 1.1, 0.9)), Export.YAML))
+    assert "\x1b" not in told
 
 
 def test_exported_values_say_how_sure_they_are_where_that_is_not_enough() -> None:

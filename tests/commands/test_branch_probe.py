@@ -22,7 +22,7 @@ from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
 from bssearch.scaling import LearningRateRule
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
-from tests.cli.task import INLINE, bssearch
+from tests.cli.task import INLINE, bssearch, printed
 from tests.commands.probing import SPEC as TOY
 from tests.commands.probing import ProbedExecutor, open_study
 from tests.factories import make_spec
@@ -86,9 +86,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def probe(folder: Path, *words: str) -> dict[str, Any]:
-    done = bssearch("probe", "branch", "line.yaml", "--format", "json", *words, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(printed(folder, "probe", "branch", "line.yaml", "--format", "json", *words))
     return found
 
 

@@ -32,7 +32,7 @@ from bssearch.queue.submission import NewSubmission, SubmissionState
 from bssearch.records import Lease, TrialOutcome, TrialState
 from bssearch.spec import load_spec
 from bssearch.storage.repository import Store, open_store
-from tests.cli.task import INLINE, UNCONFIRMED, bssearch, space_of
+from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, space_of
 from tests.cli.worker_process import make_node
 from tests.factories import make_environment, make_plan, make_trial
 from tests.storage.test_queue import record
@@ -148,8 +148,7 @@ class TestRefusals:
             serve(node, url)
             assert state(store, "odd")[0] == "failed" and "must be a mapping" in state(store, "odd")[1]
             assert state(store, "next")[0] == "done"
-        shown = bssearch("queue", "--all", "--format", "json", "--db", url, cwd=tmp_path)
-        assert shown.returncode == 0, shown.stderr
+        printed(tmp_path, "queue", "--all", "--format", "json", "--db", url)
 
     def test_values_that_another_worker_takes_are_left_to_it(self, tmp_path: Path, url: str) -> None:
         node = make_node(tmp_path / "node", values={"budget.trials": {"type": "integer", "low": 1, "high": 2}}, **QUICK)
