@@ -28,10 +28,10 @@ from bssearch.executors.base import Event, Observed
 from bssearch.records import TrialRequest
 from bssearch.search.driver import Driver
 from bssearch.storage.repository import open_store
+from tests.benchmarks.driver_overhead import OBSERVATIONS
 from tests.benchmarks.harness import script
 from tests.benchmarks.many_starters import (
     CONNECTIONS,
-    OBSERVATIONS,
     SearchIsOverError,
     UntilTheEnd,
     import_all,

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.rules.audit import Audit, LearningRateSlope, RuleFinding
+from bssearch.analysis.rules.audit import LearningRateSlope, RuleFinding
 from bssearch.analysis.rules.regret import Regret
 from bssearch.analysis.rules.rule_book import Rule
 from bssearch.cli.audit import audit_row, slope_line
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
 from bssearch.spec import StudySpec
-from tests.cli.task import INLINE, bssearch, printed, read, space_of, write_task
+from tests.cli.task import bssearch, printed, read
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -165,18 +165,3 @@ def test_the_slope_is_said_in_words() -> None:
     assert slope_line(slope).endswith("batch^0.50 [0.40, 0.60]: that excludes 0 (none) and 1 (linear).")
     assert "excludes none of 0, ½" in slope_line(slope.model_copy(update={"excludes": []}))
     assert "three tuned batch sizes" in slope_line(None)
-
-
-@pytest.mark.slow
-def test_a_real_study_is_audited_by_real_trials(tmp_path: Path) -> None:
-    budget, confirm = {"trials": 6, "trial_train_seconds": 1.0}, {"top": 2, "runs": 2}
-    spec = write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
-    assert bssearch("run", spec.name, cwd=tmp_path).returncode == 0
-    shown = printed(tmp_path, "audit", "task", "-f", "json")
-    found = Audit.model_validate(json.loads(shown))
-    linear = [one for one in found.rules if one.rule is Rule.LINEAR_RATE]
-    assert any(len(one.trial_numbers) == 2 for one in linear)
-    trials = json.loads(bssearch("trials", "task", "--phase", "audit", "-f", "json", cwd=tmp_path).stdout)
-    assert found.spent_train_seconds == pytest.approx(sum(trial["train_seconds"] for trial in trials))
-    again = json.loads(bssearch("audit", "task", "--no-run", "-f", "json", cwd=tmp_path).stdout)
-    assert again["rules"][0] == json.loads(shown)["rules"][0]

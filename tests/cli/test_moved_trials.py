@@ -50,13 +50,10 @@ def steps_seen(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["", "file://"], ids=["folder", "store"])
-def test_a_trial_stopped_by_sigterm_goes_on_in_another_place_as_if_it_had_never_stopped(
-    tmp_path: Path, scheme: str
-) -> None:
+def test_a_trial_stopped_by_sigterm_goes_on_in_another_place_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "bssearch.db").touch()
-    place = f"{scheme}{tmp_path / 'shared'}"
+    place = f"file://{tmp_path / 'shared'}"
     write_task(tmp_path, **SLOW)
     first, second = host(tmp_path, "first", place), host(tmp_path, "second", place)
     process = subprocess.Popen(

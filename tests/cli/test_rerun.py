@@ -169,14 +169,3 @@ def test_what_cannot_be_run_again_is_refused(folder: Path, arguments: list[str],
     assert words in refused(folder, "rerun", *arguments, code=code)
     if "--runs" not in arguments:
         assert bssearch("trial", *arguments, "--repro", cwd=folder).returncode == code
-
-
-@pytest.mark.slow
-def test_a_trial_of_digits_in_a_worker_takes_the_same_steps_again(tmp_path: Path) -> None:
-    """The shipped workload, each run in a worker process of its own."""
-    small = ("budget.trials=2", "space.batch_size=[32, 64]", "default.batch_size=64", "confirm.runs=0")
-    sets = [word for one in (*small, "executor.device=cpu") for word in ("--set", one)]
-    assert bssearch("run", "digits", *sets, cwd=tmp_path).returncode in {0, 5}
-    for number in (1, 2):
-        found = read(tmp_path, "rerun", "digits", str(number))
-        assert found["identical"] and len(found["runs"][0]["evaluations"]) > 1

@@ -534,6 +534,8 @@ class TestCommands:
             ("digits --name a workload=x.py:X", 2, "workload cannot be submitted"),
             ("digits --name ../a", 2, "is no name for a study"),
             ("missing.yaml --name a", 3, "no file of a submission 'missing.yaml'"),
+            ("task budget.trials=3 budget.trials=4 --name a", 2, "budget.trials is given twice"),
+            ("task --owner= --name a", 2, "owner = '' must be a name"),
             ("./x.toml", 2, "'./x.toml' is no name of a template"),
             ("digits --name a --not-before 0001-01-01T00:00+10:00", 2, "it must lie from 0001-01-02 to 9999-12-30"),
         ],
@@ -559,20 +561,3 @@ class TestCommands:
             assert all(word in shown for word in ("mine", "waiting", "node-1", "gpu:h200", "digits"))
             pause_study(store, "mine")
             assert "mine: paused by" in bssearch("queue", "--db", url, cwd=tmp_path).stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (("task", "budget.trials=3", "budget.trials=4", "--name", "a"), 2, "budget.trials is given twice"),
-        (("task", "--owner", "", "--name", "a"), 2, "owner = '' must be a name"),
-        (("none.yaml",), 3, "no file of a submission 'none.yaml'"),
-        (("./x.toml",), 2, "'./x.toml' is no name of a template"),
-    ],
-)
-def test_a_submission_is_refused_by_name_on_the_command_line(
-    tmp_path: Path, url: str, words: tuple[str, ...], code: int, said: str
-) -> None:
-    open_store(url).close()
-    done = bssearch("submit", *words, "--db", url, cwd=tmp_path)
-    assert (done.returncode, said in done.stderr) == (code, True), done.stderr

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bssearch.errors import DatabaseError, UsageError
+from bssearch.errors import DatabaseError
 from bssearch.records import TrialOutcome, TrialState
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve
@@ -128,12 +128,6 @@ def test_a_resumed_trial_is_lost_with_its_driver_and_keeps_how_far_it_came(pause
     assert not resume(paused, 1)
 
 
-def test_a_resumed_trial_s_lease_is_kept_by_heartbeats(paused: Store) -> None:
-    resume(paused, 1, seconds=-5.0)
-    paused.heartbeat("toy", "second", 60.0)
-    assert paused.mark_lost("toy", is_alive=lambda owner: None) == []
-
-
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("second", [False, True])
 def test_a_trial_is_contended_where_any_part_of_it_was(store: Store, first: bool, second: bool) -> None:
@@ -181,16 +175,3 @@ def test_an_answer_is_old_when_a_trial_goes_on_and_when_it_is_paused_again(pause
     pause(paused, 1)
     stamps.append(paused.stamp("toy"))
     assert len(set(stamps)) == 3
-
-
-def test_a_study_with_paused_trials_can_be_renamed_archived_and_deleted(paused: Store) -> None:
-    paused.rename_study("toy", "game")
-    paused.archive_study("game")
-    paused.delete_study("game")
-    assert paused.studies() == []
-    add_study(paused)
-    start(paused)
-    pause(paused, 1)
-    resume(paused, 1)
-    with pytest.raises(UsageError, match="its trial 1 is run by second"):
-        paused.delete_study("toy")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
-import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Update, event, text, update
+from sqlalchemy import Connection, Update, event, update
 
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.records import (
@@ -218,25 +217,6 @@ class TestTrials:
         with pytest.raises(DatabaseError, match="not a finite number"):
             start(store, sampled={"lr": float("inf")})
         assert len(store.trials("toy")) == 1
-
-    def test_four_thousand_trials_are_read_in_seconds(self, store: Store) -> None:
-        add_study(store)
-        start(store, sampled={"lr": 0.1})
-        store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=1.0)
-        names = [column.name for column in TrialRow.__table__.columns if column.name != "id"]
-        with store._writing() as connection:
-            values = ", ".join("n.i" if name == "number" else name for name in names)
-            connection.execute(
-                text(
-                    "WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 4000) "
-                    f"INSERT INTO bss_trial ({', '.join(names)}) SELECT {values} FROM bss_trial, n WHERE number = 1"
-                )
-            )
-        began = time.process_time()
-        trials = store.trials("toy")
-        assert time.process_time() - began < 3
-        assert len(trials) == 4000
-        assert trials[-1].outcome == OUTCOME
 
     def test_a_study_is_at_rest_since_its_last_trial_began_or_ended(self, store: Store) -> None:
         add_study(store)
