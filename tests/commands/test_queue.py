@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,7 +35,7 @@ from bssearch.queue.submission import NewSubmission, SubmissionState
 from bssearch.records import Lease, TrialOutcome, TrialState
 from bssearch.spec import load_spec
 from bssearch.storage.repository import Store, open_store
-from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, space_of
+from tests.cli.task import INLINE, UNCONFIRMED, bssearch, environment, printed, space_of
 from tests.cli.worker_process import make_node
 from tests.factories import make_environment, make_plan, make_trial
 from tests.storage.test_queue import record
@@ -561,3 +564,45 @@ class TestCommands:
             assert all(word in shown for word in ("mine", "waiting", "node-1", "gpu:h200", "digits"))
             pause_study(store, "mine")
             assert "mine: paused by" in bssearch("queue", "--db", url, cwd=tmp_path).stdout
+
+
+# A worker that is told to stop ----------------------------------------------------------------------------------------
+
+
+PROGRAM = """
+import sys, threading, time
+from bssearch.commands.queue.stopping import Stop
+
+obeyed = threading.Event()
+stop = Stop(lambda: (print("obeys", flush=True), obeyed.set()), lambda: print("kills", flush=True), within=0.5)
+with stop:
+    print("ready", flush=True)
+    {body}
+print("stopped", flush=True)
+"""
+
+
+def said_after(number: int, body: str) -> tuple[int, list[str]]:
+    """Send a signal to a program once it is ready; return its exit code, and what it said."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(body=body)], env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    rest, _ = process.communicate(timeout=120)
+    return process.returncode, rest.splitlines()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_obeyed_and_what_obeys_ends_in_good_order(number: int) -> None:
+    assert said_after(number, "obeyed.wait(); time.sleep(0)") == (0, ["obeys", "stopped"])
+
+
+def test_a_wait_ends_when_somebody_asks() -> None:
+    assert said_after(signal.SIGTERM, "stop.wait(1e6); obeyed.wait()") == (0, ["obeys", "stopped"])
+
+
+@pytest.mark.slow
+def test_what_does_not_end_by_itself_is_killed_and_then_the_process_is_ended() -> None:
+    assert said_after(signal.SIGTERM, "time.sleep(1e6)") == (1, ["obeys", "kills"])

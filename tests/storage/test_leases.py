@@ -1,20 +1,28 @@
-"""Leases of trials, and claims inside a study, on every database."""
+"""Who starts and holds trials: leases, claims, turns, and the user and spec of each start, on every database."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from bssearch.errors import DatabaseError, NotFoundError
 from bssearch.records import (
+    Lease,
     TrialOutcome,
     TrialState,
+    spec_digest,
 )
+from bssearch.storage.database import environment_digest
+from bssearch.storage.models import ClaimRow
 from bssearch.storage.repository import Store
-from tests.factories import make_curve
-from tests.storage.conftest import OUTCOME, add_study, start
+from bssearch.storage.turns import Standing
+from tests.factories import make_curve, make_environment, make_plan
+from tests.storage.conftest import OUTCOME, add_study, enqueue, start, start_after, start_queued
 
 
 class TestLeases:
@@ -108,3 +116,129 @@ class TestClaims:
             self.claim(store, "a")
         with pytest.raises(NotFoundError):
             store.release("toy", "probe", owner="a")
+
+
+# Turns of starters ----------------------------------------------------------------------------------------------------
+
+
+def test_only_the_first_in_the_queue_starts_a_trial_and_they_follow_in_the_order_of_their_coming(store: Store) -> None:
+    add_study(store)
+    assert [store.queue_up("toy", owner, 60.0).ahead for owner in ("a", "b", "c")] == [0, 1, 2]
+    assert [start_after(store, 0, owner) for owner in ("newcomer", "c", "b", "a")] == [None, None, None, 1]
+    assert store.queue_up("toy", "a", 60.0).ahead == 0, "it keeps its turn until it gives it up"
+    assert store.leave_queue("toy", "a") == 2
+    assert store.queue_up("toy", "a", 60.0).ahead == 2, "who comes back is the last"
+    assert [start_after(store, 1, owner) for owner in ("a", "c", "b")] == [None, None, 2]
+    assert [store.leave_queue("toy", owner) for owner in ("b", "c", "a", "newcomer")] == [2, 1, 0, 0]
+    assert start_after(store, 2, "newcomer") == 3
+
+
+def test_the_last_start_of_a_turn_leaves_the_queue(store: Store) -> None:
+    add_study(store)
+    for owner in ("a", "b"):
+        store.queue_up("toy", owner, 60.0)
+    assert start_after(store, 0, "b", is_last=True) is None, "it is not b's turn, and b keeps its place"
+    assert start_after(store, 0, "a") == 1
+    assert store.queue_up("toy", "b", 60.0) == Standing(ahead=1, behind=0)
+    assert start_after(store, 1, "a", is_last=True) == 2
+    assert store.queue_up("toy", "b", 60.0) == Standing(ahead=0, behind=0)
+
+
+def test_a_queued_trial_is_started_in_turn_too(store: Store) -> None:
+    add_study(store)
+    number = enqueue(store)
+    store.queue_up("toy", "a", 60.0)
+    assert [start_queued(store, number, owner) for owner in ("b", "a")] == [False, True]
+
+
+def test_a_place_that_was_not_renewed_is_passed_over_and_counts_again_when_its_owner_comes_back(store: Store) -> None:
+    add_study(store)
+    store.queue_up("toy", "stalled", -5.0)
+    store.queue_up("toy", "dead", -5.0)
+    store.heartbeat("toy", "dead", 60.0)
+    assert store.queue_up("toy", "b", 60.0).ahead == 0
+    assert start_after(store, 0, "b") == 1
+    assert store.queue_up("toy", "stalled", 60.0).ahead == 0
+    assert store.queue_up("toy", "b", 60.0).ahead == 1
+    assert [start_after(store, 1, owner) for owner in ("b", "stalled")] == [None, 2]
+
+
+def test_a_place_from_before_the_clock_was_set_back_keeps_nobody_waiting(store: Store) -> None:
+    add_study(store)
+    store.queue_up("toy", "dead", 60.0)
+    with store._writing() as connection:
+        connection.execute(update(ClaimRow).values(expires_at=store.time() + timedelta(hours=1)))
+    assert start_after(store, 0, "b") == 1
+    assert store.queue_up("toy", "b", 60.0).ahead == 0
+
+
+def test_a_start_whose_connection_broke_after_its_commit_is_found_although_others_stand_in_the_queue(
+    store: Store,
+) -> None:
+    add_study(store)
+    assert start_after(store, 0, "a") == 1
+    store.queue_up("toy", "b", 60.0)
+    assert start_after(store, 0, "a") == 1, "the same start once more"
+    assert start_after(store, 1, "a") is None
+
+
+# Whose trial ----------------------------------------------------------------------------------------------------------
+
+
+FIRST = {"workload": "digits", "executor": {"slots": 1}}
+SECOND = {"workload": "digits", "executor": {"slots": 4}}
+HERE = make_environment()
+
+
+def lease_of(store: Store, user: str, spec: Mapping[str, object]) -> Lease:
+    return Lease(owner=f"driver of {user}", seconds=60.0, user=user, spec=store.keep_spec("toy", spec))
+
+
+def test_a_trial_keeps_who_started_it_and_the_spec_of_that_moment(store: Store) -> None:
+    add_study(store)
+    anna, ben = lease_of(store, "anna", FIRST), lease_of(store, "ben", SECOND)
+    for lease in (anna, ben, anna):
+        assert store.start("toy", make_plan(), environment=HERE, lease=lease) is not None
+    store.update_spec("toy", SECOND)
+    assert [trial.started_by for trial in store.trials("toy")] == ["anna", "ben", "anna"]
+    assert [store.spec_at("toy", number) for number in (1, 2, 3)] == [FIRST, SECOND, FIRST]
+    assert store.keep_spec("toy", FIRST) == store.trial("toy", 1).spec_digest == spec_digest(FIRST)
+
+
+def test_a_queued_trial_is_started_by_whose_driver_takes_it_and_keeps_that_through_a_pause(store: Store) -> None:
+    add_study(store)
+    number = enqueue(store)
+    assert (store.trial("toy", number).started_by, store.spec_at("toy", number)) == (None, None)
+    limits = {"train_seconds_limit": 5.0, "eval_every_steps": 3, "threads": 2}
+    anna, ben = lease_of(store, "anna", FIRST), lease_of(store, "ben", SECOND)
+    started = store.start("toy", make_plan(queued=number, **limits), environment=HERE, lease=anna)
+    assert started is not None and (started.started_by, started.spec_digest) == ("anna", anna.spec)
+    paused = TrialOutcome(state=TrialState.PAUSED, reason="waits", device="cuda:1", device_uuid="GPU-1")
+    store.finish_trial("toy", number, paused, steps_x_step_time_s=None)
+    again = store.start("toy", make_plan(resumed=number, train_seconds_limit=9.0), environment=HERE, lease=ben)
+    assert again is not None and (again.started_by, again.spec_digest) == ("anna", anna.spec)
+
+
+def test_the_device_of_a_trial_is_kept_with_its_end(store: Store) -> None:
+    add_study(store)
+    ended = replace(OUTCOME, device="cuda:1", device_uuid="GPU-8f6f")
+    number = start(store)
+    store.finish_trial("toy", number, ended, steps_x_step_time_s=None)
+    assert store.trial("toy", number).outcome == ended
+
+
+def test_the_specs_of_a_study_go_with_it(store: Store) -> None:
+    add_study(store)
+    store.keep_spec("toy", FIRST)
+    store.delete_study("toy")
+    add_study(store)
+    lease = Lease(owner="driver", seconds=60.0, spec=spec_digest(FIRST))
+    assert store.start("toy", make_plan(), environment=HERE, lease=lease) is not None
+    assert store.spec_at("toy", 1) is None
+
+
+@pytest.mark.parametrize("changes", [{"libraries": ("timm 1.0",)}, {"git_dirty": False}, {"git_dirty": True}])
+def test_an_environment_without_versions_keeps_its_digest_and_others_have_their_own(changes: dict[str, object]) -> None:
+    known_before = "c81c1fa81c471568eaf6773c514e914615613356c0e75d6a5465598d46fc1eae"
+    assert environment_digest(HERE) == known_before, "as a version computed it that knew no libraries"
+    assert environment_digest(make_environment(**changes)) != known_before
