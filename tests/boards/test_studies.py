@@ -10,19 +10,11 @@ import pytest
 import bssearch as library
 from bssearch.boards import process
 from bssearch.records import TrialRecord
-from bssearch.search.listener import Listener
 from bssearch.storage.repository import open_store
 from tests.boards.conftest import Notebook
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
-
-
-class Ear(Listener):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
+from tests.waiting import Ear
 
 
 def run(folder: Path, *boards: str) -> tuple[library.Answer, list[TrialRecord], list[str]]:

@@ -80,19 +80,6 @@ def test_yaml_is_read_back_and_says_where_it_is_from(folder: Path) -> None:
     assert set(AWKWARD) >= {"learning_rate", "optimizer", "schedule", "nesterov"} <= set(values)
 
 
-def test_arguments_are_one_line_that_argparse_reads_back(folder: Path) -> None:
-    values = yaml.safe_load(bssearch("best", "--export", "yaml", cwd=folder).stdout)
-    line = bssearch("best", "--export", "args", cwd=folder).stdout
-    assert line.startswith(f"--batch-size {values['batch_size']} --learning-rate ")
-    assert line.count("\n") == 1
-    assert same(read_arguments(line, values), values)
-
-
-def test_python_is_a_literal(folder: Path) -> None:
-    values = yaml.safe_load(bssearch("best", "--export", "yaml", cwd=folder).stdout)
-    assert same(ast.literal_eval(bssearch("best", "--export", "python", cwd=folder).stdout), values)
-
-
 def test_awkward_values_come_back_as_they_were(folder: Path) -> None:
     answer = awkward(folder)
     values = winner(answer)

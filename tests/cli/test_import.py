@@ -210,14 +210,6 @@ def test_devices_whose_names_look_alike_make_studies_of_their_own(tmp_path: Path
     assert names == ["runs-a-100", "runs-a-100-2", "runs-a-100-3"]
 
 
-def test_a_study_whose_name_is_taken_keeps_all_of_a_file_out(tmp_path: Path) -> None:
-    write_table(tmp_path, "8,1,B", header="batch_size,reached,device")
-    do(tmp_path, "runs", "runs.csv", "--target", "1", "--name", "x-b")
-    write_table(tmp_path, "8,1,A", "8,1,B", header="batch_size,reached,device")
-    refuse(tmp_path, "runs", "runs.csv", "--target", "1", "--name", "x", said="there is a study 'x-b' already")
-    assert bssearch("studies", "--format", "csv", cwd=tmp_path).stdout.count("\n") == 2
-
-
 def test_the_same_file_again_is_refused_with_what_to_do(tmp_path: Path) -> None:
     write_table(tmp_path)
     do(tmp_path, "runs", "runs.csv")
@@ -343,13 +335,6 @@ def test_wrong_input_is_said_and_makes_no_database(
     refuse(tmp_path, "runs", "runs.csv", *arguments, said=said)
 
 
-def test_files_that_are_not_there_or_whose_names_make_no_study(tmp_path: Path) -> None:
-    refuse(tmp_path, "runs", "nothing.csv", said="nothing.csv", code=3)
-    refuse(tmp_path, "rcp", "nothing.json", said="nothing.json", code=3)
-    write_table(tmp_path).rename(tmp_path / "my runs.csv")
-    refuse(tmp_path, "runs", "my runs.csv", said="'my runs' is no name for a study")
-
-
 END = "its learning rate lies at an end of those tried"
 
 
@@ -404,19 +389,3 @@ def test_reference_points_become_a_study_of_samples(tmp_path: Path) -> None:
     answer = json.loads(bssearch("best", "--format", "json", cwd=tmp_path).stdout)
     assert answer["optimal"]["batch_size"] == 1632
     assert answer["optimal"]["time_to_target_s"] is None
-
-
-def test_reference_points_in_epochs_of_an_unknown_size_ask_for_it(tmp_path: Path) -> None:
-    other = {name: {**entry, "Benchmark": "unet3d"} for name, entry in RESNET.items()}
-    (tmp_path / "rcps.json").write_text(json.dumps(other))
-    refuse(tmp_path, "rcp", "rcps.json", said="--samples-per-epoch N says it")
-    do(tmp_path, "rcp", "rcps.json", "--name", "unet", "--samples-per-epoch", "16320")
-    assert [outcome(trial).steps for trial in stored(tmp_path, "unet")[2]] == [340, 340, 350, 180, 175]
-
-
-@pytest.mark.slow
-def test_ten_thousand_runs_are_imported(tmp_path: Path) -> None:
-    rows = [f"{2 ** (number % 8)},true,{number + 1},{number + 1}.5,{number % 5 + 1}" for number in range(10_000)]
-    write_table(tmp_path, *rows, header="batch_size,reached,steps,train_seconds,param.lr")
-    do(tmp_path, "runs", "runs.csv", "--target", "1")
-    assert len(stored(tmp_path)[2]) == 10_000

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.cli.task import DEFAULT, INLINE, UNCONFIRMED, bssearch, command, environment, printed, space_of, write_task
+from tests.waiting import wait_for
 
 SLOW = {
     "workload_settings": {"step_seconds": 0.03},
@@ -99,10 +100,7 @@ def test_after_kill_nine_and_ctrl_c_no_process_is_left_and_the_same_command_goes
         wait_for_start(tmp_path, process)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        deadline = time.monotonic() + 5
-        while alive(workers) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not alive(workers)
+        wait_for(lambda: not alive(workers))
     killed = [trial["number"] for trial in trials(tmp_path) if trial["state"] == "running"]
     assert killed
     with driver(tmp_path, until="search 8/") as process:

@@ -14,7 +14,6 @@ from rich.console import Console
 from bssearch.commands.display.live import Display, Lines, ended_line
 from bssearch.commands.run import run_study
 from bssearch.commands.status import status
-from bssearch.errors import TargetNotReachedError
 from bssearch.executors.base import Ended, Event
 from bssearch.history import History
 from bssearch.pruners.controller import PruningController
@@ -75,16 +74,6 @@ def test_the_display_tells_the_phase_and_what_is_left_of_it_which_never_grows_on
     assert seconds and seconds == sorted(seconds, reverse=True)
 
 
-@pytest.mark.slow
-def test_directly_after_a_resume_the_display_tells_what_is_left(tmp_path: Path) -> None:
-    run(tmp_path, Footers())
-    more = SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trials": 14})})
-    display = Footers()
-    run(tmp_path, display, more)
-    assert "13 of 14 search trials" in display.shown[0]
-    assert "s of search left" in display.shown[0]
-
-
 def history_of(*trials: TrialRecord) -> History:
     return History(SPEC, trials, {32: make_probe(32, step_seconds=0.04)})
 
@@ -122,12 +111,3 @@ def test_status_says_that_the_search_has_ended_and_why_until_it_goes_on(tmp_path
         spec = dict(store.study("toy").spec)
         store.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 20}})  # type: ignore[dict-item]
         assert status(store, "toy").search_ended is None, "a larger budget asks for more"
-
-
-def test_status_says_why_the_search_of_a_study_that_reached_nothing_has_ended(tmp_path: Path) -> None:
-    spec = make_spec(budget={"trials": 6, "trial_train_seconds": 100.0})
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    with pytest.raises(TargetNotReachedError, match="none of 6 trials"):
-        run_study(spec, db=url, make_executor=lambda *_: LawExecutor(reachable=False))
-    with open_store(url) as store:
-        assert status(store, "toy").search_ended == "the budget of 6 trials is spent"

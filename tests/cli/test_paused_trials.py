@@ -72,27 +72,3 @@ def test_its_state_is_shown_and_counted(folders: dict[TrialState, Path]) -> None
     assert batch["ended"]["paused"] == 3
     status = json.loads(said(folder, "status", "toy", "--format", "json"))
     assert status["spent_trials"] >= 3 and status["running"] == []
-
-
-def test_the_page_and_the_curves_have_it(folders: dict[TrialState, Path], tmp_path: Path) -> None:
-    pages = {}
-    for state, folder in folders.items():
-        said(folder, "report", "toy", "--html", str(tmp_path / f"{state}.html"))
-        pages[state] = (tmp_path / f"{state}.html").read_text(encoding="utf-8")
-        said(folder, "export", "toy", "--to", "curves", "--file", str(tmp_path / f"{state}.csv.gz"))
-    assert "3 paused" in pages[TrialState.PAUSED] and "3 pruned" in pages[TrialState.PRUNED]
-    assert pages[TrialState.PAUSED].count("stopped before the target") == pages[TrialState.PRUNED].count(
-        "stopped before the target"
-    )
-    tables = [(tmp_path / f"{state}.csv.gz").stat().st_size for state in folders]
-    assert tables[0] == tables[1] > 0
-
-
-def test_a_study_with_a_paused_trial_is_renamed_and_deleted(folders: dict[TrialState, Path]) -> None:
-    folder = folders[TrialState.PAUSED]
-    with open_store(f"sqlite:///{folder}/bssearch.db") as store:
-        add_study(store, make_spec(name="old"), stopped(TrialState.PAUSED))
-    said(folder, "rename", "old", "new")
-    said(folder, "archive", "new")
-    said(folder, "delete", "new", "--yes")
-    assert "new" not in said(folder, "studies", "--all")

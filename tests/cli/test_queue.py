@@ -18,8 +18,9 @@ from bssearch.records import TrialState
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE
 from bssearch.storage.repository import open_store
 from tests.cli.task import UNCONFIRMED, WORKLOAD, printed, space_of
-from tests.cli.worker_process import PATIENCE_S, WorkerProcess, make_node, worker
+from tests.cli.worker_process import PATIENCE_S, make_node, worker
 from tests.postgres import Postgres
+from tests.waiting import wait_for
 
 QUICK = {"confirm": UNCONFIRMED, "budget": {"trials": 3, "trial_train_seconds": 2.0}, "space": space_of(32, 64)}
 LONG = {
@@ -100,10 +101,7 @@ def test_a_worker_told_to_stop_gives_its_trial_back_and_another_goes_on_to_the_s
     printed(here, "submit", "task", "target.value=0.95", "--name", "long")
     with worker(first_node, url, checkpoints) as first, open_store(url, write=False) as store:
         first.wait_for("trial 1 runs")
-        until = time.monotonic() + PATIENCE_S
-        while not store.observations("long", 1)[1:]:  # evaluated since its first step: in its middle
-            assert first.process.poll() is None and time.monotonic() < until, first.said
-            time.sleep(0.05)
+        wait_for(lambda: store.observations("long", 1)[1:], first.process)  # now it is in its middle
         assert store.trial("long", 1).state is TrialState.RUNNING
         first.process.send_signal(signal.SIGTERM)
         assert first.wait(30) == 0, first.said
@@ -187,7 +185,7 @@ def test_a_worker_told_to_stop_while_a_workload_is_loaded_waits_for_it_no_longer
     (node / "task.py").write_text("import time\nopen('loads', 'w').close()\ntime.sleep(1000)\n")
     printed(here, "submit", "task", "--name", "mine")
     with worker(node, url, checkpoints) as served:
-        wait_for_file(node / "loads", served)
+        wait_for((node / "loads").exists, served.process)
         served.process.send_signal(signal.SIGTERM)
         assert served.wait() == 0, served.said
         assert "has stopped" in served.lines[-1] and "what runs is killed" not in served.said
@@ -207,7 +205,7 @@ def test_a_worker_told_to_stop_kills_what_does_not_within_25_seconds(
     (node / "task.py").write_text(hangs)
     printed(here, "submit", "task", "--name", "mine")
     with worker(node, url, checkpoints) as served:
-        wait_for_file(node / "hangs", served)
+        wait_for((node / "hangs").exists, served.process)
         family = psutil.Process(served.process.pid).children(recursive=True)
         asked = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
@@ -217,10 +215,3 @@ def test_a_worker_told_to_stop_kills_what_does_not_within_25_seconds(
         psutil.wait_procs(family, PATIENCE_S)
         assert not [one for one in family if one.is_running()]
     assert states(here) == {"mine": "waiting"}
-
-
-def wait_for_file(path: Path, served: WorkerProcess) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not path.exists():
-        assert served.process.poll() is None and time.monotonic() < until, served.said
-        time.sleep(0.05)

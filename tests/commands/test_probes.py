@@ -29,32 +29,24 @@ from bssearch.records import (
 )
 from bssearch.search import calibration
 from bssearch.search.calibration import doubtful, measure_step_times, missing_step_times
-from bssearch.search.listener import Listener
 from bssearch.storage.repository import Store
 from tests.commands.probing import HERE, SPEC, ProbedExecutor, open_study
 from tests.factories import SPEC as RAW
 from tests.factories import make_plan, make_probe, make_spec, make_trial
 from tests.search.law import LawExecutor, step_seconds
+from tests.waiting import Ear
 
 SIZES = [8, 16, 32, 64, 128]
 ERROR = StepTimeError(own=0.05, common=0.05, freedom=8.0, visits=3)
 
 
-class Notes(Listener):
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.told.append(message)
-
-
 def test_every_batch_size_is_timed_for_longer_than_a_run_would_and_told(store: Store) -> None:
     executor = ProbedExecutor()
-    listener = Notes()
+    listener = Ear()
     probes = probe_step_times(open_study(store, executor, listener))
     assert [probe.batch_size for probe in probes] == SIZES
     assert probes == list(store.probes(SPEC.name).values())
-    assert listener.told == [f"batch {probe.batch_size}: {probe.steps_timed} steps timed" for probe in probes]
+    assert listener.notes == [f"batch {probe.batch_size}: {probe.steps_timed} steps timed" for probe in probes]
     assert executor.limits == [SECONDS_LIMIT] * 5
     assert all(probe.eval_every_steps for probe in probes)
 

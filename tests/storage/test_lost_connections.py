@@ -21,6 +21,7 @@ from tests.factories import make_curve, make_environment, make_probe
 from tests.postgres import Postgres
 from tests.storage.conftest import add_study, enqueue, start, start_after, start_queued
 from tests.storage.test_queue import new
+from tests.waiting import wait_for
 
 ENDED = TrialOutcome(state=TrialState.CANCELLED, reason="stopped")
 
@@ -40,13 +41,6 @@ def told() -> list[str]:
 def store(url: str, told: list[str]) -> Iterator[Store]:
     with open_store(url, notify=told.append) as opened:
         yield opened
-
-
-def _until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_restart_between_two_calls_goes_unnoticed(store: Store, told: list[str], own_postgres: Postgres) -> None:
@@ -73,7 +67,7 @@ def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
     threads = [threading.Thread(target=lambda call=call: done.append(call())) for call in calls]
     for thread in threads:
         thread.start()
-    _until(lambda: told and len(failed) == len(calls))
+    wait_for(lambda: told and len(failed) == len(calls))
     assert done == []
     waited = store.is_waiting
     own_postgres.start()
@@ -131,7 +125,7 @@ def test_an_answer_of_the_server_that_is_back_is_not_waited_for(
 
     thread = threading.Thread(target=ask)
     thread.start()
-    _until(lambda: told)
+    wait_for(lambda: told)
     own_postgres.start()
     thread.join()
     assert len(found) == 1
@@ -170,7 +164,7 @@ def test_closing_ends_the_wait_of_another_thread(url: str, told: list[str], own_
 
     thread = threading.Thread(target=ask)
     thread.start()
-    _until(lambda: told)
+    wait_for(lambda: told)
     store.close()
     thread.join()
     assert len(failed) == 1
@@ -298,7 +292,7 @@ def test_what_is_over_is_submitted_again_once_the_server_is_back_by_its_owner_al
 
     thread = threading.Thread(target=submit)
     thread.start()
-    _until(lambda: told)
+    wait_for(lambda: told)
     own_postgres.start()
     thread.join()
     refused = "'mine' was submitted by ann already, from the template digits; it is cancelled"
