@@ -16,9 +16,8 @@ from bssearch.analysis.rules.regret import Regret
 from bssearch.analysis.rules.rule_book import Rule
 from bssearch.cli.audit import audit_row, slope_line
 from bssearch.commands.run import run_study
-from bssearch.errors import TargetNotReachedError
 from bssearch.spec import StudySpec
-from tests.cli.task import bssearch, printed, read
+from tests.cli.task import bssearch, read
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -109,13 +108,6 @@ def test_json_is_the_audit_and_rows_are_its_rules(audited: Path, by_law: LawExec
     assert [json.loads(line)["verdict"] for line in lines] == [rule["verdict"] for rule in found["rules"]]
 
 
-def test_no_run_judges_what_is_stored(folder: Path, by_law: LawExecutor) -> None:
-    shown = printed(folder, "audit", "toy", "--no-run")
-    assert "bssearch audit toy runs it" in shown
-    assert "The runs for this audit took 0 train seconds." in shown
-    assert not by_law.requests
-
-
 def test_an_imported_study_is_only_judged(tmp_path: Path, by_law: LawExecutor) -> None:
     (tmp_path / "table.csv").write_text(RUNS)
     assert (
@@ -126,19 +118,6 @@ def test_an_imported_study_is_only_judged(tmp_path: Path, by_law: LawExecutor) -
     assert {rule["verdict"] for rule in rules} == {"not_run"}
     assert any("the runs do not say their learning rate" in rule["reason"] for rule in rules)
     assert not by_law.requests
-
-
-def test_unknown_studies_and_those_that_never_reached_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TargetNotReachedError):
-        store_law(tmp_path, LawExecutor(reachable=False), make_spec(budget={"trials": 5, "trial_train_seconds": 9.0}))
-    missing = bssearch("audit", "nothing", cwd=tmp_path)
-    assert missing.returncode == 3
-    assert "nothing" in missing.stderr
-    unreached = bssearch("audit", "toy", cwd=tmp_path)
-    assert unreached.returncode == 5
-    assert "nearest came" in unreached.stderr
-    assert missing.stdout == unreached.stdout == ""
-    assert bssearch("audit", "toy", "--runs", "0", cwd=tmp_path).returncode == 2
 
 
 def finding(regret: Regret | None, **changes: Any) -> RuleFinding:

@@ -125,17 +125,6 @@ def test_what_does_not_go_together_is_refused_and_nothing_runs(
     assert by_law.requests == []
 
 
-def test_a_study_without_a_reached_trial_has_nothing_to_confirm(tmp_path: Path) -> None:
-    store_study(tmp_path, reachable=False)
-    for more in ([], ["--to-budget"]):
-        assert "none of 10 trials reached accuracy 0.9" in refused(tmp_path, "confirm", "toy", *more, code=5)
-
-
-def test_without_a_database_none_is_made(tmp_path: Path) -> None:
-    assert bssearch("confirm", "toy", cwd=tmp_path).returncode in {3, 4}
-    assert not (tmp_path / "bssearch.db").exists()
-
-
 def test_of_imported_runs_none_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(RUNS)
     assert bssearch("import", "runs", "runs.csv", "--target", "0.9", cwd=tmp_path).returncode == 0

@@ -210,19 +210,6 @@ def test_devices_whose_names_look_alike_make_studies_of_their_own(tmp_path: Path
     assert names == ["runs-a-100", "runs-a-100-2", "runs-a-100-3"]
 
 
-def test_the_same_file_again_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    write_table(tmp_path)
-    do(tmp_path, "runs", "runs.csv")
-    (hint,) = [
-        line
-        for line in refused(tmp_path, "import", "runs", "runs.csv", code=2).splitlines()
-        if line.startswith("hint: ")
-    ]
-    assert "bssearch delete runs" in hint and "--name" in hint
-    assert bssearch("delete", "runs", "--yes", cwd=tmp_path).returncode == 0
-    assert do(tmp_path, "runs", "runs.csv")[0] == ["runs"]
-
-
 def test_of_imported_runs_nothing_is_said_to_have_been_searched_here(tmp_path: Path) -> None:
     write_table(tmp_path, "8,0,1,10,1,0.9,A,0.1", "8,0,1,10,2,0.9,A,0.2", "16,0,1,10,3,0.9,A,0.1")
     do(tmp_path, "runs", "runs.csv")

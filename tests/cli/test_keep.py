@@ -71,14 +71,6 @@ def test_a_renamed_study_keeps_its_trials_and_goes_on_under_its_new_name(folder:
     assert len(read(folder, "trials", "better")) == 6
 
 
-def test_names_that_are_taken_ill_formed_or_nobodys(folder: Path) -> None:
-    refuse(folder, "rename", "task", "other", code=2, said="'other'")
-    refuse(folder, "rename", "task", "a b", code=2, said="'a b'")
-    refuse(folder, "rename", "nothing", "something", code=3, said="nothing")
-    refuse(folder, "archive", "nothing", code=3, said="nothing")
-    refuse(folder, "delete", "nothing", "--yes", code=3, said="nothing")
-
-
 def test_an_archived_study_is_out_of_sight_until_it_is_brought_back(folder: Path) -> None:
     printed(folder, "archive", "other")
     assert [row["name"] for row in read(folder, "studies")] == ["task"]

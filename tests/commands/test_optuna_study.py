@@ -90,11 +90,6 @@ def test_only_a_trial_that_reached_its_target_has_a_value(state: TrialState, exp
     assert trial.user_attrs.get("reason") == ("as the test has it" if state.is_finished else None)
 
 
-def test_every_state_is_decided_on() -> None:
-    for state in TrialState:
-        as_optuna(make_trial(1, state=state))
-
-
 def test_a_trial_is_told_as_it_was_measured() -> None:
     study = as_optuna(make_trial(3, batch_size=16, learning_rate=0.2, seconds=2.0, steps=40, seed=5, contended=True))
     (trial,) = study.trials
@@ -248,24 +243,6 @@ def test_optunas_plots_are_drawn(plot: str) -> None:
     figure = PLOTS[plot](as_optuna(*many()))
     assert len(figure.data) > 0
     assert figure.to_json()
-
-
-def test_the_plot_of_the_history_shows_the_trials_that_reached_the_target() -> None:
-    trials = many()
-    figure = optuna.visualization.plot_optimization_history(as_optuna(*trials))
-    shown = sorted(figure.data[0].y)
-    assert shown == sorted(
-        trial.outcome.time_to_target_s or 0.0
-        for trial in trials
-        if trial.state is TrialState.REACHED and trial.outcome is not None
-    )
-
-
-def test_the_importance_of_a_parameter_is_of_the_search_trials() -> None:
-    study = as_optuna(*many())
-    importances = optuna.importance.get_param_importances(study)
-    assert set(importances) == {"batch_size", "learning_rate", "weight_decay", "dropout"}
-    assert {trial.user_attrs["phase"] for trial in study.trials} == {Phase.SEARCH.value}
 
 
 def test_a_study_goes_on_in_optuna() -> None:
