@@ -13,13 +13,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from bssearch.records import Configuration, Lease, Observation, Phase, TrialOutcome, TrialState
 from bssearch.search.finding import save_finding
 from bssearch.storage.repository import Store, open_store
-from tests.benchmarks.harness import script
+from tests.benchmarks.harness import script, seconds_of
 from tests.factories import make_environment, make_plan, make_probe, make_spec
 
 BAR = 1.5
@@ -89,9 +88,7 @@ def add_trial(
 def run_seconds(url: str) -> float:
     """Return how long one ``bssearch best`` takes as a whole process."""
     command = [sys.executable, "-m", "bssearch.cli.app", "best", "toy", "--db", url, "--format", "json"]
-    start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - start
+    return seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
 
 
 def main() -> bool:

@@ -11,9 +11,8 @@ if not __package__:
 import statistics
 import subprocess
 import sys
-import time
 
-from tests.benchmarks.harness import script
+from tests.benchmarks.harness import script, seconds_of
 
 BAR = 4.0
 RUNS = 20
@@ -24,9 +23,7 @@ COMMANDS = {
 
 
 def seconds(command: list[str]) -> float:
-    start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - start
+    return seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
 
 
 def main() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -361,3 +362,65 @@ def test_wrong_comparisons_say_so(folder: Path) -> None:
     assert "nobody" in refused(folder, "compare", "toy", "nobody", code=3)
     assert bssearch("compare", "toy", cwd=folder).returncode == 2
     assert bssearch("report", "nobody", "--html", "x.html", cwd=folder).returncode == 3
+
+
+# Paused trials --------------------------------------------------------------------------------------------------------
+
+
+SIZE = 64
+
+
+def stopped(state: TrialState) -> list[TrialRecord]:
+    return [
+        make_trial(900 + seed, batch_size=SIZE, seconds=0.4, seed=seed, state=state, best_metric=0.5)
+        for seed in range(3)
+    ]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[TrialState, Path]:
+    """Two both, each with the same study, but for the state of three of its trials."""
+    places = {state: tmp_path_factory.mktemp(state) for state in (TrialState.PRUNED, TrialState.PAUSED)}
+    for state, place in places.items():
+        with open_store(f"sqlite:///{place}/bssearch.db") as store:
+            add_study(store, make_spec(), [*law_trials(), *stopped(state)])
+    return places
+
+
+def said(place: Path, *arguments: str) -> str:
+    done = bssearch(*arguments, cwd=place)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    return re.sub(r"20\d\d-\d\d-\d\d[T ][\d:.]+\S*", "then", done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("best", "toy", "--format", "json"),
+        ("best", "toy"),
+        ("trials", "toy"),
+        ("trials", "toy", "--format", "json"),
+        ("status", "toy"),
+        ("status", "toy", "--format", "json"),
+        ("report", "toy"),
+        ("trial", "toy", "1"),
+    ],
+    ids=" ".join,
+)
+def test_it_counts_as_a_pruned_one(both: dict[TrialState, Path], arguments: tuple[str, ...]) -> None:
+    pruned, paused = (said(place, *arguments) for place in both.values())
+    assert paused.replace("paused", "pruned") == pruned
+
+
+def test_its_state_is_shown_and_counted(both: dict[TrialState, Path]) -> None:
+    place = both[TrialState.PAUSED]
+    trials = json.loads(said(place, "trials", "toy", "--format", "json"))
+    assert [trial["state"] for trial in trials].count("paused") == 3
+    (batch,) = [
+        one
+        for one in json.loads(said(place, "best", "toy", "--format", "json"))["batches"]
+        if one["batch_size"] == SIZE
+    ]
+    assert batch["ended"]["paused"] == 3
+    status = json.loads(said(place, "status", "toy", "--format", "json"))
+    assert status["spent_trials"] >= 3 and status["running"] == []

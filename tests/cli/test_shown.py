@@ -7,9 +7,11 @@ import csv
 import gc
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +28,19 @@ from bssearch.cli.check import print_quick
 from bssearch.cli.output import note
 from bssearch.cli.recommended import Export, exported
 from bssearch.commands.display.live import Display, Lines, batch_table, ended_line
+from bssearch.commands.run import run_study
+from bssearch.commands.status import status
 from bssearch.commands.trials import trial_document
 from bssearch.errors import NotFoundError, UsageError
+from bssearch.executors.base import Ended, Event
 from bssearch.history import History
 from bssearch.pages.csv_rows import write_csv
-from bssearch.records import GradientNoise, MemoryBasis, Phase, TrialRecord, TrialState
+from bssearch.pruners.controller import PruningController
+from bssearch.records import GradientNoise, MemoryBasis, Observation, Phase, TrialRecord, TrialState
+from bssearch.storage.repository import open_store
 from tests.analysis.test_report import answer, confirmed
 from tests.factories import make_curve, make_environment, make_probe, make_spec, make_trial
+from tests.search.law import LawExecutor
 
 SPEC = make_spec(budget={"trials": 20, "trial_train_seconds": 10.0})
 SIZES = (16, 32, 64)
@@ -415,3 +423,97 @@ def test_exported_values_say_how_sure_they_are_where_that_is_not_enough() -> Non
 def test_a_note_is_one_line_without_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
     note("one\ntwo \x1b]0;title\x07three")
     assert capsys.readouterr().err == "note: one two \ufffd]0;title\ufffdthree\n"
+
+
+# While a study runs ---------------------------------------------------------------------------------------------------
+
+
+LIVE = make_spec(budget={"trials": 12, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 3})
+
+
+class Footers(Display):
+    """A display that keeps what it showed; each look at its clock is half a second after the one before."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.shown: list[str] = []
+        super().__init__(Console(file=io.StringIO(), width=200), None, self.tick)  # type: ignore[arg-type]
+
+    def tick(self) -> float:
+        self.seconds += 0.5
+        return self.seconds
+
+    def _show(self, history: History) -> None:
+        self.shown.append(self.footer(history))
+
+
+class Slowing(LawExecutor):
+    """The law, with confirmation runs each of which takes longer than the one before."""
+
+    def events(self, timeout: float) -> list[Event]:
+        found = super().events(timeout)
+        if found and isinstance(found[-1], Ended) and self.requests[-1].evaluate_test:
+            end = found[-1]
+            slow = replace(end.outcome, wall_seconds=end.outcome.wall_seconds * len(self.requests))
+            return [*found[:-1], Ended(end.number, slow)]
+        return found
+
+
+def run(folder: Path, listener: Any, spec: Any = LIVE) -> None:
+    run_study(spec, db=f"sqlite:///{folder / 'study.db'}", listener=listener, make_executor=lambda *_: Slowing())
+
+
+@pytest.mark.slow
+def test_the_display_tells_the_phase_and_what_is_left_of_it_which_never_grows_once_the_search_is_over(
+    tmp_path: Path,
+) -> None:
+    display = Footers()
+    run(tmp_path, display)
+    over = next(place for place, text in enumerate(display.shown) if "search ended" in text)
+    assert any("of search left" in text for text in display.shown[:over])
+    assert not any("of search left" in text for text in display.shown[over:])
+    assert "search ended (the budget of 12 trials is spent): 12 trials" in display.shown[over]
+    told = [re.search(r"at most (\d+) runs left(?:, about (\d+) s)?", text) for text in display.shown[over:]]
+    runs = [int(one[1]) for one in told if one]
+    assert runs == sorted(runs, reverse=True) and runs[-1] == 1
+    seconds = [int(one[2]) for one in told if one and one[2]]
+    assert seconds and seconds == sorted(seconds, reverse=True)
+
+
+def history_of(*trials: TrialRecord) -> History:
+    return History(LIVE, trials, {32: make_probe(32, step_seconds=0.04)})
+
+
+def test_a_line_tells_the_train_seconds_by_which_trials_are_pruned_and_names_those_of_a_product() -> None:
+    contended = make_trial(1, seconds=7.13, contended=True, product=4.022)
+    history = history_of(contended)
+    line = ended_line(contended, history)
+    assert "after 7.13 train seconds" in line
+    assert "steps × step time is 4.022 s" in line
+    assert "steps × step time" not in ended_line(make_trial(2, seconds=7.13), history)
+    assert "as steps × step time" in history.figure_text(history.trials[0])
+
+
+def test_every_line_of_a_log_gives_the_same_seconds_of_the_fastest_trial() -> None:
+    fastest = make_trial(1, seconds=7.13, contended=True, product=4.022)
+    late = make_trial(2, state=TrialState.RUNNING)
+    history = History(LIVE, (), {32: make_probe(32)})
+    pruning = PruningController(LIVE, history)
+    for trial in (fastest, late):
+        history.take(trial)
+        pruning.take(trial)
+    history.observe(2, 40.0, 0.2)
+    seen = Observation(step=10, samples=320, train_seconds=40.0, metric=0.2, loss=None, learning_rate=0.1)
+    halt = pruning.judge(2, seen, uncapped=False)
+    assert halt is not None and "7.13 train seconds" in halt.reason
+
+
+def test_status_says_that_the_search_has_ended_and_why_until_it_goes_on(tmp_path: Path) -> None:
+    run(tmp_path, Lines(Console(file=io.StringIO())))
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
+        found = status(store, "toy")
+        assert found.search_ended == "the budget of 12 trials is spent"
+        assert found.document()["search_ended"] == found.search_ended
+        spec = dict(store.study("toy").spec)
+        store.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 20}})  # type: ignore[dict-item]
+        assert status(store, "toy").search_ended is None, "a larger budget asks for more"
