@@ -21,7 +21,7 @@ from bssearch.cli.recommended import Export, exported_schedule
 from bssearch.commands.growing.values import scheduled_training
 from bssearch.records import Phase
 from bssearch.storage.repository import open_store
-from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, read, space_of, write_task
+from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, read, refused, space_of, write_task
 
 STAGES = "200:32 600:64/32"
 SHARES = (0.6, 0.8, 1.0, 1.2, 1.4, 50.0)
@@ -267,11 +267,9 @@ def test_a_schedule_that_there_is_not_is_refused(tmp_path: Path) -> None:
     budget = {"trials": 3, "trial_train_seconds": 2.0}
     spec = write_task(tmp_path, space=space_of(16, 64), confirm=UNCONFIRMED, budget=budget, executor=INLINE)
     printed(tmp_path, "run", spec.name)
-    done = bssearch("best", "task", "--export", "yaml", "--schedule", cwd=tmp_path)
-    assert done.returncode == 2 and done.stdout == ""
-    assert "study 'task' has no schedule of growing batches that reached the target" in done.stderr
-    alone = bssearch("best", "task", "--schedule", cwd=tmp_path)
-    assert alone.returncode == 2 and "--schedule says what --export writes" in alone.stderr
+    told = refused(tmp_path, "best", "task", "--export", "yaml", "--schedule", code=2)
+    assert "study 'task' has no schedule of growing batches that reached the target" in told
+    assert "--schedule says what --export writes" in refused(tmp_path, "best", "task", "--schedule", code=2)
 
 
 def test_the_page_of_the_study_has_the_schedule(stored: Path) -> None:
