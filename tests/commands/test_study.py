@@ -125,22 +125,6 @@ def test_a_loop_that_cannot_be_looked_at_ends_the_study_before_anything_is_writt
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_study_and_it_goes_on_later(tmp_path: Path) -> None:
-    def interrupted(trial: LoopTrial) -> None:
-        if type(trial._assignment).__name__ == "TrialRun":
-            raise KeyboardInterrupt
-        train(trial)
-
-    study = bssearch.Study(SPEC, interrupted, db=url(tmp_path))
-    with pytest.raises(InterruptedRunError):
-        study.run()
-    assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.CANCELLED}
-    with pytest.raises(InterruptedRunError):
-        study.ask()
-    assert bssearch.Study(SPEC, train, db=url(tmp_path)).run().optimal.batch_size in {8, 32}
-
-
-@pytest.mark.slow
 def test_the_first_interrupt_pauses_the_trial_and_a_study_of_the_same_objective_goes_on_with_it(tmp_path: Path) -> None:
     resumed_at, interrupts = [], ["first"]
 

@@ -6,10 +6,10 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path, PurePosixPath
@@ -192,11 +192,9 @@ class TestSqlite:
                     time.sleep(0.001)
                     connection.execute(text("UPDATE counter SET value = :value"), {"value": value + 1})
 
-        threads = [threading.Thread(target=count) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor() as pool:
+            counted = [pool.submit(count) for _ in range(4)]
+        assert [one.result() for one in counted] == [None] * 4
         with reading(engine) as connection:
             assert connection.execute(text("SELECT value FROM counter")).scalar_one() == 80
         engine.dispose()

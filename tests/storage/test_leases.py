@@ -25,9 +25,9 @@ from tests.factories import make_curve, make_environment, make_plan
 from tests.storage.conftest import OUTCOME, add_study, enqueue, start, start_after, start_queued
 
 
+@pytest.mark.usefixtures("toy")
 class TestLeases:
     def test_a_trial_is_lost_when_its_lease_is_over_or_its_owner_dead(self, store: Store) -> None:
-        add_study(store)
         start(store, lease_owner="alive")
         start(store, lease_owner="dead")
         start(store, lease_owner="late", lease_seconds=-5.0)
@@ -43,7 +43,6 @@ class TestLeases:
         assert store.mark_lost("toy", is_alive=lambda owner: True) == []
 
     def test_a_lost_trial_keeps_how_far_it_had_come(self, store: Store) -> None:
-        add_study(store)
         for _ in range(2):
             start(store)
         store.append_observations("toy", [(2, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
@@ -54,7 +53,6 @@ class TestLeases:
         assert (seen.steps, seen.samples, seen.train_seconds, seen.final_metric) == (10, 320, 1.5, 0.4)
 
     def test_a_heartbeat_keeps_the_leases_of_its_owner_alone(self, store: Store) -> None:
-        add_study(store)
         start(store, lease_owner="a", lease_seconds=-5.0)
         start(store, lease_owner="b", lease_seconds=-5.0)
         start(store, lease_owner="a", lease_seconds=-5.0)
@@ -65,7 +63,6 @@ class TestLeases:
         assert store.mark_lost("toy", is_alive=lambda owner: None) == [2]
 
     def test_a_lost_trial_cannot_be_finished_by_its_driver(self, store: Store) -> None:
-        add_study(store)
         start(store)
         store.mark_lost("toy", is_alive=lambda owner: False)
         with pytest.raises(DatabaseError, match="is not running but lost"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -99,11 +100,8 @@ def test_of_many_drivers_at_once_one_gets_it(paused: Store, url: str) -> None:
             if resume(store, 1, owner):
                 got.append(owner)
 
-    drivers = [threading.Thread(target=drive, args=(f"driver-{index}",)) for index in range(4)]
-    for driver in drivers:
-        driver.start()
-    for driver in drivers:
-        driver.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(drive, [f"driver-{index}" for index in range(4)]))
     assert got == [paused.trial("toy", 1).lease_owner]
 
 
