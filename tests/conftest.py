@@ -30,7 +30,6 @@ NEEDED = {
     "integrations/test_trainer_arguments.py": "transformers",
     "integrations/test_transformers.py": "transformers",
     "boards/test_real_boards.py": "mlflow",
-    "storage/test_alembic.py": "pytest_alembic",
 }
 """Test modules that import a package of the extra ``integrations``: slow, and left out if it is not installed."""
 

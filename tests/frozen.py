@@ -7,11 +7,10 @@ holds what having been chosen may have taken off it. A `Ratio` does not hold tha
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -238,21 +237,6 @@ def read_configurations(path: Path) -> list[Configuration]:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as JSON: {error}") from None
     return configurations_of(values.get("configurations") if isinstance(values, dict) else values, str(path))
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    """Return what reads an integer option that is no smaller."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no integer") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} must be >= {least}")
-        return value
-
-    return parse
 
 
 class Results:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
-import inspect
 import re
 import shutil
 import tomllib
 import typing
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,8 @@ from bssearch.spec import load_spec
 from bssearch.spec.model import StudySpec
 from bssearch.spec.parts import TrainingSpec
 from bssearch.storage.connection.patience import RETRY_FOR_S
-from tests.benchmarks.simulate import pruning, searching
 from tests.cli.task import bssearch as run
 from tests.documents import (
-    BENCHMARKS,
     DOCUMENTS,
     GUIDE,
     ROOT,
@@ -47,10 +44,6 @@ UNMEASURED = "TO MEASURE"
 """Stands where a figure is yet to be measured."""
 
 PLACEHOLDERS = {"NUMBER": "1", "X": "1"}
-SIMULATIONS: dict[str, Callable[..., None]] = {
-    "simulate/pruning.py": pruning.simulate,
-    "simulate/searching.py": searching.simulate,
-}
 ROOMS = DOCUMENTS["changing-the-code"]
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
@@ -120,10 +113,12 @@ def test_options_within_sentences_belong_to_some_command(name: str) -> None:
 
 
 def scripted_options(script: Path) -> list[str]:
-    command = SIMULATIONS.get(script.relative_to(BENCHMARKS).as_posix())
-    if command is not None:
-        return ["--format", *(f"--{name}" for name in inspect.signature(command).parameters)]
-    return re.findall(r'"(--[a-z-]+)"', script.read_text())
+    """Return the options of a benchmark: the parameters of its function, and those that it names otherwise."""
+    text = script.read_text()
+    functions = [one for one in ast.parse(text).body if isinstance(one, ast.FunctionDef)]
+    (main,) = (one for one in functions if one.name in {"main", "simulate"})
+    named = [f"--{one.arg.replace('_', '-')}" for one in main.args.args]
+    return ["--format", *named, *re.findall(r'"(--[a-z-]+)"', text)]
 
 
 def test_the_table_of_commands_is_that_of_the_command_line() -> None:

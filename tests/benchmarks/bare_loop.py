@@ -20,28 +20,28 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import json
 import statistics
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import torch
+import typer
 
 from bssearch.records import TrainingSettings
 from bssearch.training.batches import place
 from bssearch.training.computation import Computation
 from bssearch.workloads.base import Data, Workload
+from tests.benchmarks.harness import one_of, ratio, script, timed_in_turns
 from tests.benchmarks.loop_overhead import (
     LEARNING_RATE,
+    PRECISIONS,
     SEED,
     WORKLOADS,
     print_rows,
     product,
-    ratio,
-    timed_in_turns,
 )
 
 BAR = 0.02
@@ -147,37 +147,33 @@ def print_found(found: Found) -> None:
         print(warning)
 
 
-def main() -> int:
+def main(
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
+    workload: Annotated[str | None, one_of(WORKLOADS, "default: fashion_mnist on a GPU, else digits")] = None,
+    precision: Annotated[str, one_of(PRECISIONS)] = "auto",
+    batch_size: list[int] | None = None,
+    compiled: Annotated[bool, typer.Option("--compiled", help="compiled models, too")] = False,
+    steps: Annotated[int, typer.Option(help="per segment")] = 20,
+    pairs: int = 150,
+    quick: Annotated[bool, typer.Option("--quick", help="few short segments: to try the script")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
+) -> bool:
     """Measure, print and judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--workload", choices=WORKLOADS, help="default: fashion_mnist on a GPU, else digits")
-    parser.add_argument("--precision", choices=("auto", "fp32", "tf32", "bf16"), default="auto")
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[64, 256, 1024])
-    parser.add_argument("--compiled", action="store_true", help="compiled models, too")
-    parser.add_argument("--steps", type=int, default=20, help="per segment")
-    parser.add_argument("--pairs", type=int, default=150)
-    parser.add_argument("--quick", action="store_true", help="few short segments: to try the script, not for figures")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    device = torch.device(arguments.device)
-    on_gpu = device.type == "cuda"
-    workload = WORKLOADS[arguments.workload or ("fashion_mnist" if on_gpu else "digits")]()
-    modes = ["eager", *(["compiled"] if arguments.compiled else [])]
-    steps, pairs = (4, 10) if arguments.quick else (arguments.steps, arguments.pairs)
+    place = torch.device(device)
+    task = WORKLOADS[workload or ("fashion_mnist" if place.type == "cuda" else "digits")]()
+    steps, pairs = (4, 10) if quick else (steps, pairs)
     found: list[Found] = []
-    for mode in modes:
-        for size in arguments.batch_size:
-            one = measure(workload, size, device, arguments.precision, mode, steps=steps, pairs=pairs)
+    for mode in ["eager", *(["compiled"] if compiled else [])]:
+        for size in batch_size or [64, 256, 1024]:
+            one = measure(task, size, place, precision, mode, steps=steps, pairs=pairs)
             found.append(one)
-            if not arguments.json:
+            if not as_json:
                 print_found(one)
-    if arguments.json:
-        rows = [{**asdict(one), "passes": one.passes} for one in found]
-        print(json.dumps({"device": arguments.device, "rows": rows}))
-    return int(not all(one.passes for one in found))
+    if as_json:
+        print(json.dumps({"device": device, "rows": [{**asdict(one), "passes": one.passes} for one in found]}))
+    return all(one.passes for one in found)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

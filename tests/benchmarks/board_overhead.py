@@ -18,18 +18,18 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import os
 import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
 import psutil
+import typer
 
 from bssearch import registry
 from bssearch.boards.process import BoardProcess
@@ -43,7 +43,8 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from tests.benchmarks.loop_overhead import print_rows, ratio, turned
+from tests.benchmarks.harness import one_of, ratio, script, turned
+from tests.benchmarks.loop_overhead import print_rows
 from tests.factories import make_plan
 
 BAR = 0.01
@@ -52,37 +53,31 @@ TRIAL = 1
 BOARDS = sorted(registry.BUILT_IN["boards"])
 
 
-def main() -> int:
+def main(
+    board: Annotated[list[str] | None, one_of(BOARDS, "default: each")] = None,
+    batch_size: int = 256,
+    steps: Annotated[int, typer.Option(help="between two evaluations")] = 4,
+    window: Annotated[int, typer.Option(help="evaluations of a window")] = 20,
+    rounds: int = 200,
+) -> bool:
     """Measure, print and judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--board", choices=BOARDS, action="append", help="default: each")
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=4, help="between two evaluations")
-    parser.add_argument("--window", type=int, default=20, help="evaluations of a window")
-    parser.add_argument("--rounds", type=int, default=200)
-    arguments = parser.parse_args()
-    names = arguments.board or BOARDS
-    plan = _plan(arguments)
+    names = board or BOARDS
+    configuration = Configuration(batch_size=batch_size, micro_batch_size=batch_size, learning_rate=0.02)
+    plan = make_plan(configuration=configuration, eval_every_steps=steps)
     with _boards(names) as (boards, ready), _evaluations(plan) as evaluations:
         times: dict[str, list[float]] = {kind: [] for kind in ("bare", "again", *names)}
-        for number in range(arguments.rounds):
+        for number in range(rounds):
             for kind in turned(list(times), number):
-                times[kind].append(_window(evaluations, boards.get(kind), arguments.window))
-        notes = [note for board in boards.values() for note in board.notes]
+                times[kind].append(_window(evaluations, boards.get(kind), window))
+        notes = [note for one in boards.values() for note in one.notes]
     bare, again = times.pop("bare"), times.pop("again")
-    print(f"batch size {arguments.batch_size}, {statistics.median(bare) * 1e3:.2f} ms a step, {len(bare)} rounds")
+    print(f"batch size {batch_size}, {statistics.median(bare) * 1e3:.2f} ms a step, {len(bare)} rounds")
     found = {name: ratio(one, bare) for name, one in times.items()}
     for name, one in found.items():
         print_rows(ratio(again, bare), name, one)
     print("ready after", ", ".join(f"{seconds:.1f} s ({name})" for name, seconds in ready.items()))
     print(*notes, sep="\n", end="\n" if notes else "")
-    return int(any(median > 1 + BAR for median, _, _ in found.values()))
-
-
-def _plan(arguments: argparse.Namespace) -> TrialPlan:
-    size = arguments.batch_size
-    configuration = Configuration(batch_size=size, micro_batch_size=size, learning_rate=0.02)
-    return make_plan(configuration=configuration, eval_every_steps=arguments.steps)
+    return all(median <= 1 + BAR for median, _, _ in found.values())
 
 
 @contextmanager
@@ -177,4 +172,4 @@ def _window(evaluations: Iterator[Observation], board: BoardProcess | None, leng
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

@@ -15,11 +15,9 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import itertools
 import math
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -47,6 +45,7 @@ from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.loop import Trial
 from bssearch.workloads.char_lm import CharLM
+from tests.benchmarks.harness import script
 
 SPEC = Path(__file__).parents[2] / "studies" / "char_lm_cpu.yaml"
 CHANGES = ["default.batch_size=8", "default.learning_rate=0.002", "default.warmup_epochs=0.01", "executor.name=inline"]
@@ -182,9 +181,8 @@ def probed(spec: StudySpec, folder: Path, paths: list[Path]) -> dict[int, tuple[
     return {one["samples"]: (one["batch_size"], one["verdict"]) for one in found["checkpoints"]}
 
 
-def main() -> int:
+def main() -> bool:
     """Run the probe and the continuations, print the table, and return 1 where the bar is missed."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     torch.set_num_threads(1)
     started = time.process_time()
     spec = load_spec(SPEC, CHANGES)
@@ -201,8 +199,8 @@ def main() -> int:
         met = "yes" if row.is_within_two else "no"
         print(f"| {row.samples:,} | {row.probed} | {row.verdict} | {row.truth} | {met} |")
     print(f"CPU seconds: {probe_seconds:.0f} of the run and its probe, {time.process_time() - started:.0f} in all")
-    return 0 if all(row.is_within_two for row in rows) else 1
+    return all(row.is_within_two for row in rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

@@ -25,30 +25,28 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import math
 import os
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
+import typer
 
 from bssearch.cli.arguments import workload_folder
 from bssearch.commands.opening import Launch
 from bssearch.commands.run import run_study
-from bssearch.errors import BSSearchError, TargetNotReachedError
+from bssearch.errors import TargetNotReachedError
 from bssearch.records import Configuration
 from bssearch.spec import StudySpec, find_spec, load_spec
 from bssearch.storage.repository import open_store
+from tests.benchmarks.harness import TEMPORARY, script
 from tests.frozen import (
     FEWEST_RUNS,
     Ratio,
     Results,
-    at_least,
     best_of_each_batch_size,
     by_identity,
     configurations_of,
@@ -250,43 +248,37 @@ def compare_recommendations(bench: Bench, studies: int, runs: int) -> bool:
     return is_met
 
 
-def main(arguments: argparse.Namespace) -> int:
+def main(
+    study: Annotated[str, typer.Option(help="a shipped study or a spec")] = "digits",
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
+    configurations: Annotated[Path | None, typer.Option(help="a JSON file of configurations to freeze")] = None,
+    runs: Annotated[int, typer.Option(min=FEWEST_RUNS, help="runs of each frozen configuration")] = 10,
+    studies: Annotated[int, typer.Option(min=0, help="whole studies each way; 0 for the times alone")] = 5,
+    database: Path = TEMPORARY / "bssearch-busy-machine",
+    tolerance: Annotated[float, typer.Option(help="times what a quiet machine may use: for a try")] = 1.0,
+) -> bool | int:
     """Measure what is missing, print, and judge."""
     torch.set_num_threads(1)
-    folder: Path = arguments.database
     try:
-        path = find_spec(arguments.study)
-        spec = load_spec(path, arguments.overrides)
-        given: Path | None = arguments.configurations
+        path = find_spec(study)
+        spec = load_spec(path, overrides or [])
         settings = {
-            "study": arguments.study,
-            "set": arguments.overrides,
-            "runs": arguments.runs,
-            "configurations": None if given is None else str(given.resolve()),
-            "tolerance": arguments.tolerance,
+            "study": study,
+            "set": overrides or [],
+            "runs": runs,
+            "configurations": None if configurations is None else str(configurations.resolve()),
+            "tolerance": tolerance,
         }
-        results = Results(folder / "results.json", settings)
-        bench = Bench(spec, workload_folder(path), folder, results, arguments.tolerance)
-        print(f"kept in {folder}", flush=True)
-        met = [compare_times(bench, frozen_configurations(bench, given), arguments.runs)]
-        if arguments.studies:
-            met.append(compare_recommendations(bench, arguments.studies, arguments.runs))
+        bench = Bench(spec, workload_folder(path), database, Results(database / "results.json", settings), tolerance)
+        print(f"kept in {database}", flush=True)
+        met = [compare_times(bench, frozen_configurations(bench, configurations), runs)]
+        if studies:
+            met.append(compare_recommendations(bench, studies, runs))
     except NotMeasuredError as error:
         print(f"not run: {error}")
         return NOT_RUN
-    except BSSearchError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return int(not all(met))
+    return all(met)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--study", default="digits", help="a shipped study or a spec")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="FIELD=VALUE")
-    parser.add_argument("--configurations", type=Path, help="a JSON file of configurations to freeze")
-    parser.add_argument("--runs", type=at_least(FEWEST_RUNS), default=10, help="runs of each frozen configuration")
-    parser.add_argument("--studies", type=at_least(0), default=5, help="whole studies each way; 0 for the times alone")
-    parser.add_argument("--database", type=Path, default=Path(tempfile.gettempdir()) / "bssearch-busy-machine")
-    parser.add_argument("--tolerance", type=float, default=1.0, help="times what a quiet machine may use: for a try")
-    sys.exit(main(parser.parse_args()))
+    script(main, __doc__)

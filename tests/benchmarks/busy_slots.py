@@ -14,10 +14,8 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import os
 import random
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,9 +28,10 @@ from bssearch.executors.base import Event, Observed
 from bssearch.records import TrialRequest
 from bssearch.search.driver import Driver
 from bssearch.storage.repository import open_store
+from tests.benchmarks.driver_overhead import OBSERVATIONS
+from tests.benchmarks.harness import script
 from tests.benchmarks.many_starters import (
     CONNECTIONS,
-    OBSERVATIONS,
     SearchIsOverError,
     UntilTheEnd,
     import_all,
@@ -141,15 +140,12 @@ def busy_share(seconds: float) -> float:
     return share
 
 
-def main() -> int:
-    """Measure and print; return 1 below the bar."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, action="append")
-    options = parser.parse_args()
+def main(seconds: list[float] | None = None) -> bool:
+    """Measure and print; return False below the bar."""
     import_all()
-    shares = {seconds: busy_share(seconds) for seconds in options.seconds or [SECONDS_BAR, 2 * SECONDS_BAR]}
-    return 0 if shares.get(SECONDS_BAR, 0.0) >= SHARE_BAR else 1
+    shares = {one: busy_share(one) for one in seconds or [SECONDS_BAR, 2 * SECONDS_BAR]}
+    return shares.get(SECONDS_BAR, 0.0) >= SHARE_BAR
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

@@ -16,22 +16,22 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import statistics
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.integrations.loop_clock import TIMED_STEPS
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.workloads.digits import Digits
-from tests.benchmarks.loop_overhead import misses_bar, ratio, turned
+from tests.benchmarks.harness import one_of, ratio, script, turned
+from tests.benchmarks.loop_overhead import misses_bar
 from tests.benchmarks.own_loop_overhead import script_trial
 
 BAR = 0.02
@@ -200,23 +200,19 @@ def measure(library: str, batch_size: int, steps: int, rounds: int) -> dict[str,
     }
 
 
-def main() -> int:
+def main(
+    library: Annotated[list[str] | None, one_of(sorted(LIBRARIES), "default: each")] = None,
+    batch_size: int = 256,
+    steps: Annotated[int, typer.Option(help="per segment")] = 4,
+    pairs: int = 200,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object a library")] = False,
+) -> bool:
     """Measure, print and judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", choices=sorted(LIBRARIES), action="append", help="default: each")
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=4, help="per segment")
-    parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--json", action="store_true", help="print one JSON object a library")
-    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    misses = 0
-    for library in arguments.library or sorted(LIBRARIES):
-        found = measure(library, arguments.batch_size, arguments.steps, arguments.pairs)
-        misses += misses_bar(found, library, BAR, as_json=arguments.json)
-    return int(misses > 0)
+    found = {one: measure(one, batch_size, steps, pairs) for one in library or sorted(LIBRARIES)}
+    return not any([misses_bar(of_one, one, BAR, as_json=as_json) for one, of_one in found.items()])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

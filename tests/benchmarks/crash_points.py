@@ -16,7 +16,6 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import os
 import random
 import shutil
@@ -27,12 +26,16 @@ import tempfile
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from bssearch.commands.run import run_study
 from bssearch.errors import BSSearchError
 from bssearch.records import Phase, TrialRecord
 from bssearch.search.listener import Listener
 from bssearch.storage.repository import open_store
+from tests.benchmarks.harness import script, verdict
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -110,7 +113,7 @@ class Reports(Listener):
         print(f"ended {trial.number} {trial.state.value}", flush=True)
 
 
-def child(folder: Path) -> int:
+def run_study_in(folder: Path) -> int:
     """Run the study; exit as the command does."""
     try:
         run_study(
@@ -172,8 +175,12 @@ def faults(folder: Path, told: dict[int, str]) -> list[str]:
     return found
 
 
-def main(points: int, seed: int) -> int:
+def main(
+    points: int = 200, seed: int = 0, child: Annotated[Path | None, typer.Option(hidden=True)] = None
+) -> bool | int:
     """Try all points, print what was wrong, and judge."""
+    if child is not None:
+        return run_study_in(child)
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -200,14 +207,8 @@ def main(points: int, seed: int) -> int:
                 print(f"write {at}, {how}: {'; '.join(wrong)}", flush=True)
             shutil.rmtree(place)
     print(f"{points} points, of which {struck} ended the run; {bad} left something wrong")
-    print("missed" if bad else "met")
-    return int(bool(bad))
+    return verdict(not bad)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--points", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    sys.exit(child(options.child) if options.child else main(options.points, options.seed))
+    script(main, __doc__)

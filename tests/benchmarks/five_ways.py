@@ -16,7 +16,6 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import random
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from bssearch.executors.base import Ended, Executor
 from bssearch.records import Configuration, TrialOutcome, TrialRequest, TrialState
 from bssearch.space import split_batch
 from bssearch.spec import StudySpec, load_spec
+from tests.benchmarks.harness import script, verdict
 
 MODEL = """
 import torch
@@ -320,22 +320,17 @@ def one_rung(folder: Path, trials: int) -> bool:
     return max(rungs) - min(rungs) <= 1
 
 
-def main(count: int, trials: int) -> int:
+def main(configurations: int = 6, trials: int = 30) -> bool:
     """Try both, print tables, and judge."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         write_programs(folder)
-        steps = same_steps(folder, count)
+        steps = same_steps(folder, configurations)
         print("steps to the target: " + ("the same" if steps else "not the same"), flush=True)
         rungs = one_rung(folder, trials)
         print("recommended batch sizes: " + ("within one rung" if rungs else "further apart than one rung"))
-    print("met" if steps and rungs else "missed")
-    return int(not (steps and rungs))
+    return verdict(steps and rungs)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--configurations", type=int, default=6)
-    parser.add_argument("--trials", type=int, default=30)
-    options = parser.parse_args()
-    sys.exit(main(options.configurations, options.trials))
+    script(main, __doc__)

@@ -16,13 +16,12 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import resource
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+from tests.benchmarks.harness import script, verdict
 from tests.hostile_transfers import Transfers
 
 LONGEST_S = 5.0
@@ -30,7 +29,7 @@ FIRST = 1_000_000
 """The cases are apart from those of the tests."""
 
 
-def main(cases: int) -> int:
+def main(cases: int = 10_000) -> bool:
     """Try the cases, print what came of them, and judge."""
     failed, longest = [], 0.0
     with tempfile.TemporaryDirectory() as folder:
@@ -48,12 +47,8 @@ def main(cases: int) -> int:
     for name, count in sorted(transfers.outcomes.items()):
         print(f"{name:<20} {count:>6,}")
     print(f"{cases:,} cases, {len(failed)} failed; the longest took {longest:.2f} s; grown by {grown:.0f} MB")
-    is_met = not failed and longest <= LONGEST_S
-    print("met" if is_met else "missed")
-    return int(not is_met)
+    return verdict(not failed and longest <= LONGEST_S)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=10_000)
-    sys.exit(main(parser.parse_args().cases))
+    script(main, __doc__)

@@ -16,17 +16,18 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from bssearch.analysis.headline import about_growing, headline
 from bssearch.commands.run import run_study
 from bssearch.spec import StudySpec, load_spec
+from tests.benchmarks.harness import script
 
 STUDIES = Path(__file__).parents[2] / "studies"
 NAMES = ("geometric", "linear", "noise_scale")
@@ -63,24 +64,21 @@ def measure(spec: StudySpec, folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("studies", nargs="*", default=["char_lm_cpu", "fashion_mnist_cpu"])
-    parser.add_argument("--trials", type=int, default=30, help="of the search, and of that for a schedule")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--quick", action="store_true", help="digits, with few trials")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a study")
-    arguments = parser.parse_args()
+def main(
+    studies: Annotated[list[str] | None, typer.Argument()] = None,
+    trials: Annotated[int, typer.Option(help="of the search, and of that for a schedule")] = 30,
+    seeds: int = 10,
+    quick: Annotated[bool, typer.Option("--quick", help="digits, with few trials")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object a study")] = False,
+) -> None:
+    """Run the studies, and print what was found."""
+    counts = (12, 8, 5) if quick else (trials, trials, seeds)
     with tempfile.TemporaryDirectory() as folder:
-        for study in ["digits"] if arguments.quick else arguments.studies:
-            counts = (12, 8, 5) if arguments.quick else (arguments.trials, arguments.trials, arguments.seeds)
+        for study in ["digits"] if quick else studies or ["char_lm_cpu", "fashion_mnist_cpu"]:
             found = measure(asked(study, *counts), Path(folder))
-            if arguments.json:
-                print(json.dumps(found), flush=True)
-                continue
-            print(f"{found['study']} ({found['seconds']} s)\n  {found['headline']}\n  {found['growing']}", flush=True)
-    return 0
+            told = f"{found['study']} ({found['seconds']} s)\n  {found['headline']}\n  {found['growing']}"
+            print(json.dumps(found) if as_json else told, flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

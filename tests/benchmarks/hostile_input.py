@@ -15,17 +15,17 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import resource
-import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Annotated
 
 from bssearch.commands.run import run_study
+from tests.benchmarks.harness import one_of, script, verdict
 from tests.factories import make_spec
 from tests.hostile import KINDS, Kind, StoredRows
 from tests.search.law import LawExecutor
@@ -87,12 +87,16 @@ def tried(name: str, seed: int, cases: int) -> Result:
 NAMES = [*(kind.name for kind in KINDS), "stored rows"]
 
 
-def main(names: list[str], cases: int, seeds: int) -> int:
+def main(
+    cases: int = 10_000,
+    seeds: int = 3,
+    kind: Annotated[list[str] | None, one_of(NAMES, "this kind alone; may be repeated")] = None,
+) -> bool:
     """Try the kinds, print a table, and judge."""
     print(f"{'kind':<18} {'seed':>4} {'cases':>7} {'failed':>7} {'longest, s':>11} {'grown, MB':>10}")
     is_good = True
     with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
-        asked = [pool.submit(tried, name, seed, cases) for seed in range(seeds) for name in names]
+        asked = [pool.submit(tried, name, seed, cases) for seed in range(seeds) for name in kind or NAMES]
         for result in (one.result() for one in asked):
             print(
                 f"{result.kind:<18} {result.seed:>4} {result.cases:>7,} {len(result.failed):>7} "
@@ -102,14 +106,8 @@ def main(names: list[str], cases: int, seeds: int) -> int:
             for line in result.failed[:5]:
                 print(f"  {line}")
             is_good = is_good and result.is_good
-    print("met" if is_good else "missed")
-    return int(not is_good)
+    return verdict(is_good)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--kind", action="append", choices=NAMES, help="this kind alone; may be repeated")
-    options = parser.parse_args()
-    sys.exit(main(options.kind or NAMES, options.cases, options.seeds))
+    script(main, __doc__)

@@ -11,16 +11,15 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import math
 import statistics
-import sys
 from dataclasses import dataclass
 
 import numpy as np
 
 from bssearch.analysis.law.batch_model import fit_law
 from bssearch.analysis.law.points import LawPoint
+from tests.benchmarks.harness import script
 
 BAR = (0.85, 0.95)
 REPLICATES = 1000
@@ -94,14 +93,13 @@ def measure(study: Study) -> float:
     return covered / fitted
 
 
-def main() -> int:
+def main() -> bool:
     """Print the table; return 1 where the first row misses the bar."""
     print(f"{'study':42} {'coverage':>8} {'bounded':>8} {'width':>7} {'steps':>8}")
     coverage, *_ = [measure(study) for study in STUDIES]
     print(f"bar: {BAR[0]:.0%} to {BAR[1]:.0%} in the first row")
-    return 0 if BAR[0] <= coverage <= BAR[1] else 1
+    return BAR[0] <= coverage <= BAR[1]
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    sys.exit(main())
+    script(main, __doc__)

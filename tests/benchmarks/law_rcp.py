@@ -12,15 +12,14 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import math
 import statistics
-import sys
 from dataclasses import dataclass
 
 from bssearch.analysis.law.batch_model import fit_law, rising
 from bssearch.analysis.law.points import LawPoint
 from tests.analysis.test_batch_model import rcp_points
+from tests.benchmarks.harness import script
 
 ERROR_BAR = 0.07
 
@@ -83,7 +82,7 @@ def mean(point: LawPoint) -> float:
     return statistics.geometric_mean(point.samples)
 
 
-def main() -> int:
+def main() -> bool:
     """Print both tables; return 1 below a bar."""
     print(
         f"{'workload':10} {'sizes':>5} {'B_crit':>8} {'90 % interval':>18} {'deviation':>9} {'residual':>8} "
@@ -93,9 +92,8 @@ def main() -> int:
     print()
     error = statistics.median(abs(value) for workload in BARS for value in errors(workload))
     print(f"median |error| {error:.1%}; bar {ERROR_BAR:.0%}")
-    return 0 if met and error <= ERROR_BAR else 1
+    return met and error <= ERROR_BAR
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    sys.exit(main())
+    script(main, __doc__)

@@ -1,7 +1,7 @@
 """How much time bssearch's training loop adds to a bare PyTorch loop of the same steps.
 
 Run as ``python tests/benchmarks/loop_overhead.py``, on a GPU with
-``--device cuda --workload fashion_mnist --precision bf16 --batch-size 256 4096 --steps 20 --pairs 60``.
+``--device cuda --workload fashion_mnist --precision bf16 --batch-size 256 --batch-size 4096 --steps 20 --pairs 60``.
 Exits 1 where a median is above 3 % on the CPU or 2 % on a GPU.
 
 Both loops train a shipped workload at one batch size on one CPU thread, with the same seed, data order, learning rate,
@@ -19,19 +19,17 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import json
 import math
 import statistics
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
 import torch
+import typer
 from torch.nn.utils import parameters_to_vector
 
 from bssearch.records import Configuration, Target, TrainingSettings, TrialRequest, TrialState
@@ -43,6 +41,7 @@ from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import Data, Workload
 from bssearch.workloads.digits import Digits
 from bssearch.workloads.fashion_mnist import FashionMnist
+from tests.benchmarks.harness import one_of, ratio, script, timed_in_turns
 
 BARS = {"cpu": 0.03, "cuda": 0.02}
 SHORTEST_STEP = 0.005
@@ -50,6 +49,7 @@ SHORTEST_STEP = 0.005
 
 SEED = 1
 LEARNING_RATE = 0.02
+PRECISIONS = ("auto", "fp32", "tf32", "bf16")
 WORKLOADS: dict[str, Callable[[], Workload]] = {"digits": Digits, "fashion_mnist": FashionMnist}
 
 
@@ -161,37 +161,6 @@ def measure(
     )
 
 
-def timed_in_turns(work: Mapping[str, Callable[[], object]], pairs: int) -> dict[str, list[float]]:
-    """Do each piece of work once, then time them ``pairs`` times in turns; return the seconds of each by name."""
-    for segment in work.values():
-        segment()
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for pair in range(pairs):
-        for name in turned(list(work), pair):
-            times[name].append(seconds_of(work[name]))
-    return times
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def ratio(mine: list[float], bare: list[float]) -> tuple[float, float, float]:
-    """Return the median of the pairs' ratios with its 95 % bootstrap interval."""
-    ratios = [one / other for one, other in zip(mine, bare, strict=True)]
-    draws = np.random.default_rng(0).choice(ratios, size=(2000, len(ratios)))
-    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
-    return statistics.median(ratios), float(low), float(high)
-
-
-def turned(names: Sequence[str], number: int) -> list[str]:
-    """Return the names in the order of a round: each comes first as often as last."""
-    order = [*names[number % len(names) :], *names[: number % len(names)]]
-    return order if number % 2 else order[::-1]
-
-
 def print_rows(again: tuple[float, float, float], name: str, found: tuple[float, float, float]) -> None:
     """Print ratios with their intervals: a bare loop against another, and what was measured."""
     for row, (median, low, high) in (("A/A", again), (name, found)):
@@ -223,42 +192,37 @@ def print_table(found: Overhead, compiled: bool) -> None:
         )
 
 
-def main() -> int:
+def main(
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
+    workload: Annotated[str, one_of(WORKLOADS)] = "digits",
+    precision: Annotated[str, one_of(PRECISIONS)] = "auto",
+    compiled: Annotated[str, typer.Option("--compile", help="none, default, reduce-overhead or max-autotune")] = "none",
+    batch_size: list[int] | None = None,
+    steps: Annotated[int, typer.Option(help="per segment")] = 4,
+    pairs: int = 150,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
+) -> bool:
     """Measure, print and judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--workload", choices=WORKLOADS, default="digits")
-    parser.add_argument("--precision", choices=("auto", "fp32", "tf32", "bf16"), default="auto")
-    parser.add_argument("--compile", choices=("none", "default", "reduce-overhead", "max-autotune"), default="none")
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[256])
-    parser.add_argument("--steps", type=int, default=4, help="per segment")
-    parser.add_argument("--pairs", type=int, default=150)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    device = torch.device(arguments.device)
-    workload = WORKLOADS[arguments.workload]()
-    settings = TrainingSettings(precision=arguments.precision, compile=arguments.compile, measure_noise=False)
-    computation = Computation(device, settings)
-    data, _ = place(workload.load(torch.device("cpu")), computation)
-    found = [
-        measure(workload, data, size, computation, steps=arguments.steps, pairs=arguments.pairs)
-        for size in arguments.batch_size
-    ]
-    if arguments.json:
-        head = {"device": arguments.device, "workload": arguments.workload, "compile": arguments.compile}
+    task = WORKLOADS[workload]()
+    settings = TrainingSettings(precision=precision, compile=compiled, measure_noise=False)
+    computation = Computation(torch.device(device), settings)
+    data, _ = place(task.load(torch.device("cpu")), computation)
+    found = [measure(task, data, size, computation, steps=steps, pairs=pairs) for size in batch_size or [256]]
+    if as_json:
+        head = {"device": device, "workload": workload, "compile": compiled}
         rows = [{**asdict(one), "passes": one.passes} for one in found]
         print(json.dumps({**head, "precision": computation.precision, "warnings": computation.warnings, "rows": rows}))
     else:
         for one in found:
             print_table(one, computation.compile_mode != "none")
-        for warning in computation.warnings:
-            print(warning)
-    if device.type == "cpu" and not computation.compiles and not all(one.bit_equal for one in found):
+        print(*computation.warnings, sep="\n", end="\n" if computation.warnings else "")
+    on_cpu = computation.device.type == "cpu"
+    if on_cpu and not computation.compiles and not all(one.bit_equal for one in found):
         print("the two loops did not take the same steps", file=sys.stderr)
-        return 1
-    return int(not all(one.passes for one in found))
+        return False
+    return all(one.passes for one in found)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

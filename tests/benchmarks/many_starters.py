@@ -17,32 +17,31 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
+import itertools
 import multiprocessing
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import optuna
+import typer
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from bssearch.executors.base import Ended, Event, Observed
 from bssearch.history import History
-from bssearch.records import TrialRequest, TrialState
+from bssearch.records import TrialState
 from bssearch.search.driver import Driver
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
+from tests.benchmarks.driver_overhead import OBSERVATIONS, EmptyTrials, Started
+from tests.benchmarks.harness import one_of, script
 from tests.factories import make_environment, make_spec
 from tests.postgres import running_postgres
-from tests.search import law
 
-OBSERVATIONS = 20
 FIRST = 5
 """Trials of a study before all drivers begin."""
 LONGEST_WAIT_BAR_S, RATIO_BAR = 5.0, 2.0
@@ -73,39 +72,6 @@ SPACE: dict[str, BaseDistribution] = {
 CONNECTIONS = "max_connections = 400\nautovacuum = on\n"
 
 _processes = multiprocessing.get_context("fork")
-
-
-@dataclass(frozen=True)
-class Started:
-    """When a trial could begin to train, and for how long its slot had been free."""
-
-    at: float
-    wait_s: float
-
-
-@dataclass
-class EmptyTrials(law.LawExecutor):
-    """Ends each trial at once with 20 observations, and notes how long each slot waited for its next trial."""
-
-    free_since: float = field(default_factory=time.monotonic)
-    starts: list[Started] = field(default_factory=list)
-
-    def submit(self, request: TrialRequest) -> None:
-        now = time.monotonic()
-        self.starts.append(Started(now, now - self.free_since))
-        super().submit(request)
-
-    def events(self, timeout: float) -> list[Event]:
-        if not self.running:
-            time.sleep(timeout)
-            return []
-        request = self.running[0]
-        found = super().events(timeout)
-        total = law.steps_needed(request.configuration) * law.step_seconds(request.configuration.batch_size)
-        shares = [n / (OBSERVATIONS - 1) for n in range(OBSERVATIONS)]
-        self.free_since = time.monotonic()
-        assert isinstance(found[-1], Ended)
-        return [*(Observed(request.number, self.observe(request, share, total)) for share in shares), found[-1]]
 
 
 class SearchIsOverError(Exception):
@@ -297,24 +263,22 @@ def measured(case: Case, sampler: str) -> tuple[float, float]:
     return ratio, own.longest_wait_s
 
 
-def main() -> int:
-    """Measure and print; return 1 where a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=CASES, help="default: all")
-    parser.add_argument("--sampler", action="append", choices=OPTUNA, help="default: both")
-    parser.add_argument("--pairs", type=int, default=3, help="measurements of both, one after the other (default: 3)")
-    options = parser.parse_args()
+def main(
+    case: Annotated[list[str] | None, one_of(CASES, "default: all")] = None,
+    sampler: Annotated[list[str] | None, one_of(OPTUNA, "default: both")] = None,
+    pairs: Annotated[int, typer.Option(help="measurements of both, one after the other")] = 3,
+) -> bool:
+    """Measure and print; return False where a bar is missed."""
     import_all()
     is_met = True
-    for name in options.case or CASES:
-        for sampler in options.sampler or OPTUNA:
-            print(f"{name}, {CASES[name].trials} trials, {sampler}", flush=True)
-            ratios, waits = zip(*(measured(CASES[name], sampler) for _ in range(options.pairs)), strict=True)
-            ratio, wait = statistics.median(ratios), max(waits)
-            print(f"  median ratio {ratio:.2f} (bar {RATIO_BAR:g}), longest wait {wait:.2f} s (bar 5)", flush=True)
-            is_met &= ratio >= RATIO_BAR and wait <= LONGEST_WAIT_BAR_S
-    return 0 if is_met else 1
+    for name, kind in itertools.product(case or CASES, sampler or OPTUNA):
+        print(f"{name}, {CASES[name].trials} trials, {kind}", flush=True)
+        ratios, waits = zip(*(measured(CASES[name], kind) for _ in range(pairs)), strict=True)
+        ratio, wait = statistics.median(ratios), max(waits)
+        print(f"  median ratio {ratio:.2f} (bar {RATIO_BAR:g}), longest wait {wait:.2f} s (bar 5)", flush=True)
+        is_met &= ratio >= RATIO_BAR and wait <= LONGEST_WAIT_BAR_S
+    return is_met
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

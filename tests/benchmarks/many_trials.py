@@ -15,11 +15,9 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import multiprocessing
 import resource
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from typing import Any
 from bssearch.records import Lease
 from bssearch.storage.repository import open_store
 from tests.benchmarks.driver_overhead import TEMPLATES, multiply, run
+from tests.benchmarks.harness import script
 from tests.benchmarks.query_scale import run_seconds
 from tests.factories import make_environment, make_plan
 
@@ -51,7 +50,7 @@ def make_stale(url: str) -> None:
         store.start("toy", make_plan(), environment=make_environment(), lease=Lease(owner="benchmark", seconds=60.0))
 
 
-def main() -> int:
+def main() -> bool:
     """Measure and print; return 1 above a bar."""
     processes = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -71,9 +70,8 @@ def main() -> int:
     print(f"{TRIALS:,} trials: {median * 1e3:.1f} ms a trial (median of {len(seconds)}; bar {OVERHEAD_BAR_S * 1e3:g})")
     print(f"first look {first_look:.2f} s, driver {megabytes:.0f} MB (bar {MEMORY_BAR_MB:g})")
     print(f"best: {fresh:.2f} s as it is stored (bar {BEST_BAR_S:g}), {stale:.2f} s made anew")
-    return 0 if median <= OVERHEAD_BAR_S and fresh <= BEST_BAR_S and megabytes <= MEMORY_BAR_MB else 1
+    return median <= OVERHEAD_BAR_S and fresh <= BEST_BAR_S and megabytes <= MEMORY_BAR_MB
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    sys.exit(main())
+    script(main, __doc__)

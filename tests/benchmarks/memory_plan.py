@@ -15,20 +15,21 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import nn
 from torch.nn import functional
 
 from bssearch.planning.memory import MemoryPlan, MemoryRequest, plan_memory
 from bssearch.planning.memory.models import checkpoint_blocks, real_model
+from tests.benchmarks.harness import one_of, script
 from tests.torchvision import import_timm
 
 GIB, MIB = 2**30, 2**20
@@ -321,28 +322,24 @@ def compare(name: str, case: Case, checkpointing: bool) -> int:
     return missed
 
 
-def main() -> int:
-    """Compare all cases; return 1 where one misses its bar."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", choices=CASES)
-    parser.add_argument("--measure", type=int, help="used by the script itself")
-    parser.add_argument("--checkpointing", action="store_true", help="used by the script itself")
-    given = parser.parse_args()
+def main(
+    only: Annotated[str | None, one_of(CASES)] = None,
+    size: Annotated[int | None, typer.Option("--measure", help="used by the script itself")] = None,
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="used by the script itself")] = False,
+) -> bool:
+    """Compare all cases; return False where one misses its bar."""
     import_timm()
-    if given.measure:
-        print(measured(CASES[given.only], given.measure, given.checkpointing))
-        return 0
+    if size and only:
+        print(measured(CASES[only], size, checkpointing))
+        return True
     print(
         "| model | batch | checkpointing | how | predicted MiB | measured MiB | error |\n|---|---|---|---|---|---|---|"
     )
-    names = [given.only] if given.only else list(CASES)
-    missed = 0
-    for name in names:
-        for checkpointing in (False, True) if CASES[name].is_traced else (False,):
-            missed += compare(name, CASES[name], checkpointing)
+    cases = [(name, CASES[name]) for name in ([only] if only else CASES)]
+    missed = sum(compare(*one, within) for one in cases for within in ((False, True) if one[1].is_traced else (False,)))
     print(f"{missed} predictions missed their bar")
-    return 1 if missed else 0
+    return not missed
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

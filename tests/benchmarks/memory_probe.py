@@ -12,7 +12,6 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from bssearch.records import Goal, TrialOutcome, TrialRequest, TrialState
 from bssearch.search.calibration import default_at, gib
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec, find_spec, load_spec
+from tests.benchmarks.harness import script
 
 STEPS = 200
 EVALUATE_EVERY = 100
@@ -80,33 +80,24 @@ def show(found: MemoryProbe) -> None:
         print(f"largest that fits: {found.largest_that_fits}; smallest that does not: {found.smallest_that_does_not}")
 
 
-def main() -> None:
+def main(spec: str, limit_gib: float | None = None, probe_only: bool = False) -> None:
     """Probe, print, and check the answer by two trials."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("spec")
-    parser.add_argument("--limit-gib", type=float)
-    parser.add_argument("--probe-only", action="store_true")
-    arguments = parser.parse_args()
-    path = find_spec(arguments.spec)
-    limit = [] if arguments.limit_gib is None else [f"executor.memory_limit_gib={arguments.limit_gib}"]
-    spec = load_spec(path, limit)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        opened(
-            spec, Launch(db=f"sqlite:///{Path(folder) / 'probe.db'}", folder=Path(path).parent, listener=Printer())
-        ) as study,
-    ):
-        found = probe_memory(study)
-        show(found)
-        if arguments.probe_only:
-            return
-        fits = run(spec, study.executor, found.largest_that_fits)
-        print(f"{found.largest_that_fits}: {fits.steps} steps, {fits.state} ({fits.reason})")
-        if found.smallest_that_does_not is not None:
-            above = min(found.ceiling, int(found.smallest_that_does_not * ABOVE) + 1)
-            fails = run(spec, study.executor, above)
-            print(f"{above}: {fails.steps} steps, {fails.state} ({fails.reason})")
+    path = find_spec(spec)
+    asked = load_spec(path, [] if limit_gib is None else [f"executor.memory_limit_gib={limit_gib}"])
+    with tempfile.TemporaryDirectory() as folder:
+        launch = Launch(db=f"sqlite:///{Path(folder) / 'probe.db'}", folder=Path(path).parent, listener=Printer())
+        with opened(asked, launch) as study:
+            found = probe_memory(study)
+            show(found)
+            if probe_only:
+                return
+            fits = run(asked, study.executor, found.largest_that_fits)
+            print(f"{found.largest_that_fits}: {fits.steps} steps, {fits.state} ({fits.reason})")
+            if found.smallest_that_does_not is not None:
+                above = min(found.ceiling, int(found.smallest_that_does_not * ABOVE) + 1)
+                fails = run(asked, study.executor, above)
+                print(f"{above}: {fails.steps} steps, {fails.state} ({fails.reason})")
 
 
 if __name__ == "__main__":
-    main()
+    script(main, __doc__)

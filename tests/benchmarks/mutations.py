@@ -17,7 +17,6 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import ast
 import contextlib
 import hashlib
@@ -29,7 +28,6 @@ import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections import defaultdict
@@ -38,10 +36,13 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
 import pytest
+import typer
+
+from tests.benchmarks.harness import TEMPORARY, script
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Set to 1: threads that wait for each other make small models slow where others compute beside them."""
@@ -552,25 +553,24 @@ def table(mutations: Sequence[Mutation], outcomes: dict[int, dict[str, Any]]) ->
     return text.getvalue()
 
 
-def main() -> int:
+def main(
+    tree: Path,
+    seed: int = 0,
+    count: int = 100,
+    jobs: int = 1,
+    only: Annotated[list[str] | None, typer.Option(help="a file to mutate, as bssearch/noise.py")] = None,
+    work: Path = TEMPORARY / "bssearch-mutations",
+) -> None:
     """Measure coverage, run the mutants, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tree", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", action="append", default=[], help="a file to mutate, as bssearch/noise.py")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "bssearch-mutations")
-    options = parser.parse_args()
-    tree, work = options.tree.resolve(), options.work.resolve()
+    tree, work = tree.resolve(), work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     os.environ.update(dict.fromkeys(THREADS, "1"))
     for module in HEAVY.split():
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    places = all_mutations(tree, options.only)
-    mutations = random.Random(options.seed).sample(places, min(options.count, len(places)))
-    coverage = coverage_of(tree, work, options.jobs)
+    places = all_mutations(tree, only or [])
+    mutations = random.Random(seed).sample(places, min(count, len(places)))
+    coverage = coverage_of(tree, work, jobs)
     total = sum(coverage.seconds.values())
     print(f"{len(places)} places; {len(coverage.seconds)} tests, {total:.0f} s under coverage", file=sys.stderr)
     print(f"left out, for they fail: {coverage.failed}", file=sys.stderr, flush=True)
@@ -579,14 +579,13 @@ def main() -> int:
     known = outcomes_in(outcomes)
     left = [(index, mutation) for index, mutation in enumerate(mutations) if index not in known]
     forked = []
-    for job in range(options.jobs):
-        working = partial(share, left[job :: options.jobs], work / f"job{job}", tree, coverage, outcomes)
+    for job in range(jobs):
+        working = partial(share, left[job::jobs], work / f"job{job}", tree, coverage, outcomes)
         forked.append(fork(work, work / f"job{job}.log", working))
     for process in forked:
         ended(process, None)
     print(table(mutations, outcomes_in(outcomes)), end="")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

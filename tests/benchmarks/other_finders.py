@@ -25,7 +25,6 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import importlib
 import logging
 import math
@@ -38,9 +37,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
 from bssearch import run_study
 from bssearch.commands.opening import local
@@ -49,6 +49,7 @@ from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from bssearch.space import split_batch
 from bssearch.spec import StudySpec, load_spec
 from tests.benchmarks.five_ways import outcome_of
+from tests.benchmarks.harness import script, verdict
 
 BAR = 0.9
 BATCH_SIZE, LEARNING_RATE = 64, 0.03
@@ -312,7 +313,12 @@ def module_in(folder: Path, memory_samples: int | None) -> Any:
     return found
 
 
-def main(seeds: int, trials: int, cap: float, memory_samples: int | None) -> int:
+def main(
+    seeds: int = 7,
+    trials: int = 30,
+    cap: Annotated[float, typer.Option(help="train seconds of a run")] = 30.0,
+    memory_samples: Annotated[int | None, typer.Option(help="samples that fit into memory at once")] = None,
+) -> bool:
     """Find with each tool, train what was found, print the table and judge."""
     torch.set_num_threads(1)  # as a trial does
     rng = random.Random(SEARCH_SEED)
@@ -337,16 +343,8 @@ def main(seeds: int, trials: int, cap: float, memory_samples: int | None) -> int
         finally:
             executor.close()
     own, _, *theirs = print_table(rows, times, cap)
-    is_met = meets_bar(own, theirs)
-    print("met" if is_met else "missed")
-    return int(not is_met)
+    return verdict(meets_bar(own, theirs))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=7)
-    parser.add_argument("--trials", type=int, default=30)
-    parser.add_argument("--cap", type=float, default=30.0, help="train seconds of a run")
-    parser.add_argument("--memory-samples", type=int, help="samples that fit into memory at once (default: all)")
-    options = parser.parse_args()
-    sys.exit(main(options.seeds, options.trials, options.cap, options.memory_samples))
+    script(main, __doc__)

@@ -15,16 +15,15 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import math
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.integrations.line import SocketLine
@@ -33,7 +32,8 @@ from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.trial_run import TrialRun
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from bssearch.workloads.digits import Digits
-from tests.benchmarks.loop_overhead import misses_bar, ratio, turned
+from tests.benchmarks.harness import ratio, script, turned
+from tests.benchmarks.loop_overhead import misses_bar
 
 BAR = 0.02
 
@@ -126,18 +126,16 @@ def measure(batch_size: int, steps: int, pairs: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main(
+    batch_size: int = 256,
+    steps: Annotated[int, typer.Option(help="per segment")] = 4,
+    pairs: int = 150,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> bool:
     """Measure, print and judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=4, help="per segment")
-    parser.add_argument("--pairs", type=int, default=150)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = measure(arguments.batch_size, arguments.steps, arguments.pairs)
-    return int(misses_bar(found, "trial.batches", BAR, as_json=arguments.json))
+    return not misses_bar(measure(batch_size, steps, pairs), "trial.batches", BAR, as_json=as_json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

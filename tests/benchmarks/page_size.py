@@ -9,11 +9,8 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from bssearch.commands.report import picture_of
 from bssearch.pages.html import html_page
 from bssearch.pages.page import page_of
 from bssearch.storage.repository import open_store
+from tests.benchmarks.harness import script, seconds_of
 from tests.benchmarks.query_scale import fill
 
 OBSERVATIONS = 20
@@ -29,17 +27,12 @@ SIZE_BARS = {40: 0.4e6, 4000: 1.5e6}
 SECONDS_BAR = 0.3
 
 
-def seconds_of(work: Callable[[], object]) -> float:
+def median_seconds(work: Callable[[], object]) -> float:
     """Return the median of several runs' seconds, the first left out."""
-    times = []
-    for _ in range(RUNS + 1):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+    return statistics.median([seconds_of(work) for _ in range(RUNS + 1)][1:])
 
 
-def main() -> int:
+def main() -> bool:
     """Measure and print; return 1 above a bar."""
     is_met = True
     with tempfile.TemporaryDirectory() as folder:
@@ -47,18 +40,17 @@ def main() -> int:
             url = f"sqlite:///{Path(folder) / str(trials)}.db"
             fill(url, trials, OBSERVATIONS)
             with open_store(url) as store:
-                answering = seconds_of(lambda store=store: picture_of(store, "toy"))  # type: ignore[misc]
+                answering = median_seconds(lambda store=store: picture_of(store, "toy"))  # type: ignore[misc]
                 picture = picture_of(store, "toy")
-            drawing = seconds_of(lambda picture=picture: html_page(page_of(picture)))  # type: ignore[misc]
+            drawing = median_seconds(lambda picture=picture: html_page(page_of(picture)))  # type: ignore[misc]
             size = len(html_page(page_of(picture)).encode())
             is_met = is_met and size <= size_bar and drawing <= SECONDS_BAR
             print(
                 f"{trials:,} trials: {size / 1e6:.3f} MB (bar {size_bar / 1e6:g}), drawn in {drawing:.3f} s "
                 f"(bar {SECONDS_BAR:g}), {drawing / answering:.2f} × the {answering:.3f} s of reading and answering"
             )
-    return 0 if is_met else 1
+    return is_met
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    sys.exit(main())
+    script(main, __doc__)

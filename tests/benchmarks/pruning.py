@@ -14,14 +14,16 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from bssearch.pruners.pace import PATIENCE
 from bssearch.recorded import RecordedTable
+from tests.benchmarks.harness import script
 from tests.benchmarks.simulate.draws import PRUNERS, Draw, Summary, by_policy, simulate, summarize
 from tests.benchmarks.simulate.tables import read_table
 
@@ -92,17 +94,15 @@ def leave_one_out(tables: Sequence[RecordedTable]) -> None:
         print(f"{told(name, summarize(left_out))}   patience {', '.join(chosen)} (in use: {PATIENCE[name]:g})")
 
 
-def main(paths: Sequence[Path]) -> int:
+def main(paths: Annotated[list[Path], typer.Argument(metavar="TABLE.csv.gz")]) -> bool:
     """Simulate, print, compare."""
     tables = [read_table(path) for path in paths]
     print(f"{len(tables)} tables, {DRAWS} draws of {TRIALS} trials, {len(SEEDS)} seeds; 95 % intervals")
     kept = against_the_bars(tables)
     print("leaving one table out, 3 seeds")
     leave_one_out(tables)
-    return 0 if kept else 1
+    return kept
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="+", type=Path, metavar="TABLE.csv.gz")
-    sys.exit(main(parser.parse_args().tables))
+    script(main, __doc__)

@@ -8,18 +8,17 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from bssearch.records import Configuration, Lease, Observation, Phase, TrialOutcome, TrialState
 from bssearch.search.finding import save_finding
 from bssearch.storage.repository import Store, open_store
+from tests.benchmarks.harness import script, seconds_of
 from tests.factories import make_environment, make_plan, make_probe, make_spec
 
 BAR = 1.5
@@ -89,12 +88,10 @@ def add_trial(
 def run_seconds(url: str) -> float:
     """Return how long one ``bssearch best`` takes as a whole process."""
     command = [sys.executable, "-m", "bssearch.cli.app", "best", "toy", "--db", url, "--format", "json"]
-    start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - start
+    return seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
 
 
-def main() -> int:
+def main() -> bool:
     """Measure and print; return 1 above the bar."""
     with tempfile.TemporaryDirectory() as folder:
         urls = {}
@@ -111,9 +108,8 @@ def main() -> int:
     for name in SIZES:
         print(f"{name}: {statistics.median(times[name]) * 1e3:.0f} ms (median of {RUNS})")
     print(f"ratio {large / small:.2f}; bar {BAR:g}")
-    return 0 if large / small <= BAR else 1
+    return large / small <= BAR
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    sys.exit(main())
+    script(main, __doc__)

@@ -29,18 +29,18 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import json
 import math
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from scipy.stats import qmc
 
 from bssearch.commands.enqueue import configuration_of
@@ -52,6 +52,7 @@ from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec, load_spec
 from bssearch.storage.repository import open_store
 from tests.benchmarks.five_ways import outcome_of
+from tests.benchmarks.harness import one_of, script, verdict
 
 STUDIES = ("digits", "fashion_mnist_cpu", "char_lm_cpu", "finetune", "vit_tiny")
 FOLDER = Path(__file__).parents[2] / "studies"
@@ -281,26 +282,21 @@ def _read(steps: Mapping[str, float | None]) -> dict[int, float]:
     return {int(size): math.inf if count is None else count for size, count in steps.items()}
 
 
-def main(names: list[str], seeds: int, file: Path | None) -> int:
+def main(
+    studies: Annotated[list[str] | None, one_of(STUDIES, "default: all")] = None,
+    seeds: int = 5,
+    truth: Annotated[Path | None, typer.Option(help="a file that keeps the truths")] = None,
+) -> bool:
     """Find or read the truths, ask, print and judge."""
     found: list[Judged] = []
     with tempfile.TemporaryDirectory() as made:
-        for name in names:
+        for name in studies or STUDIES:
             spec = load_spec(FOLDER / f"{name}.yaml")
-            truth = kept_truth(spec, file)
+            known = kept_truth(spec, truth)
             if seeds:
-                found += tell(spec, truth, [asked(spec, 1 + seed, Path(made)) for seed in range(seeds)])
-    if not found:
-        return 0
-    met = meets_bars(found)
-    print("met" if met else "missed")
-    return int(not met)
+                found += tell(spec, known, [asked(spec, 1 + seed, Path(made)) for seed in range(seeds)])
+    return not found or verdict(meets_bars(found))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=list(STUDIES))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--truth", type=Path)
-    arguments = parser.parse_args()
-    sys.exit(main(arguments.studies, arguments.seeds, arguments.truth))
+    script(main, __doc__)

@@ -27,17 +27,16 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import math
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.law.critical_batch import CriticalBatchPosterior, ExpectedOptimum
@@ -51,6 +50,7 @@ from bssearch.records import Configuration, Phase, TrialPlan
 from bssearch.search import events
 from bssearch.search.engine import Engine
 from bssearch.spec.parts import ConfirmSpec, PrunerSpec
+from tests.benchmarks.harness import script
 from tests.benchmarks.simulate.processes import repeating
 from tests.benchmarks.simulate.replay import Replay, VirtualClock
 from tests.benchmarks.simulate.studies import answer_of
@@ -62,7 +62,7 @@ from tests.benchmarks.simulate.table_study import (
     table_probes,
     table_study,
 )
-from tests.benchmarks.verdicts import Case, law_case, recorded_case
+from tests.benchmarks.verdicts import Case, case_at, law_case
 
 PAIRS = 50
 BAR = 0.9
@@ -303,31 +303,27 @@ def told(name: str, pairs: Sequence[tuple[Outcome, Outcome]]) -> float:
     return statistics.median(ratios)
 
 
-def main(paths: Sequence[str], pairs: int, first: int, error: float | None, processes: int) -> int:
-    """Run all pairs and print; return 1 where a median ratio is above the bar."""
-    cases: dict[str, Case | None] = {}
-    for path in paths:
-        name, _, target = path.partition("@")
-        cases[Path(path).name] = recorded_case(Path(name), float(target) if target else None)
+def main(
+    tables: Annotated[list[str] | None, typer.Argument(help="recorded tables, TABLE or TABLE@TARGET")] = None,
+    pairs: int = PAIRS,
+    first: Annotated[int, typer.Option(help="the number of the first pair: from 1000 on to try things")] = 0,
+    noise_error: Annotated[float | None, typer.Option(help="the factor by which every noise scale is off")] = None,
+    processes: int = 0,
+) -> bool:
+    """Run all pairs and print; return False where a median ratio is above the bar."""
+    cases: dict[str, Case | None] = {Path(path).name: case_at(path) for path in tables or []}
     cases["laws"] = None
     every, missed = [], []
     for name, case in cases.items():
-        with repeating(pair, (case, error), processes) as mapped:
+        with repeating(pair, (case, noise_error), processes) as mapped:
             found = list(mapped("", "", range(first, first + pairs)))
         every += found
         if told(name, found) > BAR:
             missed.append(name)
     told("all", every)
     print(f"missed: {', '.join(missed)}" if missed else "met: all bars")
-    return int(bool(missed))
+    return not missed
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", help="recorded tables with a batch axis, TABLE or TABLE@TARGET")
-    parser.add_argument("--pairs", type=int, default=PAIRS)
-    parser.add_argument("--first", type=int, default=0, help="the number of the first pair: from 1000 on to try things")
-    parser.add_argument("--noise-error", type=float, help="the factor by which every noise scale is off")
-    parser.add_argument("--processes", type=int, default=0)
-    given = parser.parse_args()
-    sys.exit(main(given.tables, given.pairs, given.first, given.noise_error, given.processes))
+    script(main, __doc__)

@@ -15,7 +15,6 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -23,6 +22,8 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+
+from tests.benchmarks.harness import script
 
 BAR = 1.15
 SLOTS = 2
@@ -69,19 +70,12 @@ def run(executor: str, trials: int, seed: int, *, search_only: bool) -> Run:
         return Run(time.perf_counter() - began, start)
 
 
-def main() -> int:
-    """Measure pairs and print each; return 1 above the bar."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--trials", type=int, default=60)
-    parser.add_argument("--search-only", action="store_true")
-    arguments = parser.parse_args()
+def main(pairs: int = 4, trials: int = 60, search_only: bool = False) -> bool:
+    """Measure pairs and print each; return False above the bar."""
     ratios, after_start = [], []
-    for pair in range(arguments.pairs):
+    for pair in range(pairs):
         order = ("local", "ray") if pair % 2 == 0 else ("ray", "local")
-        found = {
-            executor: run(executor, arguments.trials, pair, search_only=arguments.search_only) for executor in order
-        }
+        found = {executor: run(executor, trials, pair, search_only=search_only) for executor in order}
         local, ray = found["local"], found["ray"]
         ratios.append(ray.seconds / local.seconds)
         after_start.append((ray.seconds - ray.start) / (local.seconds - local.start))
@@ -89,8 +83,8 @@ def main() -> int:
         print(f"pair {pair + 1}: {seconds}: {ratios[-1]:.3f}, without the start {after_start[-1]:.3f}", flush=True)
     ratio = statistics.median(ratios)
     print(f"median of the ratios {ratio:.3f} (bar {BAR}), without the start {statistics.median(after_start):.3f}")
-    return 0 if ratio <= BAR else 1
+    return ratio <= BAR
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

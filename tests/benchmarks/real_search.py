@@ -13,20 +13,24 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import math
 import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from bssearch.commands.opening import Launch, described
 from bssearch.commands.run import run_study
-from bssearch.executors.base import Ended, Executor
+from bssearch.executors.base import Executor
 from bssearch.records import Configuration, ProbeRecord, TrialRecord, TrialRequest, TrialState
 from bssearch.spec import StudySpec, find_spec, load_spec
 from bssearch.storage.repository import open_store
+from tests.benchmarks.five_ways import outcome_of
+from tests.benchmarks.harness import script
 
 PAIRS = (("auto", "balanced"), ("tpe", "median"))
 WITHIN = (1.25, 1.10)
@@ -84,7 +88,8 @@ def true_seconds(
     """Return the mean seconds to the target of a configuration over fresh seeds, infinite where one misses it."""
     found = []
     for seed in range(seeds):
-        executor.submit(
+        outcome = outcome_of(
+            executor,
             TrialRequest(
                 number=seed + 1,
                 configuration=configuration.in_micro_batches(probe.micro_batch_size),
@@ -94,51 +99,47 @@ def true_seconds(
                 limit_state=TrialState.EXHAUSTED,
                 eval_every_steps=probe.eval_every_steps or 1,
                 threads=spec.executor.threads,
-            )
+            ),
         )
-        ended: list[Ended] = []
-        while not ended:
-            ended = [event for event in executor.events(1.0) if isinstance(event, Ended)]
-        found.append(ended[0].outcome.time_to_target_s or math.inf)
+        found.append(outcome.time_to_target_s or math.inf)
     return statistics.fmean(found)
 
 
-def main() -> None:
+def main(
+    study: Annotated[str, typer.Argument()] = "fashion_mnist_cpu",
+    wall_seconds: float = 60.0,
+    searches: int = 1,
+    seeds: int = 5,
+    data_dir: Path | None = None,
+) -> None:
     """Run the searches, then their incumbents again, and print both side by side."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", nargs="?", default="fashion_mnist_cpu")
-    parser.add_argument("--wall-seconds", type=float, default=60.0)
-    parser.add_argument("--searches", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--data-dir", type=Path)
-    arguments = parser.parse_args()
-    spec = load_spec(find_spec(arguments.study))
-    searches: dict[tuple[str, str, int], tuple[list[Incumbent], float, int]] = {}
+    spec = load_spec(find_spec(study))
+    made: dict[tuple[str, str, int], tuple[list[Incumbent], float, int]] = {}
     probes: dict[int, ProbeRecord] = {}
     with tempfile.TemporaryDirectory() as folder:
         db = f"sqlite:///{folder}/study.db"
-        for seed in range(arguments.searches):
+        for seed in range(searches):
             for sampler, pruner in PAIRS:
-                one = variant(spec, sampler, pruner, seed, arguments.wall_seconds)
-                run_study(one, db=db, data_dir=arguments.data_dir)
+                one = variant(spec, sampler, pruner, seed, wall_seconds)
+                run_study(one, db=db, data_dir=data_dir)
                 with open_store(db, write=False) as store:
                     trials = store.trials(one.name)
                     environment = store.study(one.name).environment
                     assert environment is not None
                     probes |= store.probes(one.name, environment)
-                searches[sampler, pruner, seed] = (*incumbents(trials), len(trials))
-    with described(spec, Launch(data_dir=arguments.data_dir)) as (executor, _):
+                made[sampler, pruner, seed] = (*incumbents(trials), len(trials))
+    with described(spec, Launch(data_dir=data_dir)) as (executor, _):
         true: dict[str, float] = {}
-        for found, _, _ in searches.values():
+        for found, _, _ in made.values():
             for incumbent in found:
                 configuration = incumbent.configuration
                 if configuration.key not in true:
                     probe = probes[configuration.batch_size]
-                    true[configuration.key] = true_seconds(spec, executor, configuration, probe, arguments.seeds)
+                    true[configuration.key] = true_seconds(spec, executor, configuration, probe, seeds)
     best = min(true.values())
-    print(f"{spec.name}, {arguments.wall_seconds:g} s each; the best incumbent takes {best:.3g} s to the target\n")
+    print(f"{spec.name}, {wall_seconds:g} s each; the best incumbent takes {best:.3g} s to the target\n")
     print(f"{'search':<22} {'trials':>6} {'train s':>8} {'to 25 %':>9} {'to 10 %':>9}   at the end")
-    for (sampler, pruner, seed), (found, spent, count) in searches.items():
+    for (sampler, pruner, seed), (found, spent, count) in made.items():
         costs = []
         for factor in WITHIN:
             near = [one.spent for one in found if true[one.configuration.key] <= factor * best]
@@ -152,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    script(main, __doc__)

@@ -12,15 +12,14 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import math
-import sys
 from collections import Counter
 
 import numpy as np
 
 from bssearch.analysis.report import build_answer
 from bssearch.records import Phase, Target, TrialRecord
+from tests.benchmarks.harness import script
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial
 
 REPLICATES = 1000
@@ -59,7 +58,7 @@ def regret(chosen: int, truth: dict[int, float]) -> float:
     return truth[chosen] / min(truth.values())
 
 
-def main() -> int:
+def main() -> bool:
     """Make the studies, ask for the answer, count."""
     from bssearch.records import StudyRecord
 
@@ -93,9 +92,8 @@ def main() -> int:
         share, plain = (float(np.mean(np.array(values) <= 1.05)) for values in (chosen, least))
         missed |= share < bar
         print(f"{noise:>6.0%} {share:>11.1%} {bar:>5.0%} {plain:>13.1%} {max(chosen):>6.2f}   {dict(rules)}")
-    return int(missed)
+    return not missed
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    sys.exit(main())
+    script(main, __doc__)

@@ -16,27 +16,25 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from bssearch.analysis.optimum import Candidate
 from bssearch.cli.arguments import workload_folder
 from bssearch.commands.opening import Launch
 from bssearch.commands.run import run_study
-from bssearch.errors import BSSearchError
 from bssearch.spec import StudySpec, find_spec, load_spec
 from bssearch.storage.repository import open_store
+from tests.benchmarks.harness import TEMPORARY, script
 from tests.frozen import (
     FEWEST_RUNS,
     Ratio,
     Results,
-    at_least,
     best_of_each_batch_size,
     by_identity,
     confirmed,
@@ -107,20 +105,24 @@ def meets_bar(held: int, count: int) -> bool:
     return count > 0 and held >= BAR * count
 
 
-def measure(arguments: argparse.Namespace) -> bool:
+def main(
+    studies: Annotated[list[str] | None, typer.Argument(help="shipped studies, specs, or names of stored ones")] = None,
+    db: Annotated[str | None, typer.Option(help="read the studies from this database and run none")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
+    runs: Annotated[int | None, typer.Option(min=FEWEST_RUNS, help="of each; else the study's own")] = None,
+    database: Path = TEMPORARY / "bssearch-reconfirmation",
+) -> bool:
     """Run and print what is missing; return whether the bar is met."""
-    folder: Path = arguments.database
-    settings = {"db": arguments.db, "set": arguments.overrides, "runs": arguments.runs}
-    results = Results(folder / "results.json", settings)
-    print(f"kept in {folder}\n")
+    results = Results(database / "results.json", {"db": db, "set": overrides or [], "runs": runs})
+    print(f"kept in {database}\n")
     print(f"{'study':<18} {'batch':>6} {'confirmed, s':>24} {'again, s':>24} {'again ÷ confirmed':>24}  covers 1")
     rows: list[tuple[dict[str, Any], Ratio | None]] = []
-    for study in arguments.studies or STUDIES:
-        spec, launch = run_or_read(study, arguments.overrides, folder, arguments.db)
+    for study in studies or STUDIES:
+        spec, launch = run_or_read(study, overrides or [], database, db)
         assert launch.db is not None, "a study lies in a database of its own, or in the one given"
         frozen = best_of_each_batch_size(confirmed(launch.db, spec.name))[:SIZES]
-        elsewhere = replace(launch, db=f"sqlite:///{folder / name_again(spec)}.db")
-        rows += again(spec, frozen, arguments.runs or max(spec.confirm.runs, FEWEST_RUNS), elsewhere)
+        elsewhere = replace(launch, db=f"sqlite:///{database / name_again(spec)}.db")
+        rows += again(spec, frozen, runs or max(spec.confirm.runs, FEWEST_RUNS), elsewhere)
         results.found["rows"] = [row for row, _ in rows]
         results.save()
     coverage = coverage_document([found for _, found in rows])
@@ -132,20 +134,5 @@ def measure(arguments: argparse.Namespace) -> bool:
     return is_met
 
 
-def main(arguments: argparse.Namespace) -> int:
-    """Measure and judge."""
-    try:
-        return int(not measure(arguments))
-    except BSSearchError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("studies", nargs="*", metavar="STUDY", help="shipped studies, specs, or names of stored ones")
-    parser.add_argument("--db", metavar="URL", help="read the studies from this database and run none")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="FIELD=VALUE")
-    parser.add_argument("--runs", type=at_least(FEWEST_RUNS), help="runs of each configuration, else the study's own")
-    parser.add_argument("--database", type=Path, default=Path(tempfile.gettempdir()) / "bssearch-reconfirmation")
-    sys.exit(main(parser.parse_args()))
+    script(main, __doc__)

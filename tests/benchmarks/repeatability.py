@@ -12,21 +12,23 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from bssearch.executors.base import Ended, ExecutorSettings, Observed
 from bssearch.executors.local import LocalExecutor
 from bssearch.records import Configuration, Target, TrainingSettings, TrialOutcome, TrialRequest, TrialState
+from tests.benchmarks.harness import one_of, script
 
 GPU_BAR = 0.01
 
@@ -143,37 +145,31 @@ def measure(workload: str, device: str, precision: str, runs: int, busy: bool) -
     }
 
 
-def main() -> int:
+def main(
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
+    workload: Annotated[str, one_of(TASKS)] = "digits",
+    precision: Annotated[str, one_of(("auto", "fp32", "tf32", "bf16", "fp16"))] = "auto",
+    runs: int = 10,
+    busy: Annotated[bool, typer.Option("--busy", help="let busy processes run beside the trials")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
+) -> bool:
     """Measure, print and judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--workload", choices=TASKS, default="digits")
-    parser.add_argument("--precision", choices=("auto", "fp32", "tf32", "bf16", "fp16"), default="auto")
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--busy", action="store_true", help="let busy processes run beside the trials")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    arguments = parser.parse_args()
-    measured = (arguments.workload, arguments.device, arguments.precision, arguments.runs, arguments.busy)
-    if arguments.busy:
-        with busy_processes(arguments.device):
-            found = measure(*measured)
-    else:
-        found = measure(*measured)
-    if arguments.device != "cpu" and not arguments.busy:
+    with busy_processes(device) if busy else nullcontext():
+        found = measure(workload, device, precision, runs, busy)
+    if device != "cpu" and not busy:
         found["passes"] = found["passes"] and found["train_seconds_cv"] <= GPU_BAR
-    if arguments.json:
+    if as_json:
         print(json.dumps(found))
-        return int(not found["passes"])
+        return bool(found["passes"])
     print(f"{'run':>3} {'steps to target':>16} {'train seconds':>14} {'of the median':>14}  contended")
     median = statistics.median(found["train_seconds"])
     rows = zip(found["steps_to_target"], found["train_seconds"], found["contended"], strict=True)
     for number, (steps, seconds, contended) in enumerate(rows):
         print(f"{number:>3} {steps:>16} {seconds:>14.4f} {seconds / median:>14.3f}  {'yes' if contended else 'no'}")
     print(f"identical: {found['identical']}; CV of the train seconds: {found['train_seconds_cv']:.2%}")
-    for warning in found["warnings"]:
-        print(warning)
-    return int(not found["passes"])
+    print(*found["warnings"], sep="\n", end="\n" if found["warnings"] else "")
+    return bool(found["passes"])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

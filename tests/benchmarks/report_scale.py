@@ -9,7 +9,6 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -18,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.benchmarks.harness import script
 from tests.benchmarks.query_scale import fill
 
 TRIALS, OBSERVATIONS = 4000, 73
@@ -37,7 +37,7 @@ def report(url: str, page: Path) -> tuple[float, int]:
     return time.perf_counter() - start, usage.ru_maxrss * 1024
 
 
-def main() -> int:
+def main() -> bool:
     """Measure and print; return 1 above a bar."""
     with tempfile.TemporaryDirectory() as folder:
         url, page = f"sqlite:///{folder}/study.db", Path(folder) / "report.html"
@@ -49,9 +49,8 @@ def main() -> int:
     print(f"{seconds:.2f} s (median of {RUNS}, slowest {slowest:.2f}); bar {SECONDS_BAR:g}")
     print(f"{peak / 1e6:.0f} MB peak; bar {MEMORY_BAR / 1e6:.0f}")
     print(f"{size / 1e6:.2f} MB of HTML; bar {SIZE_BAR / 1e6:g}")
-    return 0 if seconds <= SECONDS_BAR and peak <= MEMORY_BAR and size <= SIZE_BAR else 1
+    return seconds <= SECONDS_BAR and peak <= MEMORY_BAR and size <= SIZE_BAR
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    sys.exit(main())
+    script(main, __doc__)

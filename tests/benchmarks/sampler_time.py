@@ -12,13 +12,11 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import itertools
 import math
 import statistics
-import sys
-import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -34,6 +32,7 @@ from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.samplers.time_model.step_time_line import StepTimes
 from bssearch.search.planner import Planner
 from bssearch.spec import StudySpec
+from tests.benchmarks.harness import script, seconds_of
 from tests.factories import make_probe, make_spec, make_trial
 
 COUNTS = (100, 1_000, 10_000)
@@ -62,7 +61,7 @@ def step_seconds(batch_size: float) -> float:
     return 1e-3 * (1 + batch_size / 128)
 
 
-def seconds_of(batch_size: float, learning_rate: float, rng: np.random.Generator) -> float:
+def law_seconds(batch_size: float, learning_rate: float, rng: np.random.Generator) -> float:
     """Return a time to the target by a law with B_crit = 256 and a best learning rate that grows as √B."""
     off = math.log(learning_rate / (0.05 * math.sqrt(batch_size / 32)))
     steps = 300 * (1 + 256 / batch_size) * math.exp(min(0.3 * off**2, 3.0))
@@ -95,7 +94,7 @@ def grid_asks(count: int) -> Callable[[int], None]:
         size, rate, _ = CELLS[point]
         state = state_of(number, count)
         run = Run(point, Progress(), running=state is TrialState.RUNNING, diverged=state is TrialState.DIVERGED)
-        for moment, gain in curve(seconds_of(size, rate, rng), state):
+        for moment, gain in curve(law_seconds(size, rate, rng), state):
             run.progress.add(moment, gain)
         run.hit = run.progress.now if state is TrialState.REACHED else None
         runs.append(run)
@@ -143,7 +142,7 @@ class Study:
             assert default is not None, "it lies in the space"
             sampled = dict(default)  # type: ignore[arg-type]
         configuration = self.spec.space.decode(size, sampled)
-        points = curve(seconds_of(size, configuration.learning_rate, rng), state)
+        points = curve(law_seconds(size, configuration.learning_rate, rng), state)
         trial = make_trial(number, state=state, seconds=points[-1][0], sampled=sampled, configuration=configuration)
         self._history.observe_all(number, points)
         self._history.take(trial)
@@ -168,7 +167,7 @@ def tpe_asks(count: int) -> Callable[[int], None]:
             "weight_decay": int(rng.integers(3)),
             "dropout": float(rng.uniform(0.0, 0.5)),
         }
-        value = seconds_of(SIZES[place], rate, rng)
+        value = law_seconds(SIZES[place], rate, rng)
         study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
 
     for _ in range(count):
@@ -182,12 +181,7 @@ def tpe_asks(count: int) -> Callable[[int], None]:
 
 def median_seconds(ask: Callable[[int], None]) -> float:
     """Return the median time of an ask; the first, which fills what is kept between two, does not count."""
-    times = []
-    for number in range(ASKS + 1):
-        started = time.perf_counter()
-        ask(number)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
+    return statistics.median([seconds_of(partial(ask, number)) for number in range(ASKS + 1)][1:])
 
 
 def space_seconds(count: int) -> tuple[float, float]:
@@ -196,13 +190,11 @@ def space_seconds(count: int) -> tuple[float, float]:
     times = []
     for _ in range(ASKS + 1):
         study.grow()
-        started = time.perf_counter()
-        study.ask()
-        times.append(time.perf_counter() - started)
+        times.append(seconds_of(study.ask))
     return statistics.median(times[1:]), times[0]
 
 
-def main() -> int:
+def main() -> bool:
     """Print the medians and the bars; return 1 where one is not met."""
     print(f"{'trials':>8} {'grid':>9} {'space':>9} {'its first':>9} {'TPE':>9}   ms per ask")
     is_met = True
@@ -219,9 +211,8 @@ def main() -> int:
             is_met = is_met and met
             line += f"   {'met' if met else 'NOT MET'}: at most {1e3 * bar:g} ms"
         print(f"{count:>8,} {line}")
-    return 0 if is_met else 1
+    return is_met
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    sys.exit(main())
+    script(main, __doc__)

@@ -15,20 +15,20 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import optuna
+import typer
 
+from tests.benchmarks.harness import script
 from tests.benchmarks.simulate import optuna_baselines as peers
-from tests.benchmarks.simulate.replay import with_target
+from tests.benchmarks.simulate.script import read
 from tests.benchmarks.simulate.searches import Plan, SearchSummary, simulate_searches
 from tests.benchmarks.simulate.table_space import table_space
-from tests.benchmarks.simulate.tables import read_table
 
 DEFAULT = "batch_size=32,learning_rate=1e-3,weight_decay=0.01,dropout=0"
 WORKERS = (1, 8)
@@ -81,40 +81,37 @@ def keeps_the_bars(found: Mapping[str, SearchSummary]) -> bool:
     return all(bars.values())
 
 
-def main() -> int:
+def main(
+    table: Path,
+    repeats: int = 50,
+    workers: Annotated[list[int] | None, typer.Option(help="how many trials run at once")] = None,
+    target: Annotated[float | None, typer.Option(help="another target than the table's")] = None,
+    budget: Annotated[float, typer.Option(help="train seconds of each search")] = 40.0,
+    default: Annotated[str, typer.Option(help="the first configuration")] = DEFAULT,
+    optuna_defaults: Annotated[bool, typer.Option("--optuna-defaults", help="those as they come, too")] = False,
+) -> bool:
     """Search, print, compare."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("table", type=Path)
-    parser.add_argument("--repeats", type=int, default=50)
-    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="how many trials run at once")
-    parser.add_argument("--target", type=float, help="another target than the table's")
-    parser.add_argument("--budget", type=float, default=40.0, help="train seconds of each search")
-    parser.add_argument("--default", default=DEFAULT, help="the first configuration")
-    parser.add_argument("--optuna-defaults", action="store_true", help="the references with Optuna's defaults, too")
-    options = parser.parse_args()
-    table = read_table(options.table)
-    if options.target is not None:
-        table = with_target(table, options.target)
-    space = table_space(table)
+    recorded = read(table, target)
+    space = table_space(recorded)
     print(
-        f"{table.name}, {table.target.metric} {table.target.goal.sign} {table.target.value:g}: best cell "
-        f"{space.best:.3f} s, {options.repeats} searches of {options.budget:g} train seconds each, from "
-        f"{options.default}, {space.seconds[space.point_of(options.default)] / space.best:.2f} times the best"
+        f"{recorded.name}, {recorded.target.metric} {recorded.target.goal.sign} {recorded.target.value:g}: best cell "
+        f"{space.best:.3f} s, {repeats} searches of {budget:g} train seconds each, from "
+        f"{default}, {space.seconds[space.point_of(default)] / space.best:.2f} times the best"
     )
     kept = True
-    for workers in options.workers:
-        plan = Plan(space, options.budget, default=space.point_of(options.default), workers=workers)
-        print(f"\n{workers} at once; medians in train seconds, probes charged\n{HEAD}")
+    for at_once in workers or WORKERS:
+        plan = Plan(space, budget, default=space.point_of(default), workers=at_once)
+        print(f"\n{at_once} at once; medians in train seconds, probes charged\n{HEAD}")
         found = {}
         for name in (OURS, *REFERENCES, *OTHERS):
             sampler, pruner = name.split("+")
             begun = time.perf_counter()
-            (found[name],) = simulate_searches(plan, [(sampler, pruner)], repeats=options.repeats).values()
+            (found[name],) = simulate_searches(plan, [(sampler, pruner)], repeats=repeats).values()
             print(told(name, found[name], time.perf_counter() - begun), flush=True)
         kept &= keeps_the_bars(found)
-        if options.optuna_defaults:
-            as_they_come(plan, options.repeats, found[OURS])
-    return 0 if kept else 1
+        if optuna_defaults:
+            as_they_come(plan, repeats, found[OURS])
+    return kept
 
 
 def as_they_come(plan: Plan, repeats: int, ours: SearchSummary) -> None:
@@ -136,4 +133,4 @@ def as_they_come(plan: Plan, repeats: int, ours: SearchSummary) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

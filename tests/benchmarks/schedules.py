@@ -17,10 +17,8 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import math
 import statistics
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +34,7 @@ from bssearch.training.computation import Computation
 from bssearch.training.loop import Trial
 from bssearch.workloads.base import Data
 from bssearch.workloads.fashion_mnist import FashionMnist
+from tests.benchmarks.harness import script
 
 BATCH_SIZE = 128
 LEARNING_RATES = (0.0125, 0.025, 0.05, 0.1)
@@ -199,7 +198,7 @@ def print_pruning(found: dict[str, Runs], target: float) -> None:
         print(f"{name:<20} {len(faster):>12}  " + "".join(f"{cell:>10}" for cell in cells))
 
 
-def main(seeds: int, epochs: int) -> int:
+def main(seeds: int = 5, epochs: int = 4) -> None:
     """Train, and print both tables."""
     torch.set_num_threads(1)
     data = FashionMnist(model="mlp").load(torch.device("cpu"))
@@ -209,12 +208,7 @@ def main(seeds: int, epochs: int) -> int:
     print(f"batch {BATCH_SIZE}, {horizon:,} samples, {seeds} seeds, target {target:g}\n")
     print_curves(found, target)
     print_pruning(found, target)
-    return 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=4)
-    options = parser.parse_args()
-    sys.exit(main(options.seeds, options.epochs))
+    script(main, __doc__)

@@ -14,7 +14,6 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import random
 import shutil
 import statistics
@@ -32,6 +31,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from bssearch.records import Phase
 from bssearch.storage.repository import open_store
+from tests.benchmarks.harness import script
 from tests.benchmarks.query_scale import add_trial, fill
 
 PAINT_BAR_S, MEMORY_BAR_MB = 1.0, 300.0
@@ -120,5 +120,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    main()
+    script(main, __doc__)

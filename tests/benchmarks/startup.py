@@ -8,11 +8,11 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import statistics
 import subprocess
 import sys
-import time
+
+from tests.benchmarks.harness import script, seconds_of
 
 BAR = 4.0
 RUNS = 20
@@ -23,12 +23,10 @@ COMMANDS = {
 
 
 def seconds(command: list[str]) -> float:
-    start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - start
+    return seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
 
 
-def main() -> int:
+def main() -> bool:
     for command in COMMANDS.values():
         seconds(command)
     times = {name: [] for name in COMMANDS}  # type: dict[str, list[float]]
@@ -44,9 +42,8 @@ def main() -> int:
     heavy = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True)
     last = heavy.stdout.strip().splitlines()[-1]
     print(last)
-    return 0 if ours / base <= BAR and last == "heavy: []" else 1
+    return ours / base <= BAR and last == "heavy: []"
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    sys.exit(main())
+    script(main, __doc__)

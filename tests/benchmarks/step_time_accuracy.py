@@ -13,18 +13,19 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 from bssearch.commands.run import run_study
 from bssearch.records import ProbeRecord, TrialRecord
 from bssearch.spec import find_spec, load_spec
 from bssearch.storage.repository import open_store
+from tests.benchmarks.harness import script
 
 BAR = 0.03
 LEAST_SECONDS = 0.2
@@ -81,20 +82,18 @@ def report(trials: Sequence[TrialRecord], probes: dict[int, ProbeRecord]) -> boo
     return bool(median <= BAR)
 
 
-def main() -> int:
+def main(
+    db: Annotated[str | None, typer.Option(help="read this database and run nothing")] = None, study: str = "digits"
+) -> bool:
     """Run or read the study, print, and judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--db", help="read this database and run nothing")
-    parser.add_argument("--study", default="digits")
-    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        url = arguments.db or f"sqlite:///{Path(folder) / 'study.db'}"
-        if arguments.db is None:
+        url = db or f"sqlite:///{Path(folder) / 'study.db'}"
+        if db is None:
             run_study(load_spec(find_spec("digits")), db=url)
         with open_store(url, write=False) as store:
-            trials, probes = store.trials(arguments.study), store.probes(arguments.study)
-    return 0 if report(trials, probes) else 1
+            trials, probes = store.trials(study), store.probes(study)
+    return report(trials, probes)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main, __doc__)

@@ -17,15 +17,18 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import subprocess
 import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from bssearch.analysis.answer import Answer
 from bssearch.commands.best import best
+from tests.benchmarks.harness import script
 from tests.benchmarks.repeatability import BUSY_PRODUCTS, busy_process
 
 NAME = "table_task"
@@ -122,8 +125,8 @@ def bssearch(folder: Path, *words: str) -> None:
         raise SystemExit(code)
 
 
-def measure(folder: Path, overrides: list[str]) -> int:
-    """Run the study, print both answers, and judge."""
+def measure(folder: Path, overrides: list[str]) -> bool:
+    """Print both answers; return whether they agree."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{NAME}.py").write_text(WORKLOAD)
     (folder / f"{NAME}.yaml").write_text(SPEC)
@@ -139,14 +142,18 @@ def measure(folder: Path, overrides: list[str]) -> int:
     before, after = Answer.model_validate_json(kept.read_text()), best(NAME, db=db)
     found = disagreements(before, after)
     print("\n".join(found) if found else "the two answers agree")
-    return int(bool(found))
+    return not found
+
+
+def main(
+    folder: Annotated[Path | None, typer.Option(help="go on with the study that is there; else a new one")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
+) -> bool:
+    """Run the study, print both answers, and judge."""
+    scratch = tempfile.TemporaryDirectory() if folder is None else nullcontext(str(folder.resolve()))
+    with scratch as place:
+        return measure(Path(place), overrides or [])
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="go on with the study that is there; else a new one is made")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="FIELD=VALUE")
-    given = parser.parse_args()
-    scratch = tempfile.TemporaryDirectory() if given.folder is None else nullcontext(str(given.folder.resolve()))
-    with scratch as place:
-        sys.exit(measure(Path(place), given.overrides))
+    script(main, __doc__)

@@ -10,7 +10,6 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import os
 import subprocess
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from bssearch.records import TrialState
 from bssearch.settings import DATABASE_URL_VARIABLE
 from bssearch.storage.repository import open_store
+from tests.benchmarks.harness import script
 from tests.cli.task import command, environment, write_task
 from tests.postgres import running_postgres
 
@@ -75,5 +75,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    main()
+    script(main, __doc__)

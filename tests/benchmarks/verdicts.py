@@ -20,16 +20,16 @@ from __future__ import annotations
 if not __package__:
     __import__("from_clone")
 
-import argparse
 import math
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 from bssearch.analysis.answer import Answer
 from bssearch.errors import TargetNotReachedError
@@ -38,6 +38,7 @@ from bssearch.records import Configuration, Phase, ProbeRecord, StepTimeError, T
 from bssearch.search.engine import Engine
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec, PrunerSpec
+from tests.benchmarks.harness import script
 from tests.benchmarks.simulate.processes import PROCESSES, repeating
 from tests.benchmarks.simulate.replay import Replay, VirtualClock, with_target
 from tests.benchmarks.simulate.studies import answer_of
@@ -315,14 +316,20 @@ def missed(found: Mapping[str, Summary]) -> list[str]:
     return [name for name, is_met in bars.items() if not is_met]
 
 
-def main(paths: Sequence[str], studies: int, processes: int) -> int:
-    """Run all studies and print a row for each kind; return 1 where a bar is missed."""
-    cases = []
-    for path in paths:
-        name, _, target = path.partition("@")
-        cases.append(recorded_case(Path(name), float(target) if target else None))
+def case_at(path: str) -> Case:
+    """Return the case of a table, named as TABLE or TABLE@TARGET."""
+    name, _, target = path.partition("@")
+    return recorded_case(Path(name), float(target) if target else None)
+
+
+def main(
+    tables: Annotated[list[str] | None, typer.Argument(help="recorded tables, TABLE or TABLE@TARGET")] = None,
+    studies: int = 300,
+    processes: int = PROCESSES,
+) -> bool:
+    """Run all studies and print a row for each kind; return False where a bar is missed."""
     outcomes: dict[str, list[Outcome]] = defaultdict(list)
-    with repeating(study, tuple(cases), processes) as mapped:
+    with repeating(study, tuple(map(case_at, tables or [])), processes) as mapped:
         for name, outcome in mapped("", "", range(studies)):
             outcomes[name].append(outcome)
             outcomes["all"].append(outcome)
@@ -333,13 +340,8 @@ def main(paths: Sequence[str], studies: int, processes: int) -> int:
         print(f"{name:24s} {summary}")
     bars = missed(found)
     print("met: all bars" if not bars else f"missed: {', '.join(bars)}")
-    return int(bool(bars))
+    return not bars
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", help="recorded tables with a batch axis, TABLE or TABLE@TARGET")
-    parser.add_argument("--studies", type=int, default=300)
-    parser.add_argument("--processes", type=int, default=PROCESSES)
-    given = parser.parse_args()
-    sys.exit(main(given.tables, given.studies, given.processes))
+    script(main, __doc__)

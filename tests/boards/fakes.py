@@ -10,9 +10,7 @@ import ctypes
 import json
 import os
 import sys
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +78,6 @@ class HoldingAtExit(Keeping):
         atexit.register(self.keep, "exit")
 
 
-class Pooling(Keeping):
-    """Uses threads of its own for its last writes, as libraries do."""
-
-    def close(self) -> None:
-        threading.main_thread().join(0.5)  # Python starts no thread after the end of the main one
-        with ThreadPoolExecutor() as pool:
-            pool.submit(super().close).result()
-
-
 class Gated(Keeping):
     """Waits before it takes in a study until the test lets it."""
 
@@ -131,18 +120,6 @@ class Away(Keeping):
     def started(self, number: int, at: float, parameters: Parameters) -> None:
         super().started(number, at, parameters)
         raise ConnectionError("postgresql://ada:secret@board/runs refused the connection")
-
-
-class Flaky(Keeping):
-    """Takes each trial at the third try."""
-
-    tries = 0
-
-    def started(self, number: int, at: float, parameters: Parameters) -> None:
-        self.tries += 1
-        if self.tries % 3:
-            raise ConnectionError("busy")
-        super().started(number, at, parameters)
 
 
 class Printing(Keeping):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from bssearch.boards import process
 from bssearch.boards.process import BoardProcess
 from bssearch.settings import BOARD_PROCESS
 from tests.boards.conftest import Notebook
+from tests.waiting import wait_for
 
 Start = Callable[..., BoardProcess]
 FOREVER = 1e9
@@ -40,14 +40,6 @@ def report_point(boards: BoardProcess, number: int, step: int) -> None:
 def report_end(boards: BoardProcess, number: int) -> None:
     figures = {"steps": 3.0}
     boards.report("ended", number=number, state="reached", reason="there", at=9.0, figures=figures, is_elsewhere=False)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait for something that comes about if the code is right, however long that takes."""
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -183,16 +175,6 @@ def test_a_board_that_raises_later_is_asked_three_times_and_its_password_is_in_n
     assert lost.startswith("Away: 2 of 4 ")
 
 
-def test_a_report_that_works_at_the_third_try_is_delivered(start: Start, notebook: Notebook) -> None:
-    boards = start("Flaky")
-    report_study(boards)
-    report_trial(boards, 1)
-    boards.close()
-    assert notebook.names("Flaky") == ["opened", "started", "close"]
-    assert boards.delivered == {"Flaky": 2}
-    assert not boards.notes
-
-
 def test_a_board_that_crashes_is_named_with_its_last_words(start: Start, notebook: Notebook) -> None:
     boards = start("Crashing")
     report_study(boards)
@@ -222,14 +204,6 @@ def test_a_board_that_holds_the_interpreter_at_exit_is_killed_and_nothing_is_los
     assert boards.delivered == {"HoldingAtExit": 1}
     assert not boards.notes
     assert not psutil.pid_exists(boards.pid)
-
-
-def test_a_board_can_start_threads_until_it_is_closed(start: Start, notebook: Notebook) -> None:
-    boards = start("Pooling")
-    report_study(boards)
-    boards.close()
-    assert notebook.names("Pooling") == ["opened", "close"]
-    assert not boards.notes
 
 
 def test_boards_that_were_told_nothing_are_ended_at_once(start: Start) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import os
 import subprocess
 import sys
@@ -131,6 +132,26 @@ def bssearch(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
             code = ending.code
     returncode = code if isinstance(code, int) else 0
     return subprocess.CompletedProcess(words, returncode, out.getvalue(), errors.getvalue())
+
+
+def printed(folder: Path, *words: str | Path) -> str:
+    """Run a command that succeeds; return its standard output."""
+    done = bssearch(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def read(folder: Path, *words: str | Path) -> Any:
+    """Run a command that succeeds; return the JSON that it prints."""
+    return json.loads(printed(folder, *words, "--format", "json"))
+
+
+def refused(folder: Path, *words: str | Path, code: int) -> str:
+    """Run a command that fails without a traceback; return its standard error."""
+    done = bssearch(*words, cwd=folder)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
 
 
 def command(*arguments: str | Path) -> list[str]:

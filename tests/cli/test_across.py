@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import bssearch as library
 from bssearch.commands.run import run_study
 from bssearch.records import WorkloadDescription
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch
+from tests.cli.task import bssearch, printed, read, refused
 from tests.factories import make_environment, make_spec
 from tests.postgres import Postgres
 from tests.search.law import LawExecutor
@@ -65,19 +64,6 @@ def folder(measured: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(measured, tmp_path / "folder"))
 
 
-def read(folder: Path, *arguments: str) -> Any:
-    done = bssearch(*arguments, "--format", "json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def refuse(folder: Path, *arguments: str, code: int) -> str:
-    done = bssearch(*arguments, cwd=folder)
-    assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr
-
-
 # Several databases ---------------------------------------------------------------------------------------------------
 
 
@@ -93,9 +79,9 @@ def test_a_study_is_looked_up_in_each_database(folder: Path) -> None:
 
 def test_a_study_in_several_databases_is_ambiguous_and_one_in_none_is_not_found(folder: Path) -> None:
     for command in (["best", "near"], ["trials", "near"], ["compare", "far", "near"]):
-        told = refuse(folder, *command, *BOTH, code=2)
+        told = refused(folder, *command, *BOTH, code=2)
         assert "'near'" in told and A in told and B in told
-    told = refuse(folder, "best", "faar", *BOTH, code=3)
+    told = refused(folder, "best", "faar", *BOTH, code=3)
     assert "'faar'" in told and A in told and B in told and "did you mean 'far'" in told
 
 
@@ -121,12 +107,12 @@ def test_studies_of_several_databases_are_listed_with_where_they_are(folder: Pat
 
 
 def test_one_database_that_cannot_be_opened_is_named_and_no_other_answers_for_it(folder: Path) -> None:
-    assert "nowhere.db" in refuse(folder, "studies", "--db", A, "--db", "sqlite:///nowhere.db", code=4)
+    assert "nowhere.db" in refused(folder, "studies", "--db", A, "--db", "sqlite:///nowhere.db", code=4)
     secret = "postgresql://me:hunter2@127.0.0.1:1/nowhere?connect_timeout=2"
-    told = refuse(folder, "best", "--workload", "digits", "--db", A, "--db", secret, code=4)
+    told = refused(folder, "best", "--workload", "digits", "--db", A, "--db", secret, code=4)
     assert "127.0.0.1" in told and "hunter2" not in told
     (folder / "notes.db").write_text("no database " * 100)
-    assert "notes.db" in refuse(folder, "best", "far", "--db", A, "--db", "sqlite:///notes.db", code=4)
+    assert "notes.db" in refused(folder, "best", "far", "--db", A, "--db", "sqlite:///notes.db", code=4)
 
 
 # Best without a study ------------------------------------------------------------------------------------------------
@@ -156,9 +142,8 @@ def test_best_without_a_study_answers_from_all_that_match(folder: Path) -> None:
         [f"near in {A}", "far"],
         ["far", f"near in {B}"],
     ]
-    shown = bssearch("best", "--workload", "digits", "--device", "a100", *BOTH, cwd=folder)
-    assert shown.returncode == 0
-    assert "do not agree" in shown.stdout and "space.batch_size [16, 32] / [128, 256]" in shown.stdout
+    shown = printed(folder, "best", "--workload", "digits", "--device", "a100", *BOTH)
+    assert "do not agree" in shown and "space.batch_size [16, 32] / [128, 256]" in shown
 
 
 def test_answers_of_two_devices_are_to_two_questions(folder: Path) -> None:
@@ -191,18 +176,18 @@ def test_a_copy_of_a_study_in_another_database_does_not_count_again(folder: Path
 def test_archived_studies_do_not_answer(folder: Path) -> None:
     with open_store(f"sqlite:///{folder / 'b.db'}") as store:
         store.archive_study("other")
-    assert "there are devices" in refuse(folder, "best", "--device", "h100", "--db", B, code=3)
+    assert "there are devices" in refused(folder, "best", "--device", "h100", "--db", B, code=3)
 
 
 def test_what_does_not_match_or_has_no_answer_has_its_exit_code(folder: Path) -> None:
-    told = refuse(folder, "best", "--workload", "digitz", "--device", "a100", *BOTH, code=3)
+    told = refused(folder, "best", "--workload", "digitz", "--device", "a100", *BOTH, code=3)
     assert "--workload digitz" in told and "workloads digits" in told and "NVIDIA H100" in told
-    assert "accuracy ≥ 0.9" in refuse(folder, "best", "--target", "accuracy=0.91", *BOTH, code=3)
-    assert "missed" in refuse(folder, "best", "--device", "tpu", *BOTH, code=5)
-    assert "far" in refuse(folder, "best", "far", "--device", "a100", *BOTH, code=2)
-    assert "--target" in refuse(folder, "best", "--target", "tea", *BOTH, code=2)
-    assert "loss" in refuse(folder, "best", "far", "--target", "loss=0.5", *BOTH, code=2)
-    assert "--export" in refuse(folder, "best", "--device", "a100", "--export", "yaml", *BOTH, code=2)
+    assert "accuracy ≥ 0.9" in refused(folder, "best", "--target", "accuracy=0.91", *BOTH, code=3)
+    assert "missed" in refused(folder, "best", "--device", "tpu", *BOTH, code=5)
+    assert "far" in refused(folder, "best", "far", "--device", "a100", *BOTH, code=2)
+    assert "--target" in refused(folder, "best", "--target", "tea", *BOTH, code=2)
+    assert "loss" in refused(folder, "best", "far", "--target", "loss=0.5", *BOTH, code=2)
+    assert "--export" in refused(folder, "best", "--device", "a100", "--export", "yaml", *BOTH, code=2)
 
 
 def test_a_target_after_a_study_still_asks_for_an_easier_one(folder: Path) -> None:

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.rules.audit import Audit, LearningRateSlope, RuleFinding
+from bssearch.analysis.rules.audit import LearningRateSlope, RuleFinding
 from bssearch.analysis.rules.regret import Regret
 from bssearch.analysis.rules.rule_book import Rule
 from bssearch.cli.audit import audit_row, slope_line
 from bssearch.commands.run import run_study
-from bssearch.errors import TargetNotReachedError
 from bssearch.spec import StudySpec
-from tests.cli.task import INLINE, bssearch, space_of, write_task
+from tests.cli.task import bssearch, read
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -109,39 +108,16 @@ def test_json_is_the_audit_and_rows_are_its_rules(audited: Path, by_law: LawExec
     assert [json.loads(line)["verdict"] for line in lines] == [rule["verdict"] for rule in found["rules"]]
 
 
-def test_no_run_judges_what_is_stored(folder: Path, by_law: LawExecutor) -> None:
-    done = bssearch("audit", "toy", "--no-run", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "bssearch audit toy runs it" in done.stdout
-    assert "The runs for this audit took 0 train seconds." in done.stdout
-    assert not by_law.requests
-
-
 def test_an_imported_study_is_only_judged(tmp_path: Path, by_law: LawExecutor) -> None:
     (tmp_path / "table.csv").write_text(RUNS)
     assert (
         bssearch("import", "runs", "table.csv", "--target", "0.9", "--default-batch", "16", cwd=tmp_path).returncode
         == 0
     )
-    done = bssearch("audit", "table", "-f", "json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rules = json.loads(done.stdout)["rules"]
+    rules = read(tmp_path, "audit", "table")["rules"]
     assert {rule["verdict"] for rule in rules} == {"not_run"}
     assert any("the runs do not say their learning rate" in rule["reason"] for rule in rules)
     assert not by_law.requests
-
-
-def test_unknown_studies_and_those_that_never_reached_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TargetNotReachedError):
-        store_law(tmp_path, LawExecutor(reachable=False), make_spec(budget={"trials": 5, "trial_train_seconds": 9.0}))
-    missing = bssearch("audit", "nothing", cwd=tmp_path)
-    assert missing.returncode == 3
-    assert "nothing" in missing.stderr
-    unreached = bssearch("audit", "toy", cwd=tmp_path)
-    assert unreached.returncode == 5
-    assert "nearest came" in unreached.stderr
-    assert missing.stdout == unreached.stdout == ""
-    assert bssearch("audit", "toy", "--runs", "0", cwd=tmp_path).returncode == 2
 
 
 def finding(regret: Regret | None, **changes: Any) -> RuleFinding:
@@ -168,19 +144,3 @@ def test_the_slope_is_said_in_words() -> None:
     assert slope_line(slope).endswith("batch^0.50 [0.40, 0.60]: that excludes 0 (none) and 1 (linear).")
     assert "excludes none of 0, ½" in slope_line(slope.model_copy(update={"excludes": []}))
     assert "three tuned batch sizes" in slope_line(None)
-
-
-@pytest.mark.slow
-def test_a_real_study_is_audited_by_real_trials(tmp_path: Path) -> None:
-    budget, confirm = {"trials": 6, "trial_train_seconds": 1.0}, {"top": 2, "runs": 2}
-    spec = write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
-    assert bssearch("run", spec.name, cwd=tmp_path).returncode == 0
-    done = bssearch("audit", "task", "-f", "json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = Audit.model_validate(json.loads(done.stdout))
-    linear = [one for one in found.rules if one.rule is Rule.LINEAR_RATE]
-    assert any(len(one.trial_numbers) == 2 for one in linear)
-    trials = json.loads(bssearch("trials", "task", "--phase", "audit", "-f", "json", cwd=tmp_path).stdout)
-    assert found.spent_train_seconds == pytest.approx(sum(trial["train_seconds"] for trial in trials))
-    again = json.loads(bssearch("audit", "task", "--no-run", "-f", "json", cwd=tmp_path).stdout)
-    assert again["rules"][0] == json.loads(done.stdout)["rules"][0]

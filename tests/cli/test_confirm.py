@@ -17,7 +17,7 @@ from bssearch.cli.answer import print_generalisation
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
 from bssearch.storage.repository import open_store
-from tests.cli.task import INLINE, bssearch, space_of, write_task
+from tests.cli.task import INLINE, bssearch, printed, read, refused, space_of, write_task
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -70,15 +70,13 @@ def test_code_that_this_user_has_not_run_is_not_run_on_the_databases_word(
     assert len(by_law.requests) > known
     monkeypatch.setenv("BSSEARCH_STATE_DIR", str(tmp_path / "somebody-elses"))
     known = len(by_law.requests)
-    refused = bssearch(*command, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "names the workload 'task.py:Task', which you have not run for it on this machine" in refused.stderr
-    assert "add --workload task.py:Task" in refused.stderr
+    told = refused(tmp_path, *command, code=2)
+    assert "names the workload 'task.py:Task', which you have not run for it on this machine" in told
+    assert "add --workload task.py:Task" in told
     assert len(by_law.requests) == known
     assert bssearch("best", "toy", cwd=tmp_path).returncode == 0, "an answer runs nothing"
     assert bssearch("audit", "toy", "--no-run", cwd=tmp_path).returncode == 0
-    again = bssearch(*command, "--workload", "task.py:Task", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
+    printed(tmp_path, *command, "--workload", "task.py:Task")
 
 
 def test_what_is_asked_is_stored_with_the_study(folder: Path, by_law: LawExecutor) -> None:
@@ -123,31 +121,16 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
 def test_what_does_not_go_together_is_refused_and_nothing_runs(
     folder: Path, by_law: LawExecutor, arguments: list[str], code: int, words: str
 ) -> None:
-    done = bssearch("confirm", *arguments, cwd=folder)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert words in done.stderr
+    assert words in refused(folder, "confirm", *arguments, code=code)
     assert by_law.requests == []
-
-
-def test_a_study_without_a_reached_trial_has_nothing_to_confirm(tmp_path: Path) -> None:
-    store_study(tmp_path, reachable=False)
-    for more in ([], ["--to-budget"]):
-        done = bssearch("confirm", "toy", *more, cwd=tmp_path)
-        assert done.returncode == 5
-        assert "none of 10 trials reached accuracy 0.9" in done.stderr
-
-
-def test_without_a_database_none_is_made(tmp_path: Path) -> None:
-    assert bssearch("confirm", "toy", cwd=tmp_path).returncode in {3, 4}
-    assert not (tmp_path / "bssearch.db").exists()
 
 
 def test_of_imported_runs_none_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(RUNS)
     assert bssearch("import", "runs", "runs.csv", "--target", "0.9", cwd=tmp_path).returncode == 0
-    done = bssearch("confirm", "runs", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "the runs of study 'runs' were made elsewhere and imported: there is no workload to run" in done.stderr
+    assert "the runs of study 'runs' were made elsewhere and imported: there is no workload to run" in refused(
+        tmp_path, "confirm", "runs", code=2
+    )
 
 
 def test_the_table_of_final_metrics_marks_the_best_and_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,12 +174,8 @@ def test_a_real_study_is_confirmed_on_and_trained_to_its_budget(tmp_path: Path) 
     confirm = {"top": 1, "runs": 1}
     write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
     assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
-    confirmed = bssearch("confirm", "task", "--runs", "2", "--format", "json", cwd=tmp_path)
-    assert confirmed.returncode == 0, confirmed.stderr
-    assert json.loads(confirmed.stdout)["optimal"]["time_to_target_s"]["runs"] == 2
-    done = bssearch("confirm", "task", "--to-budget", "--runs", "2", "--format", "json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["generalisation"]
+    assert read(tmp_path, "confirm", "task", "--runs", "2")["optimal"]["time_to_target_s"]["runs"] == 2
+    found = read(tmp_path, "confirm", "task", "--to-budget", "--runs", "2")["generalisation"]
     assert found["train_seconds"] == 0.3
     assert all(row["runs"] == 2 and 0.5 < row["final_metric"] <= 1 for row in found["batches"])
     assert all(0.5 < row["test_metric"] <= 1 for row in found["batches"])

@@ -17,7 +17,7 @@ from bssearch.cli.recommended import Export, exported, winner
 from tests.benchmarks.simulate.draws import simulate
 from tests.benchmarks.simulate.tables import read_table
 from tests.cli.conftest import run_by_law
-from tests.cli.task import INLINE, bssearch, space_of, write_task
+from tests.cli.task import INLINE, bssearch, printed, refused, space_of, write_task
 
 AWKWARD: dict[str, bool | int | float | str | None] = {
     "learning_rate": 0.1 + 0.2,
@@ -80,19 +80,6 @@ def test_yaml_is_read_back_and_says_where_it_is_from(folder: Path) -> None:
     assert set(AWKWARD) >= {"learning_rate", "optimizer", "schedule", "nesterov"} <= set(values)
 
 
-def test_arguments_are_one_line_that_argparse_reads_back(folder: Path) -> None:
-    values = yaml.safe_load(bssearch("best", "--export", "yaml", cwd=folder).stdout)
-    line = bssearch("best", "--export", "args", cwd=folder).stdout
-    assert line.startswith(f"--batch-size {values['batch_size']} --learning-rate ")
-    assert line.count("\n") == 1
-    assert same(read_arguments(line, values), values)
-
-
-def test_python_is_a_literal(folder: Path) -> None:
-    values = yaml.safe_load(bssearch("best", "--export", "yaml", cwd=folder).stdout)
-    assert same(ast.literal_eval(bssearch("best", "--export", "python", cwd=folder).stdout), values)
-
-
 def test_awkward_values_come_back_as_they_were(folder: Path) -> None:
     answer = awkward(folder)
     values = winner(answer)
@@ -137,9 +124,9 @@ def test_what_makes_the_values_doubtful_is_said_beside_them(folder: Path) -> Non
 
 
 def test_export_and_format_exclude_each_other(folder: Path) -> None:
-    done = bssearch("best", "--export", "yaml", "--format", "json", cwd=folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--export yaml and --format json exclude each other" in done.stderr
+    assert "--export yaml and --format json exclude each other" in refused(
+        folder, "best", "--export", "yaml", "--format", "json", code=2
+    )
     assert bssearch("best", "--export", "toml", cwd=folder).returncode == 2
 
 
@@ -168,9 +155,7 @@ def test_a_url_where_none_belongs_shows_no_password(folder: Path, words: str) ->
 def test_a_database_is_not_overwritten(folder: Path, words: str) -> None:
     database = folder / "bssearch.db"
     before = database.read_bytes()
-    done = bssearch(*words.split(), database.name, cwd=folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "a SQLite database lies there" in done.stderr
+    assert "a SQLite database lies there" in refused(folder, *words.split(), database.name, code=2)
     assert database.read_bytes() == before
 
 
@@ -179,9 +164,7 @@ def test_the_curves_of_a_study_are_exported_for_the_simulation(tmp_path: Path) -
     budget, confirm = {"trials": 5, "trial_train_seconds": 0.5}, {"top": 1, "runs": 0}
     write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
     assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
-    done = bssearch("export", "task", "--to", "curves", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["task.csv.gz", "task.json"]
+    assert printed(tmp_path, "export", "task", "--to", "curves").splitlines() == ["task.csv.gz", "task.json"]
     stored = json.loads(bssearch("trials", "task", "--format", "json", cwd=tmp_path).stdout)
     table = read_table(tmp_path / "task.csv.gz")
     assert [trial.number for trial in table.trials] == [trial["number"] for trial in stored]
@@ -190,17 +173,14 @@ def test_the_curves_of_a_study_are_exported_for_the_simulation(tmp_path: Path) -
     assert all(one.train_seconds[-1] <= trial["train_seconds"] for one, trial in zip(table.trials, stored, strict=True))
     drawn = simulate(table, ["balanced"], draws=3, trials=4, seed=0)
     assert len(drawn["balanced"]) == 3
-    missing = bssearch("export", "nobody", "--to", "curves", cwd=tmp_path)
-    assert missing.returncode == 3
-    unwritable = bssearch("export", "task", "--to", "curves", "--file", "no/folder.csv.gz", cwd=tmp_path)
-    assert unwritable.returncode == 2
-    assert "cannot be written" in unwritable.stderr
+    refused(tmp_path, "export", "nobody", "--to", "curves", code=3)
+    assert "cannot be written" in refused(
+        tmp_path, "export", "task", "--to", "curves", "--file", "no/folder.csv.gz", code=2
+    )
 
 
 def test_a_study_without_curves_says_so(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text("batch_size,reached,steps\n32,true,100\n")
     assert bssearch("import", "runs", "runs.csv", "--target", "0.9", cwd=tmp_path).returncode == 0
-    done = bssearch("export", "runs", "--to", "curves", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "has no learning curves" in done.stderr
+    assert "has no learning curves" in refused(tmp_path, "export", "runs", "--to", "curves", code=2)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".db"]

@@ -21,7 +21,7 @@ from bssearch.cli.recommended import Export, exported_schedule
 from bssearch.commands.growing.values import scheduled_training
 from bssearch.records import Phase
 from bssearch.storage.repository import open_store
-from tests.cli.task import INLINE, UNCONFIRMED, bssearch, space_of, write_task
+from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, read, refused, space_of, write_task
 
 STAGES = "200:32 600:64/32"
 SHARES = (0.6, 0.8, 1.0, 1.2, 1.4, 50.0)
@@ -39,12 +39,12 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         executor=INLINE,
         confirm={"top": 1, "runs": 2},
     )
-    run(place, "run", spec.name)
-    run(place, "enqueue", "task", "batch_size=16", f"batch_stages={STAGES}")
+    printed(place, "run", spec.name)
+    printed(place, "enqueue", "task", "batch_size=16", f"batch_stages={STAGES}")
     for share in SHARES:
         by_noise = ["batch_schedule=noise_scale", "batch_stages=32 64", f"batch_noise_share={share}"]
-        run(place, "enqueue", "task", "batch_size=16", "learning_rate=0.03", *by_noise)
-    run(place, "run", spec.name)
+        printed(place, "enqueue", "task", "batch_size=16", "learning_rate=0.03", *by_noise)
+    printed(place, "run", spec.name)
     return place
 
 
@@ -53,14 +53,8 @@ def folder(stored: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stored, tmp_path, dirs_exist_ok=True))
 
 
-def run(folder: Path, *words: str) -> str:
-    done = bssearch(*words, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def trials(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(run(folder, "trials", "task", "--format", "json"))
+    found: list[dict[str, Any]] = read(folder, "trials", "task")
     return found
 
 
@@ -71,7 +65,7 @@ def with_stages(folder: Path, stages: str) -> dict[str, Any]:
 def one_by_noise(folder: Path) -> dict[str, Any]:
     """Return the trial that grew most often of those that decided by the noise scale, with its stages."""
     numbers = [one["number"] for one in trials(folder) if one.get("batch_schedule") == "noise_scale"]
-    found = [json.loads(run(folder, "trial", "task", str(one), "--format", "json")) for one in numbers]
+    found = [json.loads(printed(folder, "trial", "task", str(one), "--format", "json")) for one in numbers]
     best: dict[str, Any] = max(
         found, key=lambda one: (one["state"] == "reached", len(one["stages"]), one["samples"] / one["steps"])
     )
@@ -79,15 +73,15 @@ def one_by_noise(folder: Path) -> dict[str, Any]:
 
 
 def answer_in(folder: Path) -> Answer:
-    return Answer.model_validate_json(run(folder, "best", "task", "--format", "json"))
+    return Answer.model_validate_json(printed(folder, "best", "task", "--format", "json"))
 
 
 def test_a_trial_shows_its_schedule_and_what_it_ran_of_each_stage(stored: Path) -> None:
     trial = with_stages(stored, STAGES)
-    shown = run(stored, "trial", "task", str(trial["number"]))
+    shown = printed(stored, "trial", "task", str(trial["number"]))
     words = "batch 16, then 32 from 200 samples on, 64 from 600 samples on; learning rate ∝ √batch"
     assert words in " ".join(shown.split())
-    document = json.loads(run(stored, "trial", "task", str(trial["number"]), "--format", "json"))
+    document = json.loads(printed(stored, "trial", "task", str(trial["number"]), "--format", "json"))
     first, second, *rest = document["stages"]
     assert (first["batch_size"], first["steps"], first["samples"]) == (16, 13, 208)
     assert (second["start_samples"], second["batch_size"]) == (208, 32)
@@ -114,14 +108,14 @@ def test_a_trial_that_measured_shows_the_sizes_that_it_had(stored: Path) -> None
 
 def test_a_trial_whose_batch_stays_has_no_stages(stored: Path) -> None:
     number = next(one["number"] for one in trials(stored) if "batch_stages" not in one)
-    assert json.loads(run(stored, "trial", "task", str(number), "--format", "json"))["stages"] is None
-    assert "learning rate ∝" not in run(stored, "trial", "task", str(number))
+    assert json.loads(printed(stored, "trial", "task", str(number), "--format", "json"))["stages"] is None
+    assert "learning rate ∝" not in printed(stored, "trial", "task", str(number))
 
 
 def test_lists_name_the_sizes_and_programs_get_a_number(stored: Path) -> None:
-    assert "16 → 32 → 64" in run(stored, "trials", "task", "--phase", "growth")
+    assert "16 → 32 → 64" in printed(stored, "trials", "task", "--phase", "growth")
     assert {one["batch_size"] for one in trials(stored)} <= {16, 32, 64}
-    run(stored, "export", "task", "--to", "csv")
+    printed(stored, "export", "task", "--to", "csv")
     with (stored / "task.csv").open() as file:
         rows = {int(row["number"]): row for row in csv.DictReader(file)}
     trial = with_stages(stored, STAGES)
@@ -130,7 +124,7 @@ def test_lists_name_the_sizes_and_programs_get_a_number(stored: Path) -> None:
 
 
 def test_recorded_curves_are_of_the_search_alone_so_that_no_batch_in_them_grows(stored: Path) -> None:
-    (name, *_) = run(stored, "export", "task", "--to", "curves", "--file", "curves.csv").splitlines()
+    (name, *_) = printed(stored, "export", "task", "--to", "curves", "--file", "curves.csv").splitlines()
     with (stored / name).open() as file:
         found = {int(row["trial"]) for row in csv.DictReader(file)}
     assert found
@@ -140,11 +134,11 @@ def test_recorded_curves_are_of_the_search_alone_so_that_no_batch_in_them_grows(
 @pytest.mark.slow
 def test_a_scheduled_trial_is_repeated_bit_for_bit(folder: Path) -> None:
     for trial in (with_stages(folder, STAGES), one_by_noise(folder)):
-        found = json.loads(run(folder, "rerun", "task", str(trial["number"]), "--format", "json"))
+        found = json.loads(printed(folder, "rerun", "task", str(trial["number"]), "--format", "json"))
         assert found["identical"] is True
         assert found["runs"][0]["steps"] == trial["steps"]
         assert len(found["runs"][0]["evaluations"]) > 2
-        shown = run(folder, "trial", "task", str(trial["number"]), "--repro")
+        shown = printed(folder, "trial", "task", str(trial["number"]), "--repro")
         assert shown == f"bssearch rerun task {trial['number']}\n"
     assert "batch 16 → 32 → 64, seed" in bssearch("rerun", "task", str(trial["number"]), cwd=folder).stderr
 
@@ -164,15 +158,15 @@ def test_yaml_carries_the_stages_and_enqueue_takes_its_values(folder: Path) -> N
     )
     assert "# note: whether it saves time" in done.stdout and "note: whether it saves time" in done.stderr
     names = [name for name in values if name not in {"stages", "nesterov", "schedule"}]
-    run(folder, "enqueue", "task", *(f"{name}={values[name]}" for name in names))
+    printed(folder, "enqueue", "task", *(f"{name}={values[name]}" for name in names))
     queued, best = trials(folder)[-1], trials(folder)[grown.trial_numbers[0] - 1]
     same = ("batch_size", "learning_rate", "batch_schedule", "batch_stages", "batch_rate_rule", "momentum", "optimizer")
     assert {name: queued[name] for name in same} == {name: best[name] for name in same}
 
 
 def test_arguments_carry_the_schedule_as_a_configuration_has_it(stored: Path) -> None:
-    values = yaml.safe_load(run(stored, "best", "task", "--export", "yaml", "--schedule"))
-    line = run(stored, "best", "task", "--export", "args", "--schedule")
+    values = yaml.safe_load(printed(stored, "best", "task", "--export", "yaml", "--schedule"))
+    line = printed(stored, "best", "task", "--export", "args", "--schedule")
     assert f"--batch-stages {values['batch_stages']} --batch-rate-rule sqrt" in line.replace("'", "")
     assert "stages-" not in line and line.count("\n") == 1
 
@@ -180,7 +174,7 @@ def test_arguments_carry_the_schedule_as_a_configuration_has_it(stored: Path) ->
 @pytest.mark.parametrize("decided", ["by its samples", "by the noise scale"])
 def test_the_python_trains_a_model_to_the_target_with_a_batch_that_grows(stored: Path, decided: str) -> None:
     if decided == "by its samples":
-        text = run(stored, "best", "task", "--export", "python", "--schedule")
+        text = printed(stored, "best", "task", "--export", "python", "--schedule")
         grown = answer_in(stored).batch_schedule
         assert grown is not None
         ran = [(one.start_samples or 0, one.batch_size) for one in grown.stages]
@@ -272,16 +266,14 @@ def test_a_gain_is_named_beside_the_export_of_the_batch_that_stays(
 def test_a_schedule_that_there_is_not_is_refused(tmp_path: Path) -> None:
     budget = {"trials": 3, "trial_train_seconds": 2.0}
     spec = write_task(tmp_path, space=space_of(16, 64), confirm=UNCONFIRMED, budget=budget, executor=INLINE)
-    run(tmp_path, "run", spec.name)
-    done = bssearch("best", "task", "--export", "yaml", "--schedule", cwd=tmp_path)
-    assert done.returncode == 2 and done.stdout == ""
-    assert "study 'task' has no schedule of growing batches that reached the target" in done.stderr
-    alone = bssearch("best", "task", "--schedule", cwd=tmp_path)
-    assert alone.returncode == 2 and "--schedule says what --export writes" in alone.stderr
+    printed(tmp_path, "run", spec.name)
+    told = refused(tmp_path, "best", "task", "--export", "yaml", "--schedule", code=2)
+    assert "study 'task' has no schedule of growing batches that reached the target" in told
+    assert "--schedule says what --export writes" in refused(tmp_path, "best", "task", "--schedule", code=2)
 
 
 def test_the_page_of_the_study_has_the_schedule(stored: Path) -> None:
-    run(stored, "report", "task", "--html", "page.html")
+    printed(stored, "report", "task", "--html", "page.html")
     page = (stored / "page.html").read_text()
     assert '<section id="growing">' in page and '<section id="grown-trials">' in page
     assert 'id="figure-batch-growth"' in page and 'id="figure-rate-growth"' in page
@@ -289,7 +281,7 @@ def test_the_page_of_the_study_has_the_schedule(stored: Path) -> None:
 
 def test_an_easier_target_counts_the_steps_of_each_size(stored: Path) -> None:
     hardly_easier = "0.929"  # An easy one may be met before a batch has grown: then there is no such schedule.
-    found = Answer.model_validate_json(run(stored, "best", "task", "--target", hardly_easier, "--format", "json"))
+    found = Answer.model_validate_json(printed(stored, "best", "task", "--target", hardly_easier, "--format", "json"))
     grown = found.batch_schedule
     assert grown is not None
     assert sum(one.steps or 0.0 for one in grown.stages) <= max(one["steps"] for one in trials(stored))
@@ -299,10 +291,10 @@ def test_an_easier_target_counts_the_steps_of_each_size(stored: Path) -> None:
 @pytest.mark.parametrize("way", ["database", "file"])
 def test_scheduled_trials_come_through_another_database_as_they_are(folder: Path, way: str) -> None:
     if way == "database":
-        run(folder, "import", "study", "sqlite:///bssearch.db", "--db", "sqlite:///other.db")
+        printed(folder, "import", "study", "sqlite:///bssearch.db", "--db", "sqlite:///other.db")
     else:
-        run(folder, "export", "task", "--to", "study")
-        run(folder, "import", "study", "task.bssearch.jsonl.gz", "--db", "sqlite:///other.db")
+        printed(folder, "export", "task", "--to", "study")
+        printed(folder, "import", "study", "task.bssearch.jsonl.gz", "--db", "sqlite:///other.db")
     with (
         open_store(f"sqlite:///{folder}/bssearch.db", write=False) as here,
         open_store(f"sqlite:///{folder}/other.db", write=False) as there,
@@ -316,10 +308,10 @@ def test_scheduled_trials_come_through_another_database_as_they_are(folder: Path
         numbers = [one.number for one in mine]
         assert here.curves("task", numbers) == there.curves("task", numbers)
     answers = [
-        json.loads(run(folder, "best", "task", "--format", "json", "--db", f"sqlite:///{name}.db"))
+        json.loads(printed(folder, "best", "task", "--format", "json", "--db", f"sqlite:///{name}.db"))
         for name in ("bssearch", "other")
     ]
     assert answers[0]["batch_schedule"] == answers[1]["batch_schedule"] is not None
     number = with_stages(folder, STAGES)["number"]
-    again = json.loads(run(folder, "rerun", "task", str(number), "--db", "sqlite:///other.db", "--format", "json"))
+    again = json.loads(printed(folder, "rerun", "task", str(number), "--db", "sqlite:///other.db", "--format", "json"))
     assert again["identical"] is True

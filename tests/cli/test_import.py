@@ -13,7 +13,7 @@ import pytest
 from bssearch.records import Phase, StudyRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch
+from tests.cli.task import bssearch, refused
 
 HEADER = "batch_size,seed,reached,steps,train_seconds,final_metric,device,param.lr"
 ROWS = (
@@ -76,11 +76,8 @@ def outcome(trial: TrialRecord) -> TrialOutcome:
 
 def refuse(folder: Path, *arguments: str, said: str, code: int = 2) -> None:
     before = sorted(path.name for path in folder.iterdir())
-    done = bssearch("import", *arguments, cwd=folder)
-    assert done.returncode == code, done.stderr
-    assert said in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    told = refused(folder, "import", *arguments, code=code)
+    assert said in told, told
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
@@ -213,25 +210,6 @@ def test_devices_whose_names_look_alike_make_studies_of_their_own(tmp_path: Path
     assert names == ["runs-a-100", "runs-a-100-2", "runs-a-100-3"]
 
 
-def test_a_study_whose_name_is_taken_keeps_all_of_a_file_out(tmp_path: Path) -> None:
-    write_table(tmp_path, "8,1,B", header="batch_size,reached,device")
-    do(tmp_path, "runs", "runs.csv", "--target", "1", "--name", "x-b")
-    write_table(tmp_path, "8,1,A", "8,1,B", header="batch_size,reached,device")
-    refuse(tmp_path, "runs", "runs.csv", "--target", "1", "--name", "x", said="there is a study 'x-b' already")
-    assert bssearch("studies", "--format", "csv", cwd=tmp_path).stdout.count("\n") == 2
-
-
-def test_the_same_file_again_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    write_table(tmp_path)
-    do(tmp_path, "runs", "runs.csv")
-    done = bssearch("import", "runs", "runs.csv", cwd=tmp_path)
-    assert done.returncode == 2
-    (hint,) = [line for line in done.stderr.splitlines() if line.startswith("hint: ")]
-    assert "bssearch delete runs" in hint and "--name" in hint
-    assert bssearch("delete", "runs", "--yes", cwd=tmp_path).returncode == 0
-    assert do(tmp_path, "runs", "runs.csv")[0] == ["runs"]
-
-
 def test_of_imported_runs_nothing_is_said_to_have_been_searched_here(tmp_path: Path) -> None:
     write_table(tmp_path, "8,0,1,10,1,0.9,A,0.1", "8,0,1,10,2,0.9,A,0.2", "16,0,1,10,3,0.9,A,0.1")
     do(tmp_path, "runs", "runs.csv")
@@ -275,9 +253,7 @@ def test_what_nobody_knows_of_a_run_is_null_and_an_easier_target_is_refused(tmp_
     unknown = ("train_seconds", "wall_seconds", "evaluation_seconds", "threads", "uncapped", "contended")
     assert [row[name] for name in unknown] == [None] * len(unknown)
     assert (row["steps"], row["steps_to_target"]) == (100, 100)
-    easier = bssearch("best", "--target", "0.5", cwd=tmp_path)
-    assert easier.returncode == 2
-    assert "imported without learning curves" in easier.stderr
+    assert "imported without learning curves" in refused(tmp_path, "best", "--target", "0.5", code=2)
     assert "runs: 6 imported runs" in bssearch("status", cwd=tmp_path).stdout
     rules = json.loads(bssearch("audit", "--format", "json", "runs", cwd=tmp_path).stdout)["rules"]
     assert not any("trains with sgd" in rule["reason"] for rule in rules)
@@ -346,13 +322,6 @@ def test_wrong_input_is_said_and_makes_no_database(
     refuse(tmp_path, "runs", "runs.csv", *arguments, said=said)
 
 
-def test_files_that_are_not_there_or_whose_names_make_no_study(tmp_path: Path) -> None:
-    refuse(tmp_path, "runs", "nothing.csv", said="nothing.csv", code=3)
-    refuse(tmp_path, "rcp", "nothing.json", said="nothing.json", code=3)
-    write_table(tmp_path).rename(tmp_path / "my runs.csv")
-    refuse(tmp_path, "runs", "my runs.csv", said="'my runs' is no name for a study")
-
-
 END = "its learning rate lies at an end of those tried"
 
 
@@ -407,19 +376,3 @@ def test_reference_points_become_a_study_of_samples(tmp_path: Path) -> None:
     answer = json.loads(bssearch("best", "--format", "json", cwd=tmp_path).stdout)
     assert answer["optimal"]["batch_size"] == 1632
     assert answer["optimal"]["time_to_target_s"] is None
-
-
-def test_reference_points_in_epochs_of_an_unknown_size_ask_for_it(tmp_path: Path) -> None:
-    other = {name: {**entry, "Benchmark": "unet3d"} for name, entry in RESNET.items()}
-    (tmp_path / "rcps.json").write_text(json.dumps(other))
-    refuse(tmp_path, "rcp", "rcps.json", said="--samples-per-epoch N says it")
-    do(tmp_path, "rcp", "rcps.json", "--name", "unet", "--samples-per-epoch", "16320")
-    assert [outcome(trial).steps for trial in stored(tmp_path, "unet")[2]] == [340, 340, 350, 180, 175]
-
-
-@pytest.mark.slow
-def test_ten_thousand_runs_are_imported(tmp_path: Path) -> None:
-    rows = [f"{2 ** (number % 8)},true,{number + 1},{number + 1}.5,{number % 5 + 1}" for number in range(10_000)]
-    write_table(tmp_path, *rows, header="batch_size,reached,steps,train_seconds,param.lr")
-    do(tmp_path, "runs", "runs.csv", "--target", "1")
-    assert len(stored(tmp_path)[2]) == 10_000

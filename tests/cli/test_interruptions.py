@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.task import DEFAULT, INLINE, UNCONFIRMED, bssearch, command, environment, space_of, write_task
+from tests.cli.task import DEFAULT, INLINE, UNCONFIRMED, bssearch, command, environment, printed, space_of, write_task
+from tests.waiting import wait_for
 
 SLOW = {
     "workload_settings": {"step_seconds": 0.03},
@@ -80,8 +81,7 @@ def check_complete(folder: Path, searched: int) -> list[dict[str, object]]:
     """Run the study to its end; every number stands once, the counts add up, nothing that finished is repeated."""
     before = {trial["number"]: trial for trial in trials(folder) if trial["state"] not in {"running", "paused"}}
     inline = ("--set", "executor.name=inline", "--set", "executor.slots=1")
-    done = bssearch("run", "task.yaml", *inline, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    printed(folder, "run", "task.yaml", *inline)
     found = trials(folder)
     assert [trial["number"] for trial in found] == list(range(1, len(found) + 1))
     states = Counter(trial["state"] for trial in found if trial["phase"] == "search")
@@ -100,10 +100,7 @@ def test_after_kill_nine_and_ctrl_c_no_process_is_left_and_the_same_command_goes
         wait_for_start(tmp_path, process)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        deadline = time.monotonic() + 5
-        while alive(workers) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not alive(workers)
+        wait_for(lambda: not alive(workers))
     killed = [trial["number"] for trial in trials(tmp_path) if trial["state"] == "running"]
     assert killed
     with driver(tmp_path, until="search 8/") as process:
@@ -163,8 +160,7 @@ def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(
     budget = {"trials": trials_asked, "trial_train_seconds": 3.0}
     settings = {"fault": fault}
     write_task(tmp_path, workload_settings=settings, executor=executor, budget=budget, confirm=UNCONFIRMED, **HARD)
-    done = bssearch("run", "task.yaml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    printed(tmp_path, "run", "task.yaml")
     found = trials(tmp_path)
     failed = [trial for trial in found if trial["state"] == "failed"]
     assert failed
@@ -212,3 +208,91 @@ def test_ctrl_c_while_libraries_are_loading_ends_with_one_line(tmp_path: Path, m
         [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+# In another place -----------------------------------------------------------------------------------------------------
+
+
+FAR = {
+    "workload_settings": {"step_seconds": 0.05},
+    "space": space_of(32),
+    "default": {**DEFAULT, "learning_rate": 0.01},  # the first trial, which is stopped, takes many seconds
+    "budget": {"trials": 2, "trial_train_seconds": 60.0},
+    "confirm": UNCONFIRMED,
+    "pruner": {"name": "none"},
+}
+
+
+def host(folder: Path, name: str, place: str) -> dict[str, str]:
+    """Return the environment of a host of this name: nothing but the place where checkpoints are kept is shared."""
+    own = {"XDG_CACHE_HOME": f"{folder}/{name}/cache", "BSSEARCH_STATE_DIR": f"{folder}/{name}/state"}
+    return {**environment(), **own, "BSSEARCH_CHECKPOINT_DIR": place}
+
+
+def wait_for_an_evaluation(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until a trial runs that has been evaluated in its middle."""
+    query = """SELECT COUNT(*) FROM bss_observation JOIN bss_trial ON bss_trial.id = trial_id
+        WHERE step > 0 AND state = 'running'"""
+    while process.poll() is None:
+        with closing(sqlite3.connect(folder / "bssearch.db")) as connection:
+            tables = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'bss_observation'")
+            if tables.fetchone()[0] and connection.execute(query).fetchone()[0]:
+                return
+        time.sleep(0.02)
+    raise AssertionError(process.communicate()[1])
+
+
+def steps_seen(folder: Path) -> list[int]:
+    query = "SELECT step FROM bss_observation JOIN bss_trial ON bss_trial.id = trial_id WHERE number = 1 ORDER BY step"
+    with closing(sqlite3.connect(folder / "bssearch.db")) as connection:
+        return [step for (step,) in connection.execute(query)]
+
+
+@pytest.mark.slow
+def test_a_trial_stopped_by_sigterm_goes_on_in_another_place_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "bssearch.db").touch()
+    place = f"file://{tmp_path / 'shared'}"
+    write_task(tmp_path, **FAR)
+    first, second = host(tmp_path, "first", place), host(tmp_path, "second", place)
+    process = subprocess.Popen(
+        command("run", "task.yaml"),
+        cwd=tmp_path,
+        env=first,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for_an_evaluation(tmp_path, process)
+        sent = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=120)
+        print(f"given back after {time.monotonic() - sent:.2f} s")
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, errors
+    before = steps_seen(tmp_path)
+    assert [path.name for path in (tmp_path / "shared").rglob("trial-*")] == ["trial-1.pt"]
+    assert not list((tmp_path / "first").rglob("trial-*"))
+
+    done = subprocess.run(
+        command("run", "task.yaml"), cwd=tmp_path, env=second, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    again = subprocess.run(
+        command("rerun", "task", "1", "--format", "json"),
+        cwd=tmp_path,
+        env=second,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert again.returncode == 0, again.stderr
+    after = steps_seen(tmp_path)
+    assert after[: len(before)] == before and len(after) > len(before)
+    found = json.loads(again.stdout)
+    assert found["identical"] is True, again.stdout
+    assert found["steps_ratio"] == 1.0
+    assert not list((tmp_path / "shared").rglob("trial-*"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.task import bssearch
+from tests.cli.task import bssearch, printed, read, refused
 
 RUNS = [
     "batch_size,seed,reached,steps,train_seconds,final_metric,device",
@@ -24,19 +24,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("price")
     (place / "runs.csv").write_text("\n".join(RUNS) + "\n")
     (place / "h200.csv").write_text("batch_size,step_seconds\n32,0.0010\n64,0.0010\n128,0.0011\n")
-    done = bssearch(
-        "import", "runs", "runs.csv", "--name", "vision", "--metric", "accuracy", "--target", "0.9", cwd=place
-    )
-    assert done.returncode == 0, done.stderr
+    printed(place, "import", "runs", "runs.csv", "--name", "vision", "--metric", "accuracy", "--target", "0.9")
     return place
 
 
 def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> None:
     here = json.loads(bssearch("best", "vision", "--format", "json", cwd=folder).stdout)
     assert here["optimal"]["batch_size"] == 32
-    done = bssearch("price", "vision", "--step-times", "h200.csv", "--device", "H200", "--format", "json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    there = json.loads(done.stdout)
+    there = read(folder, "price", "vision", "--step-times", "h200.csv", "--device", "H200")
     assert (there["optimal"]["batch_size"], there["device"]["name"]) == (128, "H200")
     assert there["optimal"]["time_to_target_s"]["median"] == pytest.approx(410 * 0.0011)
     assert "predicted" in {notice["code"] for notice in there["warnings"]}
@@ -61,7 +56,4 @@ def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> No
 )
 def test_what_is_wrong_is_named(folder: Path, study: str, content: str, code: int, said: str) -> None:
     (folder / "wrong.csv").write_text(content)
-    done = bssearch("price", study, "--step-times", "wrong.csv", cwd=folder)
-    assert done.returncode == code, done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    assert said in refused(folder, "price", study, "--step-times", "wrong.csv", code=code)

@@ -9,7 +9,7 @@ import pytest
 
 from bssearch.search.calibration import FIRST_VISITS
 from bssearch.storage.repository import open_store
-from tests.cli.task import DEFAULT, INLINE, bssearch, space_of, write_task
+from tests.cli.task import DEFAULT, INLINE, bssearch, read, space_of, write_task
 
 NOISE_SECONDS = "60"
 """Far more than the passes take until the interval is narrow, 16 of them: a busy machine measures as many."""
@@ -20,18 +20,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("probe")
     budget = {"trials": 4, "trial_train_seconds": 0.5}
     write_task(place, space=space_of(16, 32, 64), executor=INLINE, budget=budget, confirm={"top": 1, "runs": 0})
-    done = bssearch("probe", "step-time", "task.yaml", "--seconds", "0.1", "--format", "json", cwd=place)
-    assert done.returncode == 0, done.stderr
-    (place / "step_time.json").write_text(json.dumps(json.loads(done.stdout)))
+    (place / "step_time.json").write_text(
+        json.dumps(read(place, "probe", "step-time", "task.yaml", "--seconds", "0.1"))
+    )
     return place
 
 
 @pytest.fixture(scope="module")
 def searched(folder: Path) -> Path:
     """The folder after the noise scale was measured, and a study was run."""
-    done = bssearch("probe", "noise", "task.yaml", "--seconds", NOISE_SECONDS, "--format", "json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    (folder / "noise.json").write_text(json.dumps(json.loads(done.stdout)))
+    (folder / "noise.json").write_text(
+        json.dumps(read(folder, "probe", "noise", "task.yaml", "--seconds", NOISE_SECONDS))
+    )
     ran = bssearch("run", "task.yaml", cwd=folder)
     assert ran.returncode == 0, ran.stderr
     (folder / "stdout.txt").write_text(ran.stdout)
@@ -83,9 +83,7 @@ def test_a_trial_tells_its_environment(searched: Path) -> None:
 @pytest.mark.slow
 def test_memory_is_probed_under_a_limit_that_binds_no_run(tmp_path: Path) -> None:
     write_task(tmp_path, space=space_of(256), default={**DEFAULT, "batch_size": 256})
-    done = bssearch("probe", "memory", "task.yaml", "--limit-gib", "2", "--format", "json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = read(tmp_path, "probe", "memory", "task.yaml", "--limit-gib", "2")
     assert found["largest_that_fits"] == found["ceiling"] == 500
     assert [use["fits"] for use in found["uses"]] == [True] * len(found["uses"])
     with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}", write=False) as store:

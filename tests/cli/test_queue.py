@@ -17,9 +17,10 @@ from bssearch.queue.submission import SubmissionState
 from bssearch.records import TrialState
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE
 from bssearch.storage.repository import open_store
-from tests.cli.task import UNCONFIRMED, WORKLOAD, bssearch, space_of
-from tests.cli.worker_process import PATIENCE_S, WorkerProcess, make_node, worker
+from tests.cli.task import UNCONFIRMED, WORKLOAD, printed, space_of
+from tests.cli.worker_process import PATIENCE_S, make_node, worker
 from tests.postgres import Postgres
+from tests.waiting import wait_for
 
 QUICK = {"confirm": UNCONFIRMED, "budget": {"trials": 3, "trial_train_seconds": 2.0}, "space": space_of(32, 64)}
 LONG = {
@@ -58,14 +59,8 @@ def here(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def do(here: Path, *words: str) -> str:
-    done = bssearch(*words, cwd=here)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def queue(here: Path) -> dict[str, Any]:
-    found = json.loads(do(here, "queue", "--all", "--format", "json"))
+    found = json.loads(printed(here, "queue", "--all", "--format", "json"))
     assert isinstance(found, dict)
     return found
 
@@ -80,7 +75,7 @@ def test_two_workers_serve_what_a_third_submits_though_one_is_killed(
 ) -> None:
     nodes = [make_node(tmp_path / name, **{**QUICK, "workload_settings": {"step_seconds": 0.02}}) for name in "ab"]
     for number, owner in enumerate(("ann", "bob", "ann")):
-        do(here, "submit", "task", "budget.trials=3", "--name", f"study-{number}", "--owner", owner)
+        printed(here, "submit", "task", "budget.trials=3", "--name", f"study-{number}", "--owner", owner)
     with (
         worker(nodes[0], url, checkpoints, "--turn-seconds", "5") as first,
         worker(nodes[1], url, checkpoints, "--turn-seconds", "5", "--until-empty") as second,
@@ -103,13 +98,10 @@ def test_a_worker_told_to_stop_gives_its_trial_back_and_another_goes_on_to_the_s
     tmp_path: Path, url: str, here: Path, checkpoints: Path
 ) -> None:
     first_node, second_node = (make_node(tmp_path / name, **LONG) for name in "ab")
-    do(here, "submit", "task", "target.value=0.95", "--name", "long")
+    printed(here, "submit", "task", "target.value=0.95", "--name", "long")
     with worker(first_node, url, checkpoints) as first, open_store(url, write=False) as store:
         first.wait_for("trial 1 runs")
-        until = time.monotonic() + PATIENCE_S
-        while not store.observations("long", 1)[1:]:  # evaluated since its first step: in its middle
-            assert first.process.poll() is None and time.monotonic() < until, first.said
-            time.sleep(0.05)
+        wait_for(lambda: store.observations("long", 1)[1:], first.process)  # now it is in its middle
         assert store.trial("long", 1).state is TrialState.RUNNING
         first.process.send_signal(signal.SIGTERM)
         assert first.wait(30) == 0, first.said
@@ -125,25 +117,25 @@ def test_a_worker_told_to_stop_gives_its_trial_back_and_another_goes_on_to_the_s
         assert went_on.state is TrialState.REACHED and outcome is not None and outcome.steps_to_target is not None
         assert stopped.outcome is not None and outcome.steps > stopped.outcome.steps > 0
     words = ("rerun", "long", "1", "--workload", "task.py:Task", "--format", "json")
-    again = json.loads(do(first_node, *words))
+    again = json.loads(printed(first_node, *words))
     assert (again["identical"], again["steps_ratio"]) == (True, 1.0), again
 
 
 @pytest.mark.slow
 def test_a_person_pauses_resumes_and_cancels_what_runs(tmp_path: Path, url: str, here: Path, checkpoints: Path) -> None:
     node = make_node(tmp_path / "a", **LONG)
-    do(here, "submit", "task", "target.value=0.99", "budget.trials=40", "--name", "one")
+    printed(here, "submit", "task", "target.value=0.99", "budget.trials=40", "--name", "one")
     with worker(node, url, checkpoints) as served, open_store(url, write=False) as store:
         served.wait_for("trial 1 runs")
-        do(here, "pause", "one")
+        printed(here, "pause", "one")
         served.wait_for("one: paused: paused by")
         assert {trial.state for trial in store.trials("one")} <= {TrialState.PAUSED, TrialState.CAPPED}
         assert states(here) == {"one": "paused"}
         served.lines.clear()
-        do(here, "resume", "one")
+        printed(here, "resume", "one")
         served.wait_for("runs: batch 64")
         assert [row["serving"] for row in queue(here)["workers"]] == ["one"]
-        do(here, "cancel", "one")
+        printed(here, "cancel", "one")
         served.wait_for("one: cancelled: cancelled by")
         assert {trial.state for trial in store.trials("one")} <= {TrialState.CANCELLED, TrialState.CAPPED}
         assert store.submission("one").served_seconds > 0
@@ -191,9 +183,9 @@ def test_a_worker_told_to_stop_while_a_workload_is_loaded_waits_for_it_no_longer
 ) -> None:
     node = make_node(tmp_path / "a", **QUICK)
     (node / "task.py").write_text("import time\nopen('loads', 'w').close()\ntime.sleep(1000)\n")
-    do(here, "submit", "task", "--name", "mine")
+    printed(here, "submit", "task", "--name", "mine")
     with worker(node, url, checkpoints) as served:
-        wait_for_file(node / "loads", served)
+        wait_for((node / "loads").exists, served.process)
         served.process.send_signal(signal.SIGTERM)
         assert served.wait() == 0, served.said
         assert "has stopped" in served.lines[-1] and "what runs is killed" not in served.said
@@ -211,9 +203,9 @@ def test_a_worker_told_to_stop_kills_what_does_not_within_25_seconds(
     )
     hangs = WORKLOAD.replace("time.sleep(1000)", "open('hangs', 'w').close(); time.sleep(1000)")
     (node / "task.py").write_text(hangs)
-    do(here, "submit", "task", "--name", "mine")
+    printed(here, "submit", "task", "--name", "mine")
     with worker(node, url, checkpoints) as served:
-        wait_for_file(node / "hangs", served)
+        wait_for((node / "hangs").exists, served.process)
         family = psutil.Process(served.process.pid).children(recursive=True)
         asked = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
@@ -223,10 +215,3 @@ def test_a_worker_told_to_stop_kills_what_does_not_within_25_seconds(
         psutil.wait_procs(family, PATIENCE_S)
         assert not [one for one in family if one.is_running()]
     assert states(here) == {"mine": "waiting"}
-
-
-def wait_for_file(path: Path, served: WorkerProcess) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not path.exists():
-        assert served.process.poll() is None and time.monotonic() < until, served.said
-        time.sleep(0.05)

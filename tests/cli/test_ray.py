@@ -7,8 +7,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -17,16 +15,10 @@ import pytest
 
 from tests.cli.task import bssearch, command, environment, write_task
 from tests.cli.test_interruptions import SLOW, alive, check_complete, wait_for_start
+from tests.waiting import wait_for
 
 SECRETS = {"BSSEARCH_DB_URL": "sqlite:///bssearch.db", "PGPASSWORD": "a-secret-word"}
 WORKER = "bssearch.executors.worker"
-
-
-def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def states(folder: Path) -> list[str]:
@@ -52,7 +44,7 @@ def test_a_killed_actor_is_a_trial_to_be_tried_again_and_ctrl_c_ends_ray_too(tmp
     driver = psutil.Process(process.pid)
     family: list[psutil.Process] = []
     try:
-        wait_until(lambda: "reached" in states(tmp_path), process)
+        wait_for(lambda: "reached" in states(tmp_path), process)
         wait_for_start(tmp_path, process)
         family = driver.children(recursive=True)
         (worker,) = [one for one in family if WORKER in one.cmdline()]
@@ -61,10 +53,10 @@ def test_a_killed_actor_is_a_trial_to_be_tried_again_and_ctrl_c_ends_ray_too(tmp
             assert names == set(), f"{one.cmdline()} knows {names}"
         assert worker.nice() == driver.nice(), "what is timed waits for other programs no longer than elsewhere"
         worker.parent().kill()  # type: ignore[union-attr]
-        wait_until(lambda: "lost" in states(tmp_path), process)
+        wait_for(lambda: "lost" in states(tmp_path), process)
         assert not alive([worker])
         ended = len(states(tmp_path))
-        wait_until(lambda: len(states(tmp_path)) > ended + 1, process)
+        wait_for(lambda: len(states(tmp_path)) > ended + 1, process)
         wait_for_start(tmp_path, process)
         family += driver.children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)

@@ -18,7 +18,7 @@ from bssearch.storage import migrate
 from bssearch.storage.access.grants import Roles
 from bssearch.storage.repository import open_store
 from tests.cli.conftest import run_by_law
-from tests.cli.task import bssearch, environment, write_task
+from tests.cli.task import environment, printed, refused, write_task
 from tests.postgres import Postgres
 from tests.search.law import LawExecutor
 from tests.test_guide import leaves
@@ -148,8 +148,7 @@ class TestLooking:
         self, reader: str, out: Path, to: Path, here: Path, monkeypatch: pytest.MonkeyPatch, line: str
     ) -> None:
         monkeypatch.setenv(DATABASE_URL_VARIABLE, reader)
-        done = bssearch(*words(line, out, to), cwd=here)
-        assert done.returncode == 0, done.stderr
+        printed(here, *words(line, out, to))
         assert list(here.iterdir()) == []
 
     @pytest.mark.slow
@@ -159,8 +158,7 @@ class TestLooking:
     ) -> None:
         monkeypatch.setenv(DATABASE_URL_VARIABLE, f"sqlite:///{file}")
         before = file.read_bytes()
-        done = bssearch(*words(line, out, to), cwd=here)
-        assert done.returncode == 0, done.stderr
+        printed(here, *words(line, out, to))
         assert list(here.iterdir()) == []
         assert [one.name for one in file.parent.iterdir()] == [file.name]
         assert file.read_bytes() == before
@@ -223,26 +221,23 @@ class TestWriting:
         self, reader: str, out: Path, monkeypatch: pytest.MonkeyPatch, line: str
     ) -> None:
         monkeypatch.setenv(DATABASE_URL_VARIABLE, reader)
-        done = bssearch(*words(line, out), cwd=out)
-        assert (done.returncode, done.stdout) == (4, ""), done.stderr
-        assert "'lara' needs the role looked_at_writer" in done.stderr
-        assert 'GRANT looked_at_writer TO "lara"' in done.stderr
+        told = refused(out, *words(line, out), code=4)
+        assert "'lara' needs the role looked_at_writer" in told
+        assert 'GRANT looked_at_writer TO "lara"' in told
 
     @pytest.mark.parametrize("line", WRITES.values(), ids=WRITES)
     def test_a_file_that_may_not_be_written_is_named(
         self, file: Path, out: Path, monkeypatch: pytest.MonkeyPatch, line: str
     ) -> None:
         monkeypatch.setenv(DATABASE_URL_VARIABLE, f"sqlite:///{file}")
-        done = bssearch(*words(line, out), cwd=out)
-        assert (done.returncode, done.stdout) == (4, ""), done.stderr
-        assert f"{file} is read-only" in done.stderr
+        assert f"{file} is read-only" in refused(out, *words(line, out), code=4)
 
     def test_whose_study_it_is_says_the_command_line(self, reader: str, postgres: Postgres, out: Path) -> None:
         postgres.execute("CREATE ROLE wim LOGIN", "GRANT looked_at_writer TO wim")
         url = reader.replace("lara@", "wim@")
         for line in ("rename task better", "archive task", "delete task --yes"):
-            done = bssearch(*words(line, out), "--db", url, cwd=out)
-            assert (done.returncode, done.stdout) == (4, ""), done.stderr
-            assert "the study 'task' may be renamed, archived or deleted by postgres, who made it" in done.stderr
+            assert "the study 'task' may be renamed, archived or deleted by postgres, who made it" in refused(
+                out, *words(line, out), "--db", url, code=4
+            )
         with open_store(reader, write=False) as store:
             assert [one.name for one in store.studies()] == ["other", "task"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.task import bssearch, write_task
+from tests.cli.task import bssearch, printed, read, refused, write_task
 from tests.packages import installed
 
 CODE = '''
@@ -83,30 +82,23 @@ def test_an_importer_of_another_package_is_a_subcommand_with_its_options(folder:
     listed = bssearch("import", "--help", cwd=folder).stdout
     assert "Make a study of a list of batch sizes." in listed and "rcp" in listed
     (folder / "sizes.txt").write_text("8\n16\n")
-    done = bssearch("import", "lines", "sizes.txt", "--steps", "7", "--format", "json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [{"study": "sizes", "runs": 2, "reached": 2}]
+    assert read(folder, "import", "lines", "sizes.txt", "--steps", "7") == [{"study": "sizes", "runs": 2, "reached": 2}]
     assert bssearch("import", "lines", "sizes.txt", "--steps", "0", cwd=folder).returncode == 2
 
 
 def test_an_importer_that_cannot_be_loaded_is_named_and_takes_no_other_with_it(folder: Path) -> None:
-    listed = bssearch("import", "--help", cwd=folder)
-    assert listed.returncode == 0 and "no_such_module" in listed.stdout
-    done = bssearch("import", "broken", "sizes.txt", "--format", "json", cwd=folder)
-    assert done.returncode == 2 and "importer broken cannot be loaded" in done.stderr
+    assert "no_such_module" in printed(folder, "import", "--help")
+    assert "importer broken cannot be loaded" in refused(folder, "import", "broken", "sizes.txt", code=2)
     assert bssearch("import", "unheard-of", cwd=folder).returncode == 2
 
 
 @pytest.mark.usefixtures("by_law")
 def test_a_probe_of_another_package_is_a_subcommand_with_its_options(folder: Path) -> None:
-    done = bssearch("probe", "samples", "task.yaml", "--times", "3", "--format", "json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"samples": 3000}
+    assert read(folder, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 3000}
 
 
 def test_a_spec_may_name_a_pruner_and_a_sampler_of_another_package(folder: Path) -> None:
     plan = ["run", "task.yaml", "--dry-run", "--set"]
     assert bssearch(*plan, "pruner.name=patient", "--set", "sampler.name=lucky", cwd=folder).returncode == 0
-    done = bssearch(*plan, "pruner.name=hasty", cwd=folder)
-    assert done.returncode == 2
-    assert "pruner.name = 'hasty': must be one of safe, balanced" in done.stderr and "patient" in done.stderr
+    told = refused(folder, *plan, "pruner.name=hasty", code=2)
+    assert "pruner.name = 'hasty': must be one of safe, balanced" in told and "patient" in told

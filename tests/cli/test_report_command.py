@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from bssearch.commands.trials import trials_frame
 from bssearch.records import Lease, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
-from tests.cli.task import bssearch
+from tests.cli.task import bssearch, refused
 from tests.factories import make_curve, make_environment, make_plan, make_probe, make_spec, make_trial
 from tests.pages.test_plots import SIZES, law_trials
 
@@ -132,9 +133,7 @@ def test_what_cannot_be_written_is_named_and_nothing_is_left(folder: Path, tmp_p
     taken = tmp_path / "taken"
     taken.mkdir() if option != "--csv" else taken.write_text("mine")
     for path in (tmp_path / "nowhere" / "out", taken, tmp_path / ("x" * 300), Path("/dev/null"), Path("/proc/x")):
-        done = bssearch("report", "toy", option, path, cwd=folder)
-        assert (done.returncode, done.stdout) == (2, ""), path
-        assert str(path) in done.stderr
+        assert str(path) in refused(folder, "report", "toy", option, path, code=2)
     assert files(tmp_path) == {"taken"}
     assert Path("/dev/null").is_char_device()
 
@@ -145,9 +144,7 @@ def test_a_page_that_fails_leaves_the_earlier_one(
     path = tmp_path / "report.html"
     path.write_text("old")
     monkeypatch.setattr(Path, "replace", _full_disk)
-    done = bssearch("report", "toy", "--html", path, cwd=folder)
-    assert done.returncode == 2
-    assert f"{path} cannot be written: No space left" in done.stderr
+    assert f"{path} cannot be written: No space left" in refused(folder, "report", "toy", "--html", path, code=2)
     assert (files(tmp_path), path.read_text()) == ({"report.html"}, "old")
 
 
@@ -159,12 +156,10 @@ def _full_disk(self: Path, target: Path) -> Path:
 def test_a_link_to_itself_and_an_empty_path_are_refused(folder: Path, tmp_path: Path, option: str) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    done = bssearch("report", "toy", option, loop, cwd=folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"{loop} cannot be written: its symbolic links lead round in a circle" in done.stderr
-    empty = bssearch("report", "toy", option, "", cwd=folder)
-    assert (empty.returncode, empty.stdout) == (2, "")
-    assert "a path is empty" in empty.stderr
+    assert f"{loop} cannot be written: its symbolic links lead round in a circle" in refused(
+        folder, "report", "toy", option, loop, code=2
+    )
+    assert "a path is empty" in refused(folder, "report", "toy", option, "", code=2)
     assert files(tmp_path) == {"loop"} and files(folder) == {"bssearch.db"}
 
 
@@ -173,9 +168,9 @@ def test_where_one_table_cannot_be_written_none_is_and_that_one_is_named(
     folder: Path, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).mkdir()
-    done = bssearch("report", "toy", "--csv", tmp_path, cwd=folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"{tmp_path / name} cannot be written: it is a folder" in done.stderr
+    assert f"{tmp_path / name} cannot be written: it is a folder" in refused(
+        folder, "report", "toy", "--csv", tmp_path, code=2
+    )
     assert files(tmp_path) == {name}
 
 
@@ -191,9 +186,9 @@ def test_where_one_table_cannot_be_put_in_place_the_earlier_ones_come_back(
         return _full_disk(self, target) if "-new-" in self.name and target.name == failing else put(self, target)
 
     monkeypatch.setattr(Path, "replace", replace)
-    done = bssearch("report", "toy", "--csv", tmp_path, cwd=folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"{tmp_path / failing} cannot be written: No space left" in done.stderr
+    assert f"{tmp_path / failing} cannot be written: No space left" in refused(
+        folder, "report", "toy", "--csv", tmp_path, code=2
+    )
     assert files(tmp_path) == {"trials.csv", "observations.csv"}
     assert (tmp_path / "trials.csv").read_text() == "mine"
     assert (tmp_path / "observations.csv").read_text() == "mine, too"
@@ -223,9 +218,9 @@ def test_a_table_that_does_not_fit_on_the_disk_is_named(
 
 @pytest.mark.parametrize("option", ["--html", "--svg", "--csv"])
 def test_without_a_reached_trial_nothing_is_written(folder: Path, tmp_path: Path, option: str) -> None:
-    done = bssearch("report", "missed", option, tmp_path / "out", cwd=folder)
-    assert (done.returncode, done.stdout) == (5, "")
-    assert "nearest came trial 1 (batch 32) with 0.7" in done.stderr
+    assert "nearest came trial 1 (batch 32) with 0.7" in refused(
+        folder, "report", "missed", option, tmp_path / "out", code=5
+    )
     assert files(tmp_path) == set()
 
 
@@ -364,8 +359,68 @@ def test_the_comparison_for_people_and_for_spreadsheets(folder: Path) -> None:
 
 
 def test_wrong_comparisons_say_so(folder: Path) -> None:
-    done = bssearch("compare", "toy", "nobody", cwd=folder)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "nobody" in done.stderr
+    assert "nobody" in refused(folder, "compare", "toy", "nobody", code=3)
     assert bssearch("compare", "toy", cwd=folder).returncode == 2
     assert bssearch("report", "nobody", "--html", "x.html", cwd=folder).returncode == 3
+
+
+# Paused trials --------------------------------------------------------------------------------------------------------
+
+
+SIZE = 64
+
+
+def stopped(state: TrialState) -> list[TrialRecord]:
+    return [
+        make_trial(900 + seed, batch_size=SIZE, seconds=0.4, seed=seed, state=state, best_metric=0.5)
+        for seed in range(3)
+    ]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[TrialState, Path]:
+    """Two both, each with the same study, but for the state of three of its trials."""
+    places = {state: tmp_path_factory.mktemp(state) for state in (TrialState.PRUNED, TrialState.PAUSED)}
+    for state, place in places.items():
+        with open_store(f"sqlite:///{place}/bssearch.db") as store:
+            add_study(store, make_spec(), [*law_trials(), *stopped(state)])
+    return places
+
+
+def said(place: Path, *arguments: str) -> str:
+    done = bssearch(*arguments, cwd=place)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    return re.sub(r"20\d\d-\d\d-\d\d[T ][\d:.]+\S*", "then", done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("best", "toy", "--format", "json"),
+        ("best", "toy"),
+        ("trials", "toy"),
+        ("trials", "toy", "--format", "json"),
+        ("status", "toy"),
+        ("status", "toy", "--format", "json"),
+        ("report", "toy"),
+        ("trial", "toy", "1"),
+    ],
+    ids=" ".join,
+)
+def test_it_counts_as_a_pruned_one(both: dict[TrialState, Path], arguments: tuple[str, ...]) -> None:
+    pruned, paused = (said(place, *arguments) for place in both.values())
+    assert paused.replace("paused", "pruned") == pruned
+
+
+def test_its_state_is_shown_and_counted(both: dict[TrialState, Path]) -> None:
+    place = both[TrialState.PAUSED]
+    trials = json.loads(said(place, "trials", "toy", "--format", "json"))
+    assert [trial["state"] for trial in trials].count("paused") == 3
+    (batch,) = [
+        one
+        for one in json.loads(said(place, "best", "toy", "--format", "json"))["batches"]
+        if one["batch_size"] == SIZE
+    ]
+    assert batch["ended"]["paused"] == 3
+    status = json.loads(said(place, "status", "toy", "--format", "json"))
+    assert status["spent_trials"] >= 3 and status["running"] == []

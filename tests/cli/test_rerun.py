@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.task import INLINE, UNCONFIRMED, bssearch, space_of, write_task
+from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, read, refused, space_of, write_task
 
 RUNS = "batch_size,seed,reached,steps,train_seconds\n16,0,true,100,2.0\n64,0,true,90,3.0\n"
 PRINTED = "a new model"
@@ -26,8 +26,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("stored")
     budget = {"trials": 4, "trial_train_seconds": 2.0}
     spec = write_task(place, space=space_of(16, 64), confirm=UNCONFIRMED, budget=budget, executor=INLINE)
-    done = bssearch("run", spec, cwd=place)
-    assert done.returncode == 0, done.stderr
+    printed(place, "run", spec)
     return place
 
 
@@ -48,9 +47,7 @@ def rows_of(folder: Path) -> list[str]:
 
 
 def rerun(folder: Path, number: int, *options: str) -> dict[str, Any]:
-    done = bssearch("rerun", "task", str(number), *options, "--format", "json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = read(folder, "rerun", "task", str(number), *options)
     return found
 
 
@@ -169,21 +166,6 @@ def test_what_cannot_be_run_again_is_refused(folder: Path, arguments: list[str],
     assert bssearch("enqueue", "task", "batch_size=16", cwd=folder).returncode == 0
     (folder / "runs.csv").write_text(RUNS)
     assert bssearch("import", "runs", "runs.csv", "--target", "0.9", cwd=folder).returncode == 0
-    done = bssearch("rerun", *arguments, cwd=folder)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert words in done.stderr
+    assert words in refused(folder, "rerun", *arguments, code=code)
     if "--runs" not in arguments:
         assert bssearch("trial", *arguments, "--repro", cwd=folder).returncode == code
-
-
-@pytest.mark.slow
-def test_a_trial_of_digits_in_a_worker_takes_the_same_steps_again(tmp_path: Path) -> None:
-    """The shipped workload, each run in a worker process of its own."""
-    small = ("budget.trials=2", "space.batch_size=[32, 64]", "default.batch_size=64", "confirm.runs=0")
-    sets = [word for one in (*small, "executor.device=cpu") for word in ("--set", one)]
-    assert bssearch("run", "digits", *sets, cwd=tmp_path).returncode in {0, 5}
-    for number in (1, 2):
-        done = bssearch("rerun", "digits", str(number), "--format", "json", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert found["identical"] and len(found["runs"][0]["evaluations"]) > 1

@@ -1,26 +1,46 @@
-"""What the commands show of a trial, of a study that runs, and how the process ends."""
+"""What commands show of an answer, of a trial, of a study that runs, whatever texts are stored."""
 
 from __future__ import annotations
 
 import atexit
+import csv
 import gc
 import io
+import json
+import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 from rich.live import Live
 
+from bssearch.analysis.answer import Answer, Figure, Notice
+from bssearch.analysis.law.quick import QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
 from bssearch.cli import app as application
 from bssearch.cli import trials as trial_commands
+from bssearch.cli.answer import print_answer
+from bssearch.cli.check import print_quick
+from bssearch.cli.output import note
+from bssearch.cli.recommended import Export, exported
 from bssearch.commands.display.live import Display, Lines, batch_table, ended_line
+from bssearch.commands.run import run_study
+from bssearch.commands.status import status
 from bssearch.commands.trials import trial_document
 from bssearch.errors import NotFoundError, UsageError
+from bssearch.executors.base import Ended, Event
 from bssearch.history import History
-from bssearch.records import Phase, TrialRecord, TrialState
+from bssearch.pages.csv_rows import write_csv
+from bssearch.pruners.controller import PruningController
+from bssearch.records import GradientNoise, MemoryBasis, Observation, Phase, TrialRecord, TrialState
+from bssearch.storage.repository import open_store
+from tests.analysis.test_report import answer, confirmed
 from tests.factories import make_curve, make_environment, make_probe, make_spec, make_trial
+from tests.search.law import LawExecutor
 
 SPEC = make_spec(budget={"trials": 20, "trial_train_seconds": 10.0})
 SIZES = (16, 32, 64)
@@ -229,3 +249,271 @@ def test_without_a_terminal_every_end_is_a_line_and_nothing_in_it_is_markup() ->
     first, second = text.getvalue().splitlines()
     assert first == ended_line(make_trial(7), history(make_trial(7)))
     assert second == "[bold]as it is[/bold]"
+
+
+# The answer -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_trade_offs_are_printed_with_memory_generalisation_and_noise_scale(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    measured: dict[str, Any] = {"peak_memory_bytes": 3 * 2**20, "peak_memory_basis": MemoryBasis.RESIDENT}
+    noises = [GradientNoise(passes=1, trace=trace, square=1.0) for trace in (90.0, 100.0, 110.0)]
+    runs = [
+        replace(run, outcome=replace(run.outcome, noise=noise))
+        for run, noise in zip(confirmed(64, 1.0, 1.1, 0.9, **measured), noises, strict=True)
+        if run.outcome is not None
+    ]
+    print_answer(answer([*confirmed(16, 2.0, 2.1, 1.9, **measured), *runs]))
+    printed = capsys.readouterr().out
+    (row,) = [line for line in printed.splitlines() if line.startswith(" 64") and "MiB" in line]
+    assert "3 MiB" in row and "0.88 ± 0" in row and "100 [" in row
+    assert "resident memory grew" in printed
+    assert "pooled over 3 trials of batch 64" in printed
+
+
+@pytest.mark.parametrize(("micro", "told"), [(64, "batch_size 64, "), (32, "batch_size 64 (2 × 32), ")])
+def test_the_split_into_micro_batches_is_printed_where_there_is_one(
+    micro: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(confirmed(64, 1.0, 1.1, 0.9))
+    split = {"micro_batch_size": micro, "accumulation_steps": 64 // micro}
+    print_answer(found.model_copy(update={"optimal": found.optimal.model_copy(update=split)}))
+    assert f"Train with: {told}" in capsys.readouterr().out
+
+
+def test_further_metrics_are_printed_where_the_workload_reports_some(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(confirmed(64, 1.0, 1.1, 0.9))
+    print_answer(found)
+    assert "also has" not in capsys.readouterr().out
+    figures = {
+        "forgetting": Figure(median=0.031, low=0.028, high=0.036, runs=3),
+        "old_accuracy": Figure(median=0.9, low=None, high=None, runs=2),
+    }
+    print_answer(found.model_copy(update={"optimal": found.optimal.model_copy(update={"further_metrics": figures})}))
+    told = "On the test part it also has forgetting 0.031 [0.028, 0.036] and old_accuracy 0.9."
+    assert told in capsys.readouterr().out
+
+
+def test_no_trade_offs_are_printed_where_nothing_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(confirmed(64, 1.0, 1.1, 0.9))
+    rows = [row.model_copy(update={"generalisation": None}) for row in found.batches]
+    print_answer(found.model_copy(update={"batches": rows}))
+    assert "noise scale" not in capsys.readouterr().out
+
+
+def test_the_host_bound_share_is_a_column_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [*confirmed(16, 2.0, 2.1, 1.9), *confirmed(64, 1.0, 1.1, 0.9, host_bound_share=0.256)]
+    print_answer(answer(runs))
+    printed = capsys.readouterr().out
+    heading, *rows = [line for line in printed.splitlines() if "ms/step" in line or line.startswith((" 16 ", " 64 "))]
+    assert heading.index("ms/step") < heading.index("host-bound") < heading.index(" lr ")
+    assert ["26%" in row for row in rows[:2]] == [False, True]
+    print_answer(answer(confirmed(64, 1.0, 1.1, 0.9)))
+    assert "host-bound" not in capsys.readouterr().out
+
+
+# Quick ----------------------------------------------------------------------------------------------------------------
+
+
+def printed(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
+    optimal = QuickOptimum(batch_size=128, micro_batch_size=64, accumulation_steps=2, learning_rate=0.05)
+    answer = QuickAnswer(
+        study="study",
+        metric="accuracy",
+        target=0.97,
+        default_batch_size=256,
+        optimal=optimal,
+        interval=[64, 200],
+        flat_range=[90, 180],
+        gain=1.6,
+        learning_rate_gain=1.0,
+        learning_rate_range=[0.01, 0.2],
+        largest_micro_batch_size=64,
+        b_crit=QuickCriticalBatch(estimate=120.0, low=60.0, high=240.0),
+        noise_scale=None,
+        alpha_s=None,
+        beta_s=None,
+        runs=[QuickRun(trial=1, batch_size=256, learning_rate=0.1, steps=None, train_seconds=3.0)],
+        seconds=42.0,
+        warnings=[Notice(code="one_batch_size", message="only one batch size came there")],
+    )
+    print_quick(answer.model_copy(update=changes))
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_first_word_says_that_it_is_unverified_and_all_that_it_rests_on_follows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = printed(capsys)
+    assert out.startswith("Unverified: batch 128 (lr 0.05, 2 micro-batches of 64) is expected to reach accuracy 0.97")
+    for part in (
+        "1.6× faster than your 256",
+        "between 64 and 200 (90 %)",
+        "1 run in 42 s",
+        "noise scale not measured",
+        "retune it between 0.01 and 0.2",
+        "note: only one batch size came there",
+        "fine-tuning",
+    ):
+        assert part in out
+
+
+def test_no_gain_is_no_factor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "your 256 is expected to be as fast within 5%" in printed(capsys, gain=1.01)
+    assert "it is your default's" in printed(capsys, default_batch_size=128)
+
+
+def test_a_rate_that_was_faster_than_the_rules_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "took 3× as long there as 0.05" in printed(capsys, learning_rate_gain=3.0)
+
+
+# Whatever texts it holds ----------------------------------------------------------------------------------------------
+
+
+def as_csv(columns: list[str], *rows: dict[str, object]) -> list[list[str]]:
+    text = io.StringIO()
+    write_csv(text, columns, rows)
+    return list(csv.reader(io.StringIO(text.getvalue())))
+
+
+@pytest.mark.parametrize("text", ["=cmd|'/c calc'!A1", "@SUM(A1)", "+1", "-1", "\t=1", "\r=1"])
+def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
+    head, row = as_csv([text, "b"], {text: text, "b": 1})
+    written = f"'{text}".replace("\r", "\n")
+    assert head == [written, "b"]
+    assert row == [written, "1"]
+
+
+def test_numbers_lists_and_plain_texts_are_written_as_they_are() -> None:
+    _, row = as_csv(["a", "b", "c", "d", "e"], {"a": -0.5, "b": [-1, "=x"], "c": None, "d": "a=b, c", "left": 1})
+    assert row == ["-0.5", '[-1, "=x"]', "", "a=b, c", ""]
+    assert json.loads(row[1]) == [-1, "=x"]
+
+
+def named(text: str) -> Answer:
+    """Return an answer whose names and caveats are a text that somebody else has chosen."""
+    found = answer(confirmed(64, 1.0, 1.1, 0.9))
+    return found.model_copy(
+        update={
+            "target": found.target.model_copy(update={"metric": text}),
+            "device": found.device.model_copy(update={"name": text}),
+            "warnings": [Notice(code="unconfirmed", message=text)],
+        }
+    )
+
+
+@pytest.mark.parametrize("text", ["accuracy\nbatch_size: 1", "a\rbatch_size: 1", "a\x85batch_size: 1", "\x1b[31mred"])
+def test_no_name_breaks_out_of_a_comment_of_the_exported_yaml(text: str) -> None:
+    told = exported(named(text), Export.YAML)
+    assert yaml.safe_load(told)["batch_size"] == 64
+    assert yaml.safe_load(told) == yaml.safe_load(exported(answer(confirmed(64, 1.0, 1.1, 0.9)), Export.YAML))
+    assert "\x1b" not in told
+
+
+def test_exported_values_say_how_sure_they_are_where_that_is_not_enough() -> None:
+    sure = answer(confirmed(64, 1.0, 1.1, 0.9)).model_copy(update={"within_5_percent": 0.653, "provisional": True})
+    assert "# note: provisional: it is within 5 % of the best with a probability of 65 %\n" in exported(
+        sure, Export.YAML
+    )
+    firm = sure.model_copy(update={"provisional": False})
+    assert "provisional" not in exported(firm, Export.YAML)
+
+
+def test_a_note_is_one_line_without_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    note("one\ntwo \x1b]0;title\x07three")
+    assert capsys.readouterr().err == "note: one two \ufffd]0;title\ufffdthree\n"
+
+
+# While a study runs ---------------------------------------------------------------------------------------------------
+
+
+LIVE = make_spec(budget={"trials": 12, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 3})
+
+
+class Footers(Display):
+    """A display that keeps what it showed; each look at its clock is half a second after the one before."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.shown: list[str] = []
+        super().__init__(Console(file=io.StringIO(), width=200), None, self.tick)  # type: ignore[arg-type]
+
+    def tick(self) -> float:
+        self.seconds += 0.5
+        return self.seconds
+
+    def _show(self, history: History) -> None:
+        self.shown.append(self.footer(history))
+
+
+class Slowing(LawExecutor):
+    """The law, with confirmation runs each of which takes longer than the one before."""
+
+    def events(self, timeout: float) -> list[Event]:
+        found = super().events(timeout)
+        if found and isinstance(found[-1], Ended) and self.requests[-1].evaluate_test:
+            end = found[-1]
+            slow = replace(end.outcome, wall_seconds=end.outcome.wall_seconds * len(self.requests))
+            return [*found[:-1], Ended(end.number, slow)]
+        return found
+
+
+def run(folder: Path, listener: Any, spec: Any = LIVE) -> None:
+    run_study(spec, db=f"sqlite:///{folder / 'study.db'}", listener=listener, make_executor=lambda *_: Slowing())
+
+
+@pytest.mark.slow
+def test_the_display_tells_the_phase_and_what_is_left_of_it_which_never_grows_once_the_search_is_over(
+    tmp_path: Path,
+) -> None:
+    display = Footers()
+    run(tmp_path, display)
+    over = next(place for place, text in enumerate(display.shown) if "search ended" in text)
+    assert any("of search left" in text for text in display.shown[:over])
+    assert not any("of search left" in text for text in display.shown[over:])
+    assert "search ended (the budget of 12 trials is spent): 12 trials" in display.shown[over]
+    told = [re.search(r"at most (\d+) runs left(?:, about (\d+) s)?", text) for text in display.shown[over:]]
+    runs = [int(one[1]) for one in told if one]
+    assert runs == sorted(runs, reverse=True) and runs[-1] == 1
+    seconds = [int(one[2]) for one in told if one and one[2]]
+    assert seconds and seconds == sorted(seconds, reverse=True)
+
+
+def history_of(*trials: TrialRecord) -> History:
+    return History(LIVE, trials, {32: make_probe(32, step_seconds=0.04)})
+
+
+def test_a_line_tells_the_train_seconds_by_which_trials_are_pruned_and_names_those_of_a_product() -> None:
+    contended = make_trial(1, seconds=7.13, contended=True, product=4.022)
+    history = history_of(contended)
+    line = ended_line(contended, history)
+    assert "after 7.13 train seconds" in line
+    assert "steps × step time is 4.022 s" in line
+    assert "steps × step time" not in ended_line(make_trial(2, seconds=7.13), history)
+    assert "as steps × step time" in history.figure_text(history.trials[0])
+
+
+def test_every_line_of_a_log_gives_the_same_seconds_of_the_fastest_trial() -> None:
+    fastest = make_trial(1, seconds=7.13, contended=True, product=4.022)
+    late = make_trial(2, state=TrialState.RUNNING)
+    history = History(LIVE, (), {32: make_probe(32)})
+    pruning = PruningController(LIVE, history)
+    for trial in (fastest, late):
+        history.take(trial)
+        pruning.take(trial)
+    history.observe(2, 40.0, 0.2)
+    seen = Observation(step=10, samples=320, train_seconds=40.0, metric=0.2, loss=None, learning_rate=0.1)
+    halt = pruning.judge(2, seen, uncapped=False)
+    assert halt is not None and "7.13 train seconds" in halt.reason
+
+
+def test_status_says_that_the_search_has_ended_and_why_until_it_goes_on(tmp_path: Path) -> None:
+    run(tmp_path, Lines(Console(file=io.StringIO())))
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
+        found = status(store, "toy")
+        assert found.search_ended == "the budget of 12 trials is spent"
+        assert found.document()["search_ended"] == found.search_ended
+        spec = dict(store.study("toy").spec)
+        store.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 20}})  # type: ignore[dict-item]
+        assert status(store, "toy").search_ended is None, "a larger budget asks for more"

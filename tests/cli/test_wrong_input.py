@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import subprocess
@@ -11,20 +10,16 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from tests.cli.task import INLINE, SPEC, WORKLOAD, bssearch, command, environment, write_task
+from tests.cli.task import INLINE, SPEC, WORKLOAD, bssearch, command, environment, printed, read, refused, write_task
 from tests.packages import installed
-from tests.search.law import LawExecutor
 
 SPACE = dict(SPEC["space"])  # type: ignore[call-overload]
 
 
 def refuse(folder: Path, *arguments: str, code: int, said: str) -> None:
     before = sorted(path.name for path in folder.iterdir())
-    done = bssearch(*arguments, cwd=folder)
-    assert done.returncode == code, done.stderr
-    assert said in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    told = refused(folder, *arguments, code=code)
+    assert said in told, told
     after = sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
     assert after == [name for name in before if name != "__pycache__"]
 
@@ -86,9 +81,8 @@ def test_a_folder_is_no_spec_and_the_specs_in_it_are_named(tmp_path: Path, comma
     folder = tmp_path / "one"
     folder.mkdir()
     write_task(folder)
-    done = bssearch(command, folder, cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"'{folder}' is a folder" in done.stderr and "task.yaml" in done.stderr
+    told = refused(tmp_path, command, folder, code=2)
+    assert f"'{folder}' is a folder" in told and "task.yaml" in told
     (tmp_path / "none").mkdir()
     refuse(tmp_path, command, "none", code=2, said="'none' is a folder")
 
@@ -107,10 +101,9 @@ def test_a_folder_is_no_spec_and_the_specs_in_it_are_named(tmp_path: Path, comma
 def test_an_option_of_another_value_is_told_without_the_words_of_a_library(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    done = bssearch(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "is not one of" in done.stderr and repr(arguments[-1]) in done.stderr
-    assert "Value error" not in done.stderr
+    told = refused(tmp_path, *arguments, code=2)
+    assert "is not one of" in told and repr(arguments[-1]) in told
+    assert "Value error" not in told
 
 
 @pytest.mark.parametrize("executor", ["local", "inline"])
@@ -140,16 +133,14 @@ def test_databases_that_are_none(tmp_path: Path) -> None:
     ],
 )
 def test_no_part_of_a_password_is_printed(tmp_path: Path, url: str, said: str) -> None:
-    done = bssearch("best", "task", "--db", url, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-    assert "cret" not in done.stderr
+    told = refused(tmp_path, "best", "task", "--db", url, code=2)
+    assert said in told
+    assert "cret" not in told
 
 
 @pytest.mark.usefixtures("by_law")
 def test_a_newer_schema_and_an_unknown_study(tmp_path: Path) -> None:
-    done = bssearch("db", "upgrade", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    printed(tmp_path, "db", "upgrade")
     refuse(tmp_path, "best", "nothing", code=3, said="nothing")
     refuse(tmp_path, "trials", code=3, said="no study")
     with sqlite3.connect(tmp_path / "bssearch.db") as connection:
@@ -166,8 +157,7 @@ def test_a_read_only_database_is_read_but_not_written(tmp_path: Path) -> None:
     assert bssearch("db", "upgrade", cwd=tmp_path).returncode == 0
     (tmp_path / "bssearch.db").chmod(0o444)
     refuse(tmp_path, "run", "task.yaml", code=4, said="read-only")
-    listed = bssearch("studies", "--format", "json", cwd=tmp_path)
-    assert (listed.returncode, listed.stdout.strip()) == (0, "[]")
+    assert read(tmp_path, "studies") == []
 
 
 def test_usage_errors_exit_with_two(tmp_path: Path) -> None:
@@ -176,34 +166,12 @@ def test_usage_errors_exit_with_two(tmp_path: Path) -> None:
     refuse(tmp_path, "trial", "first", code=2, said="trial 'first'")
 
 
-def test_a_target_nobody_reaches_says_how_near_it_came(tmp_path: Path, by_law: LawExecutor) -> None:
-    by_law.reachable = False
-    write_task(tmp_path, space={**SPACE, "batch_size": [64]}, default={**SPEC["default"], "batch_size": 64})  # type: ignore[dict-item]
-    overrides = ("target.value=1.0", "budget.trials=2", "budget.trial_train_seconds=0.003")
-    done = bssearch("run", "task.yaml", *(word for one in overrides for word in ("--set", one)), cwd=tmp_path)
-    assert done.returncode == 5
-    assert "nearest came trial" in done.stderr
-    assert "hint: raise budget.trial_train_seconds" in done.stderr
-    assert bssearch("best", cwd=tmp_path).returncode == 5
-
-
-def test_dry_run_says_how_long_and_runs_nothing(tmp_path: Path) -> None:
-    write_task(tmp_path)
-    done = bssearch("run", "task.yaml", "--dry-run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "12 trials of at most 2 train seconds" in done.stdout
-    said = "the longest it can take: 82 s (30 s of search, 52 s of confirmation) if evaluation is within its 20% of a"
-    assert said in done.stdout
-    assert not (tmp_path / "bssearch.db").exists()
-
-
 def test_dry_run_is_printed_in_the_format_that_is_asked_for(tmp_path: Path) -> None:
     write_task(tmp_path)
-    done = bssearch("run", "task.yaml", "--dry-run", "--format", "json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = read(tmp_path, "run", "task.yaml", "--dry-run")
     assert (found["study"], found["trials"], found["batch_sizes"]) == ("task", 12, [8, 16, 32, 64, 128])
     assert found["longest_search_s"] == pytest.approx(12 * 2.0 / 0.8)
+    assert not (tmp_path / "bssearch.db").exists()
     assert found["longest_confirmation_s"] == pytest.approx(found["finalists"] * 3 * 2.0 / 0.8)
     rows = bssearch("run", "task.yaml", "--dry-run", "--format", "csv", cwd=tmp_path).stdout.splitlines()
     assert len(rows) == 2 and rows[0].startswith("study,")
@@ -244,9 +212,7 @@ def test_numbers_beyond_all_bounds(tmp_path: Path) -> None:
 def test_a_metric_outside_its_declared_range(tmp_path: Path) -> None:
     write_task(tmp_path, executor=INLINE)
     (tmp_path / "task.py").write_text(WORKLOAD.replace(".float().mean().item()", ".float().mean().item() * 100"))
-    done = bssearch("run", "task.yaml", cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert "outside the [0, 1] declared" in done.stderr
+    assert "outside the [0, 1] declared" in refused(tmp_path, "run", "task.yaml", code=2)
 
 
 @pytest.mark.slow

@@ -23,12 +23,12 @@ from bssearch.executors.base import Event
 from bssearch.history import History
 from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialPlan, TrialRecord, TrialState
 from bssearch.search.finding import compute_answer
-from bssearch.search.listener import Listener
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_probe, make_spec, make_trial
 from tests.search.law import LawExecutor
+from tests.waiting import Ear
 
 SPEC = make_spec(
     space={
@@ -276,12 +276,7 @@ def test_code_that_knows_no_micro_batches_is_audited_without_the_cost_of_accumul
                 raise WorkloadError("the script has not asked for trial.accumulation_steps")
             return super().measure_step_time(request)
 
-    said: list[str] = []
-
-    class Hears(Listener):
-        def note(self, message: str) -> None:
-            said.append(message)
-
-    found = audit_study(SPEC, db=url(studied), listener=Hears(), make_executor=lambda *_: Whole())
-    assert any("accumulation is not timed: the script has not asked" in one for one in said)
+    ear = Ear()
+    found = audit_study(SPEC, db=url(studied), listener=ear, make_executor=lambda *_: Whole())
+    assert any("accumulation is not timed: the script has not asked" in one for one in ear.notes)
     assert any(one.verdict != "not_run" for one in found.rules)

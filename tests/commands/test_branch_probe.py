@@ -22,7 +22,7 @@ from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
 from bssearch.scaling import LearningRateRule
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
-from tests.cli.task import INLINE, bssearch
+from tests.cli.task import INLINE, bssearch, printed, refused
 from tests.commands.probing import SPEC as TOY
 from tests.commands.probing import ProbedExecutor, open_study
 from tests.factories import make_spec
@@ -86,9 +86,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def probe(folder: Path, *words: str) -> dict[str, Any]:
-    done = bssearch("probe", "branch", "line.yaml", "--format", "json", *words, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(printed(folder, "probe", "branch", "line.yaml", "--format", "json", *words))
     return found
 
 
@@ -385,10 +383,8 @@ def test_the_schedule_that_is_proposed_has_each_batch_size_from_its_checkpoint_o
 
 
 def test_more_samples_than_a_database_keeps_are_refused(folder: Path) -> None:
-    done = bssearch(
-        "probe", "branch", "line.yaml", "--checkpoint", "early.pt", "--tokens", "512", "--at", str(2**63), cwd=folder
-    )
-    assert done.returncode == 2 and f"{2**63} samples must be <= {2**63 - 1}" in done.stderr
+    words = "probe", "branch", "line.yaml", "--checkpoint", "early.pt", "--tokens", "512", "--at", str(2**63)
+    assert f"{2**63} samples must be <= {2**63 - 1}" in refused(folder, *words, code=2)
 
 
 @pytest.mark.slow
@@ -410,8 +406,8 @@ def test_a_command_cannot_be_told_of_a_checkpoint(folder: Path) -> None:
     command = ["python", "train.py", "{batch_size}", "{learning_rate}"]
     report = {"loss": "loss=([0-9.]+)", "step": "step=([0-9]+)"}
     (folder / "line.yaml").write_text(yaml.safe_dump({**spec, "command": command, "report": report}))
-    done = bssearch("probe", "branch", "line.yaml", "--checkpoint", "early.pt", "--tokens", "512", cwd=folder)
-    assert done.returncode == 2 and "a command cannot be told of a checkpoint" in done.stderr
+    told = refused(folder, "probe", "branch", "line.yaml", "--checkpoint", "early.pt", "--tokens", "512", code=2)
+    assert "a command cannot be told of a checkpoint" in told
 
 
 def test_tokens_are_whole_samples_and_too_few_are_told_in_tokens() -> None:

@@ -15,15 +15,15 @@ from bssearch.commands.check import check
 from bssearch.commands.confirm import confirm_study, with_confirmation
 from bssearch.commands.run import run_study
 from bssearch.errors import BSSearchError, LaunchError, UsageError, WorkloadError
-from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec, load_spec
 from bssearch.storage.repository import open_store
 from bssearch.training import environment as training_environment
 from bssearch.workloads.base import resolve
 from bssearch.workloads.given import given_workload
 from tests.cli.task import SPEC as TASK
-from tests.cli.task import WORKLOAD, bssearch, environment
+from tests.cli.task import WORKLOAD, bssearch, environment, printed
 from tests.documents import DOCUMENTS, blocks
+from tests.waiting import Ear
 
 FIELDS: dict[str, Any] = {
     **{name: value for name, value in TASK.items() if name not in {"workload", "schema_version"}},
@@ -32,14 +32,6 @@ FIELDS: dict[str, Any] = {
     "confirm": {"top": 1, "runs": 0},
     "budget": {"trials": 2, "trial_train_seconds": 2.0},
 }
-
-
-class Notes(Listener):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.said.append(message)
 
 
 def classes(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, code: str = WORKLOAD) -> Any:
@@ -102,11 +94,11 @@ def test_what_is_no_workload_is_refused_before_anything_is_made(given: Any, tmp_
 def test_a_class_of_main_is_run_here_said_once_and_refused_by_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task, db, notes = in_main(classes(tmp_path, monkeypatch, "my_task")), f"sqlite:///{tmp_path / 'study.db'}", Notes()
+    task, db, notes = in_main(classes(tmp_path, monkeypatch, "my_task")), f"sqlite:///{tmp_path / 'study.db'}", Ear()
     monkeypatch.setattr(training_environment, "_source", lambda one: "one")
     spec = load_spec(FIELDS)
     found = run_study(spec, workload=task, db=db, listener=notes)
-    assert sum("lies in no file" in one for one in notes.said) == 1
+    assert sum("lies in no file" in one for one in notes.notes) == 1
     kept = stored(tmp_path)
     assert (kept.workload, kept.executor.name) == ("__main__:Task", "inline")
     best = bssearch("best", "task", "--db", db, "--format", "json", cwd=tmp_path)
@@ -169,8 +161,7 @@ def test_a_class_of_a_file_is_run_by_worker_processes(tmp_path: Path, monkeypatc
     assert kept.executor.name == "local"
     log = bssearch("trial", "task", "1", "--log", "--db", db, cwd=tmp_path).stdout
     assert log.strip() and str(os.getpid()) not in log.split()
-    more = bssearch("confirm", "task", "--runs", "2", "--db", db, cwd=tmp_path)
-    assert more.returncode == 0, more.stderr
+    printed(tmp_path, "confirm", "task", "--runs", "2", "--db", db)
 
 
 BREAKS = {"build_model": "dropout):\n", "loss": "label_smoothing):\n"}

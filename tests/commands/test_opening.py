@@ -18,14 +18,7 @@ from bssearch.spec import load_spec
 from bssearch.spec.stored import spec_of
 from tests.factories import SPEC, make_spec
 from tests.search.law import LawExecutor
-
-
-class Ear(Listener):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
+from tests.waiting import Ear
 
 
 @pytest.mark.slow

@@ -89,11 +89,6 @@ def test_only_a_trial_that_reached_its_target_has_a_value(state: TrialState, exp
     assert trial.user_attrs.get("reason") == ("as the test has it" if state.is_finished else None)
 
 
-def test_every_state_is_decided_on() -> None:
-    for state in TrialState:
-        as_optuna(make_trial(1, state=state))
-
-
 def test_a_trial_is_told_as_it_was_measured() -> None:
     study = as_optuna(make_trial(3, batch_size=16, learning_rate=0.2, seconds=2.0, steps=40, seed=5, contended=True))
     (trial,) = study.trials

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,15 @@ from bssearch.commands.run import run_study
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.history import History
-from bssearch.records import GradientNoise, NoiseMeasurement, NoiseRequest, TrialOutcome, TrialRecord, TrialState
+from bssearch.records import (
+    Configuration,
+    GradientNoise,
+    NoiseMeasurement,
+    NoiseRequest,
+    TrialOutcome,
+    TrialRecord,
+    TrialState,
+)
 from bssearch.search.finding import stored_quick
 from bssearch.search.listener import Listener
 from bssearch.storage.repository import open_store
@@ -37,24 +45,31 @@ BEST = 18
 """√(B_crit · α / β) of the law that the executor answers by."""
 
 
+def measured_noise(scale: float | None, low: float, high: float | None) -> GradientNoise:
+    return GradientNoise(scale=scale, low=low, high=high, passes=64)
+
+
 @dataclass
 class NoisyExecutor(ProbedExecutor):
-    """Measures a noise scale."""
+    """Measures a noise scale, or has no gradients to measure; some configurations may diverge before an evaluation."""
 
-    scale: float = 30.0
+    noise: GradientNoise | None = field(default_factory=lambda: measured_noise(30.0, 24.0, 36.0))
     reason: str | None = None
+    diverges: Callable[[Configuration], bool] = lambda configuration: False
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        noise = GradientNoise(scale=self.scale, low=0.8 * self.scale, high=1.2 * self.scale, passes=64)
-        return replace(super().measure_noise(request), noise=noise, reason=self.reason)
+        if self.noise is None:
+            raise WorkloadError("it is a program")
+        return replace(super().measure_noise(request), noise=self.noise, reason=self.reason)
 
-
-@dataclass
-class SilentExecutor(ProbedExecutor):
-    """Has no gradients to measure."""
-
-    def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        raise WorkloadError("it is a program")
+    def events(self, timeout: float) -> list[Event]:
+        gone = TrialOutcome(state=TrialState.DIVERGED, reason="loss is nan", train_seconds=0.001)
+        diverged = {request.number for request in self.requests if self.diverges(request.configuration)}
+        return [
+            replace(one, outcome=gone) if isinstance(one, Ended) and one.number in diverged else one
+            for one in super().events(timeout)
+            if not (isinstance(one, Observed) and one.number in diverged)
+        ]
 
 
 Ask = Callable[..., QuickAnswer]
@@ -114,7 +129,7 @@ def test_before_a_search_the_promise_waits(ask: Ask, url: str) -> None:
 
 
 def test_without_gradients_it_rests_on_the_runs_and_says_so(ask: Ask) -> None:
-    found = ask(SilentExecutor())
+    found = ask(NoisyExecutor(noise=None))
     assert found.noise_scale is None
     assert [one.code for one in found.warnings] == ["noise_not_measured", "many_epochs"]
     assert found.interval[0] <= BEST <= found.interval[1]
@@ -132,34 +147,18 @@ def test_a_default_that_does_not_get_there_is_compared_at_part_of_the_way(ask: A
     assert found.warnings[0].code == "easier_target"
 
 
-@dataclass
-class Diverging(NoisyExecutor):
-    """Diverges with learning rates above a limit."""
-
-    most: float = 0.0
-
-    def events(self, timeout: float) -> list[Event]:
-        gone = TrialOutcome(state=TrialState.DIVERGED, reason="loss is nan")
-        rates = {request.number: request.configuration.learning_rate for request in self.requests}
-        return [
-            replace(one, outcome=gone) if isinstance(one, Ended) and rates[one.number] > self.most else one
-            for one in super().events(timeout)
-            if not isinstance(one, Observed) or rates[one.number] <= self.most
-        ]
-
-
 def test_a_default_that_does_not_train_is_refused_with_a_rate_that_does(ask: Ask) -> None:
     with pytest.raises(
         UsageError, match=r"learning_rate = 0\.14 at batch 64 \(loss is nan\); with 0\.0156 it does"
     ) as error:
-        ask(Diverging(most=0.1))
+        ask(NoisyExecutor(diverges=lambda one: one.learning_rate > 0.1))
     assert error.value.hint is not None
     assert error.value.hint.startswith(f"--set default.learning_rate=0.0156 --set name={SPEC.name}-2,")
 
 
 def test_a_default_that_trains_at_no_rate_says_which_were_tried(ask: Ask) -> None:
     with pytest.raises(UsageError, match=r"nor with 0\.0156 or 1\.26"):
-        ask(Diverging())
+        ask(NoisyExecutor(diverges=lambda one: True))
 
 
 def test_a_learning_rate_that_is_there_much_sooner_is_recommended(ask: Ask) -> None:
@@ -182,13 +181,7 @@ def test_a_default_outside_the_space_is_asked_about_all_the_same(ask: Ask) -> No
 def test_a_noise_scale_whose_interval_reaches_zero_or_infinity_is_not_used(
     ask: Ask, low: float, high: float | None
 ) -> None:
-    @dataclass
-    class Unsure(NoisyExecutor):
-        def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-            noise = GradientNoise(scale=None if high is None else 1e-9, low=low, high=high, passes=64)
-            return replace(super().measure_noise(request), noise=noise)
-
-    found = ask(Unsure())
+    found = ask(NoisyExecutor(noise=measured_noise(None if high is None else 1e-9, low, high)))
     assert found.noise_scale is None
     assert found.warnings[0].code == "noise_not_measured"
     assert found.optimal.batch_size == 16, "the runs tell it"
@@ -316,18 +309,7 @@ def test_a_default_that_had_too_little_time_runs_again_where_there_is_more(ask: 
 
 def test_a_run_that_diverges_does_not_tell_how_long_the_others_train(ask: Ask, url: str) -> None:
     slow = SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trial_train_seconds": 0.3})})
-
-    @dataclass
-    class DivergingAtOnce(NoisyExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            gone = TrialOutcome(state=TrialState.DIVERGED, reason="loss is nan", train_seconds=0.001)
-            sizes = {request.number: request.configuration.batch_size for request in self.requests}
-            return [
-                replace(one, outcome=gone) if isinstance(one, Ended) and sizes[one.number] == 256 else one
-                for one in super().events(timeout)
-            ]
-
-    ask(DivergingAtOnce(), slow)
+    ask(NoisyExecutor(diverges=lambda one: one.batch_size == 256), slow)
     with open_store(url, write=False) as store:
         limits = {one.configuration.batch_size: one.train_seconds_limit for one in store.trials(SPEC.name)}
     assert 256 in limits and len(limits) > 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from bssearch.records import (
     Observation,
     Phase,
     TrialOutcome,
-    TrialRequest,
     TrialState,
 )
 from bssearch.spec import StudySpec
@@ -142,40 +140,22 @@ def test_a_slower_trial_has_the_ratios_of_its_steps_and_seconds(runs: Runs) -> N
     assert found.time_ratio == pytest.approx(4.0)
 
 
-@pytest.mark.parametrize("state", [TrialState.FAILED, TrialState.OOM, TrialState.DIVERGED])
-def test_what_went_wrong_must_go_wrong_again(runs: Runs, state: TrialState) -> None:
-    runs.store(ended(state), [])
-
-    def play(request: TrialRequest) -> Iterator[Observation | TrialOutcome]:
-        yield ended(state)
-
-    runs.executor = FakeExecutor(play)
-    found = runs.again(runs=2)
-    assert found.identical is None and found.runs[0].identical is None
-    [told, _] = sentences(found)
-    assert "not known (0 evaluations compared)" in told and "bit for bit" not in told
-    other = ended(TrialState.OOM if state is TrialState.FAILED else TrialState.FAILED)
-    runs.executor = FakeExecutor(lambda request: iter([other]))
-    assert runs.again().identical is False
-    runs.executor = FakeExecutor(lambda request: iter(curve()))
-    found = runs.again()
-    assert found.identical is False
-    assert (found.then.state, found.runs[0].state) == (state, TrialState.REACHED)
-
-
 DIVERGED = ended(TrialState.DIVERGED, steps=43)
+FAULTS = (TrialState.FAILED, TrialState.OOM, TrialState.DIVERGED)
 
 
 @pytest.mark.parametrize(
     ("stored", "seen", "again", "identical", "said"),
     [
         (DIVERGED, 40, [*curve(to_step=40), DIVERGED], True, "bit for bit (5 evaluations compared)"),
+        *((ended(one), None, [ended(one)], None, "not known (0 evaluations compared)") for one in FAULTS),
+        (ended(TrialState.FAILED), None, [ended(TrialState.OOM)], False, ""),
+        (ended(TrialState.OOM), None, curve(), False, ""),
         (DIVERGED, 40, [replace(DIVERGED, steps=3)], False, "ended after 3 steps, and then after 43"),
         (DIVERGED, 40, [*curve(to_step=40), replace(DIVERGED, steps=44)], False, "after 44 steps"),
         (DIVERGED, 40, [*curve(to_step=20), DIVERGED], False, "3 evaluations are common to both, 2 are stored only"),
         (DIVERGED, 20, [*curve(to_step=40), DIVERGED], False, "2 new only"),
         (DIVERGED, 40, [*curve(to_step=40), replace(DIVERGED, reason="the loss")], False, "its reason is 'the loss'"),
-        (ended(TrialState.FAILED), None, [ended(TrialState.FAILED)], None, "not known"),
         (ended(TrialState.FAILED), None, [replace(ended(TrialState.FAILED), reason="no file")], False, "'no file'"),
         (ended(TrialState.OOM), None, [replace(ended(TrialState.OOM), reason="1 GiB is free")], None, "not known"),
         (ended(TrialState.EXHAUSTED, steps=43), 20, curve(to_step=10), False, "2 evaluations are common to both"),

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 import bssearch
-from bssearch.errors import InterruptedRunError, TargetNotReachedError, TrialStopped, UsageError, WorkloadError
+from bssearch.errors import InterruptedRunError, TrialStopped, UsageError, WorkloadError
 from bssearch.integrations import trial_run
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.records import TrialRecord, TrialState
@@ -81,46 +80,6 @@ def test_an_objective_trains_the_trials_of_a_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_study_about_samples_counts_those_of_smaller_last_batches(tmp_path: Path) -> None:
-    def objective(trial: LoopTrial) -> None:
-        seen = [0]
-        loader: DataLoader[Any] = DataLoader(range(50), trial.batch_size)  # type: ignore[arg-type]
-        assert trial.learning_rate > 0
-        for batch in trial.batches(loader, evaluate=lambda: {"accuracy": min(0.99, seen[0] / 500)}):
-            seen[0] += len(batch)
-
-    spec = {**SPEC, "objective": "samples_to_target"}
-    answer = bssearch.Study(spec, objective, db=url(tmp_path)).run()
-    per_pass = {8: 7, 32: 2}
-    for trial in trials_of(tmp_path):
-        assert trial.outcome is not None
-        size = trial.configuration.batch_size
-        passes, rest = divmod(trial.outcome.steps, per_pass[size])
-        assert trial.outcome.samples == 50 * passes + size * rest
-    for row in answer.batches:
-        assert row.objective_value is not None and row.samples_to_target == row.objective_value.median
-        assert row.steps_to_target is not None and row.samples_to_target < 0.95 * row.steps_to_target * row.batch_size
-
-
-@pytest.mark.slow
-def test_a_study_about_samples_refuses_a_loop_that_does_not_tell_them(tmp_path: Path) -> None:
-    def objective(trial: LoopTrial, **told: int) -> None:
-        assert trial.batch_size and trial.learning_rate
-        while not trial.should_stop:
-            if trial.evaluation_due:
-                trial.report(accuracy=min(0.99, trial.steps / 20))
-            else:
-                trial.step(**told)
-
-    spec = {**SPEC, "objective": "samples_to_target"}
-    with pytest.raises(WorkloadError, match=r"trial\.step\(\) does not say the samples"):
-        bssearch.Study(spec, objective, db=url(tmp_path)).run()
-    bssearch.Study(spec, lambda trial: objective(trial, samples=5), db=url(tmp_path)).run()
-    outcomes = [trial.outcome for trial in trials_of(tmp_path)]
-    assert all(one is not None and one.samples == 5 * one.steps > 0 for one in outcomes)
-
-
-@pytest.mark.slow
 def test_a_loop_asks_and_tells(tmp_path: Path) -> None:
     study = bssearch.Study(SPEC, db=url(tmp_path))
     with pytest.raises(UsageError, match="has not ended"):
@@ -163,22 +122,6 @@ def test_a_loop_that_cannot_be_looked_at_ends_the_study_before_anything_is_writt
     with pytest.raises(WorkloadError, match="no step"):
         bssearch.Study(SPEC, never_steps, db=url(tmp_path)).run()
     assert not (tmp_path / "study.db").exists()
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_study_and_it_goes_on_later(tmp_path: Path) -> None:
-    def interrupted(trial: LoopTrial) -> None:
-        if type(trial._assignment).__name__ == "TrialRun":
-            raise KeyboardInterrupt
-        train(trial)
-
-    study = bssearch.Study(SPEC, interrupted, db=url(tmp_path))
-    with pytest.raises(InterruptedRunError):
-        study.run()
-    assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.CANCELLED}
-    with pytest.raises(InterruptedRunError):
-        study.ask()
-    assert bssearch.Study(SPEC, train, db=url(tmp_path)).run().optimal.batch_size in {8, 32}
 
 
 @pytest.mark.slow
@@ -287,42 +230,6 @@ def test_a_trial_that_raises_gives_back_what_it_took_of_the_process(
         torch.set_num_threads(before)
     time.sleep(0.1)
     assert not [one for one in threading.enumerate() if one.name == "peak-memory"]
-
-
-@pytest.mark.slow
-def test_a_loop_trains_on_the_threads_of_the_study(tmp_path: Path) -> None:
-    seen, before = set(), torch.get_num_threads()
-
-    def objective(trial: LoopTrial) -> None:
-        seen.add(torch.get_num_threads())
-        train(trial)
-
-    torch.set_num_threads(2)
-    try:
-        bssearch.Study(SPEC, objective, db=url(tmp_path)).run()
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-    assert seen == {1}
-
-
-@pytest.mark.slow
-def test_a_model_that_is_not_finite_any_more_has_diverged(tmp_path: Path) -> None:
-    def objective(trial: LoopTrial) -> None:
-        model = torch.nn.Linear(1, 1)
-        trial.state(model=model)
-        assert trial.learning_rate
-        metric = {"accuracy": 0.1}
-        for _ in trial.batches(range(trial.batch_size), evaluate=lambda: metric):
-            if type(trial._assignment).__name__ == "TrialRun":
-                model.bias.data.fill_(float("nan"))
-
-    with pytest.raises(TargetNotReachedError) as caught:
-        bssearch.Study(SPEC, objective, db=url(tmp_path)).run()
-    assert caught.value.hint is not None and "learning_rate" in caught.value.hint
-    reasons = {trial.outcome.reason for trial in trials_of(tmp_path) if trial.outcome is not None}
-    assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.DIVERGED}
-    assert all("the parameter bias of model is not finite" in reason for reason in reasons)
 
 
 @pytest.mark.slow

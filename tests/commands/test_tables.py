@@ -17,7 +17,7 @@ from bssearch.commands.transfer.tables import column_type, export_csv, export_pa
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.records import Configuration, Lease, ParameterValue, TrialOutcome, TrialState
 from bssearch.storage.repository import Store, open_store
-from tests.cli.task import bssearch
+from tests.cli.task import printed
 from tests.factories import make_curve, make_environment, make_plan, make_spec
 
 FORMULA = "=HYPERLINK(A1)"
@@ -178,6 +178,6 @@ def test_what_cannot_be_exported_is_named(store: Store) -> None:
 
 
 def test_the_command_names_both_files(store: Store) -> None:
-    done = bssearch("export", "toy", "--to", "csv", "--file", "mine.csv", cwd=Path())
-    assert (done.returncode, done.stdout) == (0, "mine.csv\nmine.observations.csv\n"), done.stderr
+    written = printed(Path(), "export", "toy", "--to", "csv", "--file", "mine.csv")
+    assert written == "mine.csv\nmine.observations.csv\n"
     assert len(Path("mine.csv").read_text().splitlines()) == 5

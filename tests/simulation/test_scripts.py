@@ -16,10 +16,10 @@ import pytest
 
 from bssearch.recorded import RecordedTable, RecordedTrial, write_table
 from bssearch.records import Target
+from tests.benchmarks.harness import script as run
 from tests.benchmarks.simulate import pruning, searches, searching, studies
 from tests.benchmarks.simulate.draws import PRUNERS
 from tests.benchmarks.simulate.processes import run_pairs as run_in_processes
-from tests.benchmarks.simulate.script import run
 from tests.simulation.lines import Seconds, grid
 
 

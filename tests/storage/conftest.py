@@ -99,6 +99,12 @@ def store(url: str) -> Iterator[Store]:
         yield opened
 
 
+@pytest.fixture
+def toy(store: Store) -> None:
+    """The study toy is there."""
+    add_study(store)
+
+
 def add_study(store: Store, name: str = "toy", **changes: Any) -> StudyRecord:
     values: dict[str, Any] = {
         "spec": {"workload": "digits", "space": {"dropout": [0.0, None]}},

@@ -1,10 +1,11 @@
-"""What a reader that follows a study's changes comes to know, on every database, while others write."""
+"""What a reader comes to know of changes, when a stored answer is old, and that writes use an index."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event, text
@@ -237,3 +238,128 @@ def test_no_revision_is_seen_before_a_smaller_one(store: Store, url: str) -> Non
         two.join()
     assert [trial.number for trial in store.changes("toy", before).trials] == [first, second]
     assert [trial.number for trial in store.changes("toy", before + 1).trials] == [second]
+
+
+# Stored answers -------------------------------------------------------------------------------------------------------
+
+
+FOUND = {"made_by": 1, "answer": {"batch": 64, "text": "≥ 0.9", "nothing": None}}
+
+
+def save(store: Store) -> None:
+    store.save_finding("toy", store.stamp("toy"), FOUND)
+
+
+def test_a_finding_comes_back_as_it_was_and_the_newest_counts(store: Store) -> None:
+    add_study(store)
+    assert store.finding("toy") is None
+    save(store)
+    assert store.finding("toy") == FOUND
+    store.save_finding("toy", store.stamp("toy"), {"made_by": 2})
+    assert store.finding("toy") == {"made_by": 2}
+
+
+MAKES_OLD: dict[str, Callable[[Store], object]] = {
+    "a trial starts": lambda store: start(store),
+    "a trial ends": lambda store: store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None),
+    "a step time": lambda store: store.save_probe("toy", make_environment(), make_probe(8)),
+    "another visit": lambda store: store.save_probe("toy", make_environment(), make_probe(16, step_seconds=9.0), 2),
+    "the spec": lambda store: store.update_spec("toy", {"workload": "digits", "confirm": {"runs": 5}}),
+}
+
+
+@pytest.mark.parametrize("change", MAKES_OLD)
+def test_a_finding_counts_only_until_something_changes(store: Store, change: str) -> None:
+    add_study(store)
+    start(store)
+    store.save_probe("toy", make_environment(), make_probe(16))
+    save(store)
+    MAKES_OLD[change](store)
+    assert store.finding("toy") is None
+
+
+def test_another_trial_instead_is_noticed_too(store: Store) -> None:
+    """As many trials in the same states as before."""
+    add_study(store)
+    start(store)
+    stamp = store.stamp("toy")
+    store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None)
+    start(store)
+    assert store.trial("toy", 2).state is TrialState.RUNNING
+    assert store.stamp("toy") != stamp
+
+
+def test_a_renamed_study_has_none_and_a_deleted_one_takes_it_along(store: Store) -> None:
+    add_study(store)
+    save(store)
+    store.rename_study("toy", "other")
+    assert store.finding("other") is None
+    store.save_finding("other", store.stamp("other"), FOUND)
+    store.delete_study("other")
+    add_study(store, "other")
+    assert store.finding("other") is None
+
+
+def test_the_versions_of_torch_come_in_the_order_of_the_trials(store: Store) -> None:
+    add_study(store)
+    add_study(store, "other")
+    start(store, "other", environment=make_environment(torch_version="1.0"))
+    assert store.torch_versions("toy") == []
+    for version in ("2.13", "2.11", "2.13"):
+        start(store, environment=make_environment(torch_version=version))
+    assert store.torch_versions("toy") == ["2.13", "2.11"]
+
+
+def test_drivers_are_told_of_a_finding_that_is_news(store: Store) -> None:
+    add_study(store)
+    for is_news in (False, True):
+        seen = store.changes("toy", 0).revision
+        store.save_finding("toy", store.stamp("toy"), {"found": is_news}, is_news=is_news)
+        assert store.changes("toy", seen).has_new_probes is is_news
+
+
+# By an index ----------------------------------------------------------------------------------------------------------
+
+
+CALLS: dict[str, Callable[[Store], object]] = {
+    "start": lambda store: start_after(store, 3, "me"),
+    "start too late": lambda store: start_after(store, 1, "me"),
+    "start queued": lambda store: start_queued(store, 2, "me"),
+    "resume": lambda store: resume(store, 3),
+    "enqueue": enqueue,
+    "append": lambda store: store.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1))]),
+    "finish": lambda store: store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None),
+    "settle": lambda store: store.settle_paused("toy", [3]),
+    "heartbeat": lambda store: store.heartbeat("toy", "driver", 60.0),
+    "claim": lambda store: store.claim("toy", "probe", owner="me", lease_seconds=60.0, is_alive=lambda owner: None),
+    "mark lost": lambda store: store.mark_lost("toy", is_alive=lambda owner: False),
+    "curve": lambda store: store.curves("toy", [1]),
+    "evaluations": lambda store: store.evaluations("toy", [1]),
+    "changes": lambda store: store.changes("toy", 1),
+}
+TABLES = ("bss_trial", "bss_observation")
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_no_table_is_walked_through(sqlite_url: str, what: str) -> None:
+    with open_store(sqlite_url) as store:
+        add_study(store)
+        start(store)
+        enqueue(store)
+        start(store)
+        store.finish_trial("toy", 3, PAUSED, steps_x_step_time_s=None)
+        ran: list[tuple[str, Any]] = []
+        event.listen(store._engine, "before_cursor_execute", lambda *given: ran.append((given[2], given[3])))
+        CALLS[what](store)
+        asked = [one for one in ran if one[0].startswith(("SELECT", "UPDATE", "DELETE"))]
+        with store._reading() as connection:
+            plans = [
+                (statement, row[3])
+                for statement, parameters in asked
+                for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            ]
+    assert plans
+    for statement, step in plans:
+        walks = any(step.startswith(f"SCAN {table}") for table in TABLES)
+        whole_study = step.endswith("(study_id=?)") and "bss_trial" in step and "max(" not in statement
+        assert not walks and not whole_study, (step, statement)

@@ -1,16 +1,18 @@
+"""How a database is found and opened: its URL, SQLite files, and file systems that several machines share."""
+
 from __future__ import annotations
 
 import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -18,8 +20,11 @@ from sqlalchemy import make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
-from bssearch.errors import BSSearchError, DatabaseError, SchemaError, UsageError
-from bssearch.storage.columns import FiniteFloat, UtcDateTime
+from bssearch.errors import DatabaseError, SchemaError, UsageError
+from bssearch.settings import DEFAULT_DATABASE_URL, NETWORK_FILE_VARIABLE, database_url
+from bssearch.storage.access import mounts
+from bssearch.storage.access.mounts import file_system_of, is_shared_by_machines
+from bssearch.storage.columns import UtcDateTime
 from bssearch.storage.connection.engine import create_engine_for, looking, reading, writing
 from bssearch.storage.connection.urls import masked, parse_url, without_secrets
 from bssearch.storage.models import Base
@@ -30,61 +35,34 @@ from tests.storage.conftest import add_study, start
 
 class TestUrls:
     @pytest.mark.parametrize(
-        "text",
-        ["runs.db", "", "sqlite", "://", "postgresql//u:secret@h/d", "postgresql://u:secret@h:port/d", "u:secret@h"],
-    )
-    def test_a_text_that_is_not_a_url_is_a_usage_error_without_its_password(self, text: str) -> None:
-        with pytest.raises(UsageError, match="is not a database URL") as caught:
-            parse_url(text)
-        assert "sqlite:///" in str(caught.value.hint)
-        assert "postgresql://" in str(caught.value.hint)
-        assert "secret" not in str(caught.value) + str(caught.value.hint)
-        assert "secret" not in "".join(traceback.format_exception(caught.value))
-
-    @pytest.mark.parametrize("text", ["host=h password=secret user=u", "user=u password = 'so & secret' host=h"])
-    def test_the_form_of_libpq_is_refused_without_its_password(self, text: str) -> None:
-        with pytest.raises(UsageError, match="is not a database URL") as caught:
-            parse_url(text)
-        assert "secret" not in str(caught.value) + str(caught.value.hint)
-
-    @pytest.mark.parametrize(
-        "text",
+        ("text", "said"),
         [
-            "postgresql://u:se@cret@h/d",
-            "postgresql://u:se@/cret@h/d",
-            "postgresql://u:se@x/d?cret@h/d",
-            "postgresql://u:se@x:cret@h/d",
-            "postgresql://u/x:cret@h/d",
-            "postgresql://u:x@h/d\npostgresql://u:cret@h/d",
+            *((one, "is not a database URL") for one in ("", "sqlite", "://", "host=h password=secret user=u")),
+            *((one, "is not a database URL") for one in ("postgresql//u:secret@h/d", "u:secret@h")),
+            ("user=u password = 'so & secret' host=h", "is not a database URL"),
+            ("postgresql://u:secret@h:port/d", "is not a database URL"),
+            ("out/runs.db", "sqlite:///out/runs.db"),
+            ("postgresql://u:secret@h:99999/d", "the port 99999 must be from 1 to 65535"),
+            ("postgresql://u:secret@h:0/d", "the port 0 must be from 1 to 65535"),
+            *((one, "does not speak") for one in ("mysql://u:secret@h/d", "nosuch://h/d", "sqlite+aiosqlite:///a.db")),
+            *((one, "sqlite:///") for one in ("sqlite://", "sqlite:///:memory:", "sqlite:///a.db?mode=ro")),
+            *((one, "sqlite:///") for one in ("sqlite:///file:a.db", "sqlite://runs.db")),
+            *((one, "%40") for one in ("postgresql://u:se@secret@h/d", "postgresql://u:se@/secret@h/d")),
+            *((one, "%40") for one in ("postgresql://u:se@x/d?secret@h/d", "postgresql://u:se@x:secret@h/d")),
+            *(
+                (one, "%40")
+                for one in ("postgresql://u/x:secret@h/d", "postgresql://u:x@h/d\npostgresql://u:secret@h/d")
+            ),
+            *((f"{one}u:secret@h/d", "") for one in ("postgresql:/", "postgresql:", "postgres//", "postgresql:///")),
+            *((f"postgresql://u:secret{one}", "") for one in ("", "/d", "?x=1")),
+            *((f"{one}://u:secret@h/d", "") for one in ("'postgresql", "psql postgresql", "postgers")),
         ],
     )
-    def test_an_unescaped_at_sign_shows_no_part_of_the_password(self, text: str) -> None:
+    def test_what_is_no_url_of_ours_is_refused_without_its_password(self, text: str, said: str) -> None:
         with pytest.raises(UsageError) as caught:
             parse_url(text)
-        assert "%40" in str(caught.value.hint)
-        assert "cret" not in str(caught.value) + str(caught.value.hint)
-
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "postgresql:/u:secret@h/d",
-            "postgresql:u:secret@h/d",
-            "postgres//u:secret@h/d",
-            "postgresql://u:secret",
-            "postgresql://u:secret/d",
-            "postgresql://u:secret?x=1",
-            "postgresql:///u:secret@h/d",
-            "'postgresql://u:secret@h/d'",
-            "psql postgresql://u:secret@h/d",
-            "postgers://u:secret@h/d",
-            "postgresql://u:secret@h:99999/d",
-            "postgresql://u:secret@h:0/d",
-        ],
-    )
-    def test_no_slip_shows_a_password(self, text: str) -> None:
-        with pytest.raises(UsageError) as caught:
-            parse_url(text)
-        shown = str(caught.value) + str(caught.value.hint) + "".join(traceback.format_exception(caught.value))
+        shown = f"{caught.value} {caught.value.hint} " + "".join(traceback.format_exception(caught.value))
+        assert said in shown
         assert "secret" not in shown.replace(f'"{text}"', "")
 
     @pytest.mark.parametrize("name", ["password", "pasword", "PASSWORD", "passwd", "pass_word", "sslpassword"])
@@ -114,35 +92,11 @@ class TestUrls:
         named = str(caught.value.hint).partition("; ")[0]
         assert named == f"it may be meant to begin with {near}" if near else "meant" not in named
 
-    def test_a_port_has_its_bound(self) -> None:
-        with pytest.raises(UsageError, match="the port 99999 must be from 1 to 65535"):
-            parse_url("postgresql://h:99999/d")
-        assert parse_url("postgresql://h:65535/d").port == 65535
-
     def test_an_escaped_at_sign_and_space_around_a_url_are_taken(self) -> None:
         url = parse_url("\npostgresql://u:p%40ss@h/d?sslpassword=a%40b \n")
         assert (url.password, url.host, url.database, url.query["sslpassword"]) == ("p@ss", "h", "d", "a@b")
         assert masked(url) == "postgresql://u:***@h/d?sslpassword=***"
         assert parse_url("sqlite:///a@b@c.db").database == "a@b@c.db"
-
-    def test_a_file_name_is_answered_with_its_url(self) -> None:
-        with pytest.raises(UsageError) as caught:
-            parse_url("out/runs.db")
-        assert "sqlite:///out/runs.db" in str(caught.value.hint)
-
-    @pytest.mark.parametrize("text", ["mysql://u:secret@h/d", "nosuch://h/d", "sqlite+aiosqlite:///a.db"])
-    def test_another_kind_of_database_is_a_usage_error(self, text: str) -> None:
-        with pytest.raises(UsageError, match="does not speak") as caught:
-            parse_url(text)
-        assert "secret" not in str(caught.value)
-
-    @pytest.mark.parametrize(
-        "text",
-        ["sqlite://", "sqlite:///:memory:", "sqlite:///a.db?mode=ro", "sqlite:///file:a.db", "sqlite://runs.db"],
-    )
-    def test_a_sqlite_url_is_a_path_alone(self, text: str) -> None:
-        with pytest.raises(UsageError):
-            parse_url(text)
 
     def test_a_missing_driver_is_answered_with_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "psycopg", None)
@@ -238,11 +192,9 @@ class TestSqlite:
                     time.sleep(0.001)
                     connection.execute(text("UPDATE counter SET value = :value"), {"value": value + 1})
 
-        threads = [threading.Thread(target=count) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor() as pool:
+            counted = [pool.submit(count) for _ in range(4)]
+        assert [one.result() for one in counted] == [None] * 4
         with reading(engine) as connection:
             assert connection.execute(text("SELECT value FROM counter")).scalar_one() == 80
         engine.dispose()
@@ -396,21 +348,12 @@ class TestTypes:
         with pytest.raises(ValueError, match="time zone"):
             UtcDateTime().process_bind_param(datetime(2026, 7, 1), dialect)
 
-    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-    def test_a_float_is_finite(self, value: float) -> None:
-        with pytest.raises(ValueError, match="finite"):
-            FiniteFloat().process_bind_param(value, sqlite.dialect())
-
     def test_the_tables_can_be_made_on_postgresql(self) -> None:
         dialect = postgresql.dialect()  # type: ignore[no-untyped-call,unused-ignore]
         made = "".join(str(CreateTable(table).compile(dialect=dialect)) for table in Base.metadata.sorted_tables)
         assert "created_at TIMESTAMP WITH TIME ZONE NOT NULL" in made
         assert "TIMESTAMP WITHOUT" not in made
         assert "train_seconds FLOAT(53) NOT NULL" in made
-
-    def test_every_error_of_the_room_is_one_of_ours(self) -> None:
-        assert issubclass(SchemaError, DatabaseError)
-        assert issubclass(DatabaseError, BSSearchError)
 
 
 @pytest.mark.parametrize("becomes", ["deleted", "replaced"])
@@ -429,3 +372,125 @@ def test_a_file_that_is_gone_or_another_takes_nothing_more(path: Path, becomes: 
         start(store)
     if becomes == "deleted":
         assert not aside.exists()
+
+
+# Which URL ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_url_is_the_one_given_else_the_variable_else_the_file_else_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "url"
+    file.write_text("  sqlite:///from-file.db \nanother line\n")
+    assert database_url() == DEFAULT_DATABASE_URL
+    monkeypatch.setenv("BSSEARCH_DB_URL_FILE", str(file))
+    assert database_url() == "sqlite:///from-file.db"
+    monkeypatch.setenv("BSSEARCH_DB_URL", "sqlite:///from-variable.db")
+    assert database_url() == "sqlite:///from-variable.db"
+    assert database_url("sqlite:///given.db") == "sqlite:///given.db"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\npostgresql://u:secret@h/d\n", b"postgresql://u:secret@h/\xff\n"])
+def test_a_file_without_a_url_is_named_but_not_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    file = tmp_path / "url"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv("BSSEARCH_DB_URL_FILE", str(file))
+    with pytest.raises(UsageError, match="BSSEARCH_DB_URL_FILE") as caught:
+        database_url()
+    assert str(file) in str(caught.value)
+    assert "secret" not in f"{caught.value} {caught.value.hint} {caught.value.__cause__}"
+
+
+# Network file systems -------------------------------------------------------------------------------------------------
+
+
+MADE_UP = r"""
+22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
+40 27 0:50 / /home rw,relatime shared:2 master:3 - autofs systemd-1 rw,fd=29
+41 40 0:51 / /home rw,relatime shared:4 - nfs4 filer:/export/home rw,vers=4.2
+42 41 254:1 / /home/ada/local rw - xfs /dev/vdb rw
+43 27 0:52 / /data\040of\040all rw - cifs //filer/share rw
+44 27 0:53 /sub /mnt/c rw - 9p C:\134 rw
+45 27 0:54 / /remote rw - fuse.sshfs ada@host: rw
+46 27 0:55 / /tmp rw - tmpfs tmpfs rw
+a line that is none
+47 27 0:56 / /scratch rw - lustre mds@tcp:/scratch rw,flock
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/runs.db", "ext4"),
+        ("/home/ada/runs.db", "nfs4"),
+        ("/home/ada/local/runs.db", "xfs"),
+        ("/home/ada/locally/runs.db", "nfs4"),
+        ("/homes/runs.db", "ext4"),
+        ("/data of all/runs.db", "cifs"),
+        ("/mnt/c/runs.db", "9p"),
+        ("/remote/a/b/runs.db", "fuse.sshfs"),
+        ("/tmp/runs.db", "tmpfs"),
+        ("/scratch/runs.db", "lustre"),
+    ],
+)
+def test_the_longest_and_of_equal_ones_the_last_mount_is_that_of_a_path(path: str, kind: str) -> None:
+    assert file_system_of(MADE_UP, PurePosixPath(path)) == kind
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "- - -", "nothing of the kind", "1 2 3 4 / - "])
+def test_a_text_that_says_nothing_gives_nothing(text: str) -> None:
+    assert not file_system_of(text, PurePosixPath("/a/runs.db"))
+
+
+def test_which_file_systems_several_machines_write_to() -> None:
+    shared = ["nfs", "nfs4", "NFS", "cifs", "smb3", "afs", "lustre", "gpfs", "beegfs", "ceph"]
+    shared += ["fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.s3fs", "fuse.nfs-ganesha"]
+    own = ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "virtiofs", "fuseblk", "fuse", "fuse.ntfs-3g"]
+    own += ["fuse.mergerfs", "fuse.gvfsd-fuse", "9p", "ramfs", "squashfs", "apfs", "nfsd", "none", ""]
+    assert [one for one in shared if not is_shared_by_machines(one)] == []
+    assert [one for one in own if is_shared_by_machines(one)] == []
+
+
+@pytest.fixture
+def remote(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a file with a study, which from now on is said to lie on NFS."""
+    with open_store(f"sqlite:///{path}") as store:
+        add_study(store)
+    table = path.with_name("mountinfo")
+    table.write_text(f"1 0 254:0 / / rw - ext4 /dev/vda rw\n2 1 0:9 / {path.parent.resolve()} rw - nfs4 filer:/e rw\n")
+    monkeypatch.setattr(mounts, "MOUNTS", table)
+    monkeypatch.delenv(NETWORK_FILE_VARIABLE, raising=False)
+    return f"sqlite:///{path}"
+
+
+def test_a_file_there_is_read_and_not_written(remote: str) -> None:
+    with open_store(remote, write=False) as store:
+        assert store.study("toy").name == "toy"
+    with pytest.raises(DatabaseError, match=r"network file system \(nfs4\).*memory that all of them share") as caught:
+        open_store(remote)
+    assert "PostgreSQL" in str(caught.value.hint)
+    assert f"{NETWORK_FILE_VARIABLE}=1" in str(caught.value.hint)
+
+
+def test_a_link_to_a_file_there_is_one_too(remote: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    link = tmp_path_factory.mktemp("local") / "link.db"
+    link.symlink_to(remote.removeprefix("sqlite:///"))
+    with pytest.raises(DatabaseError, match="network file system"):
+        open_store(f"sqlite:///{link}")
+
+
+def test_who_knows_what_they_do_may_write_there(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NETWORK_FILE_VARIABLE, "1")
+    with open_store(remote) as store:
+        add_study(store, "another")
+
+
+def test_a_machine_that_does_not_say_what_is_mounted_refuses_nothing(
+    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mounts, "MOUNTS", tmp_path / "nowhere")
+    open_store(remote).close()

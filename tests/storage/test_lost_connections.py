@@ -6,6 +6,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from tests.factories import make_curve, make_environment, make_probe
 from tests.postgres import Postgres
 from tests.storage.conftest import add_study, enqueue, start, start_after, start_queued
 from tests.storage.test_queue import new
+from tests.waiting import wait_for
 
 ENDED = TrialOutcome(state=TrialState.CANCELLED, reason="stopped")
 
@@ -42,13 +45,6 @@ def store(url: str, told: list[str]) -> Iterator[Store]:
         yield opened
 
 
-def _until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_restart_between_two_calls_goes_unnoticed(store: Store, told: list[str], own_postgres: Postgres) -> None:
     add_study(store)
     own_postgres.restart()
@@ -64,24 +60,19 @@ def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
     own_postgres.stop()
     failed: set[int] = set()
     event.listen(store._engine, "handle_error", lambda context: failed.add(threading.get_ident()))
-    done: list[object] = []
     calls: list[Callable[[], object]] = [
         lambda: start(store),
         lambda: store.heartbeat("toy", "driver", 60.0),
         lambda: store.trials("toy"),
     ]
-    threads = [threading.Thread(target=lambda call=call: done.append(call())) for call in calls]
-    for thread in threads:
-        thread.start()
-    _until(lambda: told and len(failed) == len(calls))
-    assert done == []
-    waited = store.is_waiting
-    own_postgres.start()
-    for thread in threads:
-        thread.join()
-    assert waited
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(call) for call in calls]
+        wait_for(lambda: told and len(failed) == len(calls))
+        assert (store.is_waiting, any(one.done() for one in asked)) == (True, False)
+        own_postgres.start()
+        for one in asked:
+            one.result()
     assert not store.is_waiting
-    assert len(done) == 3
     assert [trial.number for trial in store.trials("toy")] == [1]
     lost, back = told
     assert "cannot be reached" in lost
@@ -121,20 +112,12 @@ def test_an_answer_of_the_server_that_is_back_is_not_waited_for(
     store: Store, told: list[str], own_postgres: Postgres
 ) -> None:
     own_postgres.stop()
-    found: list[BaseException] = []
-
-    def ask() -> None:
-        try:
-            store.trials("nix")
-        except NotFoundError as error:
-            found.append(error)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    _until(lambda: told)
-    own_postgres.start()
-    thread.join()
-    assert len(found) == 1
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(store.trials, "nix")
+        wait_for(lambda: told)
+        own_postgres.start()
+        with pytest.raises(NotFoundError):
+            asked.result()
     assert len(told) == 2
 
 
@@ -160,20 +143,12 @@ def test_ctrl_c_gets_through_and_what_comes_after_does_not_wait(store: Store, ow
 def test_closing_ends_the_wait_of_another_thread(url: str, told: list[str], own_postgres: Postgres) -> None:
     store = open_store(url, notify=told.append)
     own_postgres.stop()
-    failed: list[DatabaseError] = []
-
-    def ask() -> None:
-        try:
-            store.studies()
-        except DatabaseError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    _until(lambda: told)
-    store.close()
-    thread.join()
-    assert len(failed) == 1
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(store.studies)
+        wait_for(lambda: told)
+        store.close()
+        with pytest.raises(DatabaseError):
+            asked.result()
 
 
 def test_a_restart_gives_every_lease_a_while_to_be_renewed(
@@ -288,21 +263,12 @@ def test_what_is_over_is_submitted_again_once_the_server_is_back_by_its_owner_al
     store.submit(new("mine"))
     store.set_submission("mine", SubmissionState.CANCELLED, "")
     own_postgres.stop()
-    found: list[object] = []
-
-    def submit() -> None:
-        try:
-            found.append(store.submit(new("mine", owner=owner, values={"budget.trials": 9})).state)
-        except UsageError as error:
-            found.append(error.message)
-
-    thread = threading.Thread(target=submit)
-    thread.start()
-    _until(lambda: told)
-    own_postgres.start()
-    thread.join()
-    refused = "'mine' was submitted by ann already, from the template digits; it is cancelled"
-    assert found == [SubmissionState.WAITING if owner == "ann" else refused]
+    with ThreadPoolExecutor() as pool:
+        submitted = pool.submit(store.submit, new("mine", owner=owner, values={"budget.trials": 9}))
+        wait_for(lambda: told)
+        own_postgres.start()
+        with nullcontext() if owner == "ann" else pytest.raises(UsageError, match="'mine' was submitted by ann"):
+            assert submitted.result().state is SubmissionState.WAITING
     assert store.submission("mine").values == {"budget.trials": 9 if owner == "ann" else 4}
 
 

@@ -79,9 +79,9 @@ class TestObservations:
             store.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1))])
 
 
+@pytest.mark.usefixtures("toy")
 class TestStepsTimesStepTime:
     def test_it_is_that_of_all_visits_until_it_is_read_wherever_a_trial_is_read(self, store: Store) -> None:
-        add_study(store)
         seen = store.changes("toy", 0).revision
         number = start(store)
         stored = store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=9.0)
@@ -95,9 +95,9 @@ class TestStepsTimesStepTime:
         assert store.trial("toy", number).steps_x_step_time_s == pytest.approx(2.36), "another split"
 
 
+@pytest.mark.usefixtures("toy")
 class TestProbes:
     def test_all_visits_to_a_batch_size_count_and_its_cadence_is_that_of_the_first(self, store: Store) -> None:
-        add_study(store)
         add_study(store, "other")
         environment = make_environment()
         huge = make_probe(4096, step_seconds=None, evaluation_seconds=None, eval_every_steps=None, out_of_memory=True)
@@ -112,7 +112,6 @@ class TestProbes:
         assert store.save_probe("toy", environment, make_probe(16)) == 4, "a new visit, counted by the store"
 
     def test_two_who_visit_at_once_have_each_their_own_visit(self, store: Store) -> None:
-        add_study(store)
         driver, probe = (store.save_probe("toy", make_environment(), make_probe(8)) for _ in range(2))
         assert driver != probe
         for number in (driver, probe):
@@ -120,14 +119,12 @@ class TestProbes:
         assert sorted((one.visit, one.batch_size) for one in store.visits("toy")) == [(1, 8), (1, 16), (2, 8), (2, 16)]
 
     def test_a_visit_is_stored_once_however_often_it_is_told(self, store: Store) -> None:
-        add_study(store)
         for seconds in (1.0, 4.0):
             store.save_probe("toy", make_environment(), make_probe(8, step_seconds=seconds), 1)
         store.save_probe("toy", make_environment(driver_version="2"), make_probe(8, step_seconds=9.0), 1)
         assert [(one.visit, one.step_seconds) for one in store.visits("toy")] == [(1, 1.0), (2, 9.0)]
 
     def test_visits_that_were_disturbed_count_only_where_all_were(self, store: Store) -> None:
-        add_study(store)
         environment = make_environment()
         store.save_probe("toy", environment, make_probe(8, step_seconds=9.0, contended=True, reason="busy"), 1)
         store.save_probe("toy", environment, make_probe(8, step_seconds=4.0, contended=True, reason="busier"), 2)
@@ -140,7 +137,6 @@ class TestProbes:
         assert (found.contended, found.reason) == (False, None)
 
     def test_the_split_in_force_is_the_largest_timed_below_what_ran_out_of_memory(self, store: Store) -> None:
-        add_study(store)
         environment = make_environment()
         whole, half, quarter = (make_probe(64, micro_batch_size=size) for size in (64, 32, 16))
         for probe in (quarter, whole):
@@ -153,7 +149,6 @@ class TestProbes:
         assert in_micro_batches(store) == {64: 32}
 
     def test_a_trial_that_ran_out_of_memory_counts_as_a_probe_does(self, store: Store) -> None:
-        add_study(store)
         start(store)
         micro = store.trial("toy", 1).configuration.micro_batch_size
         outcome = TrialOutcome(state=TrialState.OOM, reason="no memory left")
@@ -163,7 +158,6 @@ class TestProbes:
         assert store.probes("toy") == {}
 
     def test_what_a_smaller_device_says_of_memory_does_not_bind_a_larger_one(self, store: Store) -> None:
-        add_study(store)
         small, large = (make_environment(device_memory_bytes=size) for size in (2**30, 2**33))
         store.save_memory("toy", small, use(64, fits=False))
         store.save_memory("toy", small, use(32))

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 from alembic import command
-from alembic.autogenerate import compare_metadata
 from alembic.config import Config
-from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
 
@@ -115,18 +113,6 @@ class TestRevisions:
         assert len(described) == 13
         if engine.dialect.name == "sqlite":
             assert all(one["name"] for table in described.values() for one in table["check_constraints"])
-
-    @pytest.mark.slow
-    def test_alembic_finds_nothing_to_do_and_does_not_look_at_foreign_tables(
-        self, empty_url: str, engine: Engine
-    ) -> None:
-        with writing(engine) as connection:
-            connection.execute(text("CREATE TABLE studies (study_id INTEGER PRIMARY KEY)"))
-        migrate.upgrade(empty_url)
-        with engine.connect() as connection:
-            options = {"include_name": migrate.is_ours, "version_table": migrate.VERSION_TABLE, "compare_type": True}
-            context = MigrationContext.configure(connection, opts=options)
-            assert compare_metadata(context, Base.metadata) == []
 
     @pytest.mark.slow
     def test_down_and_up_again(self, empty_url: str, engine: Engine) -> None:

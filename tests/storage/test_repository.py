@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
-import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Update, event, text, update
+from sqlalchemy import Connection, Update, event, update
 
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.records import (
@@ -101,9 +100,9 @@ class TestStudies:
         assert start(store, environment=environment) == 2
 
 
+@pytest.mark.usefixtures("toy")
 class TestTrials:
     def test_a_trial_comes_back_as_it_was_started_and_as_it_ended(self, store: Store) -> None:
-        add_study(store)
         configuration = Configuration(
             batch_size=96,
             learning_rate=0.0123456789,
@@ -160,7 +159,6 @@ class TestTrials:
         )
 
     def test_trials_are_listed_by_number_phase_and_state(self, store: Store) -> None:
-        add_study(store)
         add_study(store, "other")
         start(store, "other")
         for phase in (Phase.SEARCH, Phase.CONFIRM, Phase.SEARCH):
@@ -172,7 +170,6 @@ class TestTrials:
         assert store.trials("toy", phase=Phase.CONFIRM, states={TrialState.CANCELLED}) == []
 
     def test_an_unknown_trial_is_answered_with_the_numbers_there_are(self, store: Store) -> None:
-        add_study(store)
         with pytest.raises(NotFoundError, match="none yet"):
             store.trial("toy", 1)
         start(store)
@@ -182,7 +179,6 @@ class TestTrials:
                 call("toy", 9)
 
     def test_only_a_running_trial_can_be_finished(self, store: Store) -> None:
-        add_study(store)
         number = start(store)
         store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
         with pytest.raises(DatabaseError, match=r"trial 1 of 'toy' cannot end as cancelled.* reached"):
@@ -196,7 +192,6 @@ class TestTrials:
             )
 
     def test_only_a_trial_that_reached_the_target_has_a_time_to_it(self, store: Store) -> None:
-        add_study(store)
         number = start(store)
         wrong = TrialOutcome(state=TrialState.CAPPED, reason="", time_to_target_s=1.0)
         with pytest.raises(DatabaseError, match="time_to_target_s_when_reached"):
@@ -204,13 +199,11 @@ class TestTrials:
         assert store.trial("toy", number).state is TrialState.RUNNING
 
     def test_a_retry_is_of_a_trial_that_is_there(self, store: Store) -> None:
-        add_study(store)
         with pytest.raises(DatabaseError):
             start(store, retry_of=7)
         assert store.trials("toy") == []
 
     def test_what_is_not_a_number_is_refused(self, store: Store) -> None:
-        add_study(store)
         number = start(store)
         nan = dataclasses.replace(CANCELLED, final_metric=float("nan"))
         with pytest.raises(DatabaseError, match="not a finite number"):
@@ -219,27 +212,7 @@ class TestTrials:
             start(store, sampled={"lr": float("inf")})
         assert len(store.trials("toy")) == 1
 
-    def test_four_thousand_trials_are_read_in_seconds(self, store: Store) -> None:
-        add_study(store)
-        start(store, sampled={"lr": 0.1})
-        store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=1.0)
-        names = [column.name for column in TrialRow.__table__.columns if column.name != "id"]
-        with store._writing() as connection:
-            values = ", ".join("n.i" if name == "number" else name for name in names)
-            connection.execute(
-                text(
-                    "WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 4000) "
-                    f"INSERT INTO bss_trial ({', '.join(names)}) SELECT {values} FROM bss_trial, n WHERE number = 1"
-                )
-            )
-        began = time.process_time()
-        trials = store.trials("toy")
-        assert time.process_time() - began < 3
-        assert len(trials) == 4000
-        assert trials[-1].outcome == OUTCOME
-
     def test_a_study_is_at_rest_since_its_last_trial_began_or_ended(self, store: Store) -> None:
-        add_study(store)
         long_ago = {"study": 5, "began": 3, "ended": 1}
         moments = {name: store.time() - timedelta(hours=hours) for name, hours in long_ago.items()}
 
@@ -255,7 +228,6 @@ class TestTrials:
         assert hours_at_rest(update(TrialRow).values(ended_at=moments["ended"])) == 1
 
     def test_a_trial_is_started_only_where_none_is_newer_than_the_caller_has_seen(self, store: Store) -> None:
-        add_study(store)
         add_study(store, "other")
         start(store, "other")
         assert start_after(store, 0, "a") == 1
@@ -267,14 +239,12 @@ class TestTrials:
         assert [trial.lease_owner for trial in store.trials("toy")] == ["a", "b", None, "a"]
 
     def test_a_start_that_is_tried_again_finds_the_trial_of_the_first_try(self, store: Store) -> None:
-        add_study(store)
         assert start_after(store, 0, "a") == start_after(store, 0, "a") == 1
         store.finish_trial("toy", 1, CANCELLED, steps_x_step_time_s=None)
         assert start_after(store, 0, "a") is None
         assert len(store.trials("toy")) == 1
 
     def test_an_end_that_is_told_again_is_fine_and_another_end_is_not(self, store: Store) -> None:
-        add_study(store)
         start(store)
         for _ in range(2):
             store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=1.5)
@@ -282,7 +252,6 @@ class TestTrials:
             store.finish_trial("toy", 1, dataclasses.replace(OUTCOME, steps=124), steps_x_step_time_s=1.5)
 
     def test_a_queued_trial_waits_until_it_is_started_once(self, store: Store) -> None:
-        add_study(store)
         number = enqueue(store)
         queued = store.trial("toy", number)
         assert (queued.state, queued.phase, queued.uncapped) == (TrialState.QUEUED, Phase.SEARCH, True)
@@ -301,7 +270,6 @@ class TestTrials:
         assert not start_queued(store, number, "a")
 
     def test_tokens_are_kept_and_never_negative(self, store: Store) -> None:
-        add_study(store)
         start(store)
         with pytest.raises(DatabaseError, match="tokens_not_negative"):
             store.finish_trial("toy", 1, dataclasses.replace(OUTCOME, tokens=-1), steps_x_step_time_s=None)
@@ -311,7 +279,6 @@ class TestTrials:
         assert outcome.tokens == 2**40
 
     def test_a_log_is_kept_whatever_the_worker_wrote(self, store: Store) -> None:
-        add_study(store)
         start(store)
         assert store.log("toy", 1) is None
         store.save_log("toy", 1, "first")

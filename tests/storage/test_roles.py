@@ -22,7 +22,7 @@ from bssearch.storage.access.grants import SEQUENCES, WRITER_RIGHTS, Roles
 from bssearch.storage.access.script import script
 from bssearch.storage.models import Base
 from bssearch.storage.repository import Store, open_store
-from tests.cli.task import bssearch
+from tests.cli.task import bssearch, printed, refused
 from tests.factories import make_environment, make_probe, make_spec
 from tests.postgres import Postgres
 from tests.search.law import LawExecutor
@@ -413,14 +413,11 @@ def test_a_writer_imports_what_is_new_of_a_study(server: Postgres, tmp_path: Pat
 
 def test_init_on_the_command_line(server: Postgres, tmp_path: Path) -> None:
     team = new_team(server, None, schema=False)
-    printed = bssearch("db", "init", "--roles", "--prefix", "team", "--print", "--db", team.url(), cwd=tmp_path)
-    assert (printed.returncode, printed.stdout) == (0, script(ROLES))
+    asked = ("db", "init", "--roles", "--prefix", "team", "--db", team.url())
+    assert printed(tmp_path, *asked, "--print") == script(ROLES)
     assert migrate.current(team.url()) is None, "printing touches nothing"
-    made = bssearch("db", "init", "--roles", "--prefix", "team", "--db", team.url(), cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
-    assert "team_reader, team_writer, team_owner" in made.stdout
-    again = bssearch("db", "init", "--db", team.url("wanda"), cwd=tmp_path)
-    assert again.stdout == f"schema at {migrate.SCHEMA_HEAD}, as it was\n"
+    assert "team_reader, team_writer, team_owner" in printed(tmp_path, *asked)
+    assert printed(tmp_path, "db", "init", "--db", team.url("wanda")) == f"schema at {migrate.SCHEMA_HEAD}, as it was\n"
 
 
 @pytest.mark.parametrize(
@@ -433,14 +430,12 @@ def test_init_on_the_command_line(server: Postgres, tmp_path: Path) -> None:
     ],
 )
 def test_init_refuses_roles_of_a_file_and_names_that_are_none(tmp_path: Path, options: tuple[str, ...]) -> None:
-    done = bssearch("db", "init", *options, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
+    refused(tmp_path, "db", "init", *options, code=2)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_statements_are_printed_where_no_database_is_named(tmp_path: Path) -> None:
-    printed = bssearch("db", "init", "--roles", "--print", cwd=tmp_path)
-    assert printed.stdout == script(Roles())
+    assert printed(tmp_path, "db", "init", "--roles", "--print") == script(Roles())
     assert list(tmp_path.iterdir()) == []
 
 

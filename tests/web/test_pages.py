@@ -55,6 +55,12 @@ def running_study(url: str, name: str = "toy", evaluations: int = 3) -> int:
         return trial.number
 
 
+@pytest.fixture
+def copy(searched: str, tmp_path: Path) -> Path:
+    """A copy of the database, which a test may change."""
+    return Path(shutil.copy(searched.removeprefix("sqlite:///"), tmp_path / "copy.db"))
+
+
 class TestStudies:
     def test_they_are_listed_with_links_the_newest_first(self, pages: TestClient) -> None:
         text = pages.get("/").text
@@ -72,10 +78,7 @@ class TestStudies:
     def test_an_empty_database_says_how_a_study_is_made(self, empty: str) -> None:
         assert "bssearch run SPEC" in client_of(empty).get("/studies").text
 
-    def test_archived_ones_are_shown_where_asked(self, tmp_path: Path, searched: str) -> None:
-        copy = tmp_path / "copy.db"
-        with open_store(searched, write=False):
-            shutil.copy(searched.removeprefix("sqlite:///"), copy)
+    def test_archived_ones_are_shown_where_asked(self, copy: Path) -> None:
         with open_store(f"sqlite:///{copy}") as store:
             store.archive_study("other")
         client = client_of(f"sqlite:///{copy}")
@@ -165,9 +168,7 @@ class TestAStudy:
         assert missing.status_code == 404
         assert "<script>alert" not in missing.text
 
-    def test_a_stored_name_that_nothing_of_ours_made_is_escaped(self, searched: str, tmp_path: Path) -> None:
-        copy = tmp_path / "copy.db"
-        shutil.copy(searched.removeprefix("sqlite:///"), copy)
+    def test_a_stored_name_that_nothing_of_ours_made_is_escaped(self, copy: Path) -> None:
         with closing(sqlite3.connect(copy)) as connection, connection:
             connection.execute("UPDATE bss_study SET name = '<img src=x onerror=alert(1)>' WHERE name = 'other'")
         client = client_of(f"sqlite:///{copy}")
@@ -300,9 +301,8 @@ class TestDatabases:
         assert 'href="/studies/task/trials?db=2"' in client.get("/studies/task?db=2").text
         assert client.get("/compare?study=1:task&study=2:task").status_code == 200
 
-    def test_one_that_vanishes_is_told_and_one_that_is_back_is_shown(self, searched: str, tmp_path: Path) -> None:
-        copy, away = tmp_path / "copy.db", tmp_path / "away.db"
-        shutil.copy(searched.removeprefix("sqlite:///"), copy)
+    def test_one_that_vanishes_is_told_and_one_that_is_back_is_shown(self, copy: Path) -> None:
+        away = copy.with_name("away.db")
         client = client_of(f"sqlite:///{copy}")
         tag = client.get("/studies/task").headers["etag"]
         copy.rename(away)
@@ -314,16 +314,12 @@ class TestDatabases:
         away.rename(copy)
         assert client.get("/studies/task").status_code == 200
 
-    def test_one_that_is_no_database_is_told(self, searched: str, tmp_path: Path) -> None:
-        copy = tmp_path / "copy.db"
-        shutil.copy(searched.removeprefix("sqlite:///"), copy)
+    def test_one_that_is_no_database_is_told(self, copy: Path) -> None:
         client = client_of(f"sqlite:///{copy}")
         copy.write_bytes(b"x" * 4096)
         assert client.get("/studies").status_code == 503
 
-    def test_a_row_that_nobody_of_ours_wrote_is_told(self, searched: str, tmp_path: Path) -> None:
-        copy = tmp_path / "copy.db"
-        shutil.copy(searched.removeprefix("sqlite:///"), copy)
+    def test_a_row_that_nobody_of_ours_wrote_is_told(self, copy: Path) -> None:
         with closing(sqlite3.connect(copy)) as connection, connection:
             connection.execute("UPDATE bss_trial SET parameters = '[1' WHERE number = 3")
         faulty = client_of(f"sqlite:///{copy}").get("/studies/task/trials")

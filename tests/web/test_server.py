@@ -15,7 +15,7 @@ import pytest
 
 from bssearch.errors import UsageError
 from bssearch.web import connections, server
-from tests.cli.task import bssearch, command, environment
+from tests.cli.task import command, environment, refused
 from tests.web.serving import served
 
 STARTS_WITHIN = 60
@@ -82,10 +82,9 @@ class TestServing:
     def test_of_two_on_one_port_the_second_says_so(self, searched: str, tmp_path: Path) -> None:
         with serving("--db", searched, "--port", "0", cwd=tmp_path) as (_, lines):
             port = port_of(lines)
-            second = bssearch("serve", "--db", searched, "--port", str(port), cwd=tmp_path)
-            assert second.returncode == 2
-            assert f"port {port} of 127.0.0.1 is taken" in second.stderr
-            assert "--port 0" in second.stderr
+            told = refused(tmp_path, "serve", "--db", searched, "--port", str(port), code=2)
+            assert f"port {port} of 127.0.0.1 is taken" in told
+            assert "--port 0" in told
             assert get(port, "/studies")[0] == 200
 
     def test_a_request_of_nonsense_ends_neither_the_server_nor_others(self, searched: str, tmp_path: Path) -> None:
@@ -132,14 +131,10 @@ class TestRefusing:
     def test_where_it_cannot_listen_it_says_why(
         self, searched: str, tmp_path: Path, options: tuple[str, ...], named: str
     ) -> None:
-        refused = bssearch("serve", "--db", searched, "--port", "0", *options, cwd=tmp_path)
-        assert refused.returncode == 2
-        assert named in refused.stderr
+        assert named in refused(tmp_path, "serve", "--db", searched, "--port", "0", *options, code=2)
 
     def test_without_a_database_nothing_is_served(self, tmp_path: Path) -> None:
-        refused = bssearch("serve", "--db", f"sqlite:///{tmp_path / 'none.db'}", cwd=tmp_path)
-        assert refused.returncode == 4
-        assert "none.db" in refused.stderr
+        assert "none.db" in refused(tmp_path, "serve", "--db", f"sqlite:///{tmp_path / 'none.db'}", code=4)
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("module", ["uvicorn", "starlette"])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,22 +9,11 @@ from torch.nn import functional
 
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
-from bssearch.spec import load_spec
-from bssearch.workloads.base import Part, resolve
+from bssearch.workloads.base import Part
 from bssearch.workloads.char_lm import Block, CharLM
 
 CPU = torch.device("cpu")
-STUDY = Path(__file__).parents[2] / "studies" / "char_lm_cpu.yaml"
 ALPHABET = "abcdefghij"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Train as a slot on the CPU does; threads that wait for each other make small steps slow."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def decoded(workload: CharLM, part: Part) -> list[str]:
@@ -216,32 +204,3 @@ def test_a_text_too_short_for_a_window_in_every_part_is_refused_with_both_number
         CharLM(text_file(tmp_path, "a" * 179), context=8).load(CPU)
     data = CharLM(text_file(tmp_path, "a" * 180), context=8).load(CPU)
     assert (len(data.train), len(data.validation), len(data.test)) == (18, 1, 1)
-
-
-def test_a_model_before_the_text_is_refused() -> None:
-    with pytest.raises(WorkloadError, match=r"call load\(\) first"):
-        CharLM().build_model(dropout=0.0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"width": 30, "heads": 4}, "width = 30 must be a multiple of heads = 4"),
-        ({"context": 0}, "context = 0 must be a whole number >= 1"),
-        ({"layers": 1.5}, "layers = 1.5 must be a whole number >= 1"),
-        ({"width": "64"}, "width = '64' must be a whole number >= 1"),
-        ({"depth": 3}, "unexpected keyword argument 'depth'"),
-        ({"text": ["a", "b"]}, r"text = \['a', 'b'\] must be a path or a glob"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(WorkloadError, match=message):
-        resolve("char_lm", settings, Path())
-
-
-def test_the_study_is_valid_and_fits_the_workload() -> None:
-    spec = load_spec(STUDY)
-    workload = resolve(spec.workload, spec.workload_settings, STUDY.parent)
-    assert isinstance(workload, CharLM)
-    assert len(spec.batch_sizes) >= 7 and spec.batch_sizes[-1] <= len(workload.load(CPU).train)
-    assert spec.target.metric in workload.metrics and spec.target.goal == "minimize"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import math
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,9 @@ from torch import nn
 
 from bssearch.errors import WorkloadError
 from bssearch.settings import DATA_DIR_VARIABLE
-from bssearch.spec import load_spec
 from bssearch.workloads import data_folder
-from bssearch.workloads.base import Data, Part, resolve
-from bssearch.workloads.data_folder import DEBIAN_FOLDER, FILES, find_fashion_mnist
+from bssearch.workloads.base import Data, Part
+from bssearch.workloads.data_folder import FILES, find_fashion_mnist
 from bssearch.workloads.fashion_mnist import (
     CLASSES,
     SHIFT,
@@ -217,13 +215,7 @@ def test_fewer_validation_samples_leave_the_training_part_as_it_is() -> None:
 
 
 @pytest.fixture(scope="module")
-def real() -> Data:
-    """Return the real data; without the files fail where tests run unattended, skip on a developer's machine."""
-    if not os.environ.get(DATA_DIR_VARIABLE) and not DEBIAN_FOLDER.is_dir():
-        message = f"no {DEBIAN_FOLDER}: apt-get install dataset-fashion-mnist, or set {DATA_DIR_VARIABLE}"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
+def real(real_images: None) -> Data:
     return FashionMnist(validation_samples=2000).load(CPU)
 
 
@@ -261,8 +253,6 @@ def test_the_models_learn_the_real_images(real: Data, settings: dict[str, str]) 
 
 # The models.
 
-MODELS: list[dict[str, str]] = [{"model": "resnet"}, {"model": "resnet", "norm": "batch"}, {"model": "mlp"}]
-
 
 def build(settings: dict[str, str], dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
@@ -271,29 +261,6 @@ def build(settings: dict[str, str], dropout: float = 0.0) -> nn.Module:
 
 def images(count: int) -> torch.Tensor:
     return torch.randn(count, 1, 28, 28, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize(("settings", "parameters"), list(zip(MODELS, (222_570, 222_570, 269_322), strict=True)))
-def test_a_model_scores_every_class_and_has_the_size_it_says(settings: dict[str, str], parameters: int) -> None:
-    model = build(settings)
-    assert model(images(3)).shape == (3, CLASSES)
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-
-
-@pytest.mark.parametrize("settings", MODELS)
-def test_the_gradient_reaches_every_parameter(settings: dict[str, str]) -> None:
-    model = build(settings)
-    FashionMnist().loss(model, images(8), torch.arange(8), label_smoothing=0.0).backward()  # type: ignore[no-untyped-call]
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
-
-
-@pytest.mark.parametrize("settings", MODELS)
-def test_dropout_is_random_and_without_it_training_is_not(settings: dict[str, str]) -> None:
-    still, random = build(settings), build(settings, dropout=0.5)
-    assert torch.equal(still(images(4)), still(images(4)))
-    assert not torch.equal(random(images(4)), random(images(4)))
-    assert torch.equal(random.eval()(images(4)), random(images(4)))
 
 
 def test_norm_decides_whether_the_other_images_of_a_batch_matter() -> None:
@@ -347,30 +314,3 @@ def test_metrics_and_label_smoothing_are_those_of_the_scores() -> None:
     smoothed = workload.loss(Fixed(), images(4), targets, label_smoothing=0.1)
     even = (hit + 9 * miss) / 10
     assert smoothed.item() == pytest.approx(0.9 * (3 * hit + miss) / 4 + 0.1 * even)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"model": "vit"}, "model = 'vit' must be one of resnet, mlp"),
-        ({"norm": "layer"}, "norm = 'layer' must be one of group, batch"),
-        ({"model": "mlp", "norm": "batch"}, "norm = 'batch' changes nothing in model = 'mlp'"),
-        ({"augment": "yes"}, "augment = 'yes' must be true or false"),
-        ({"validation_samples": 0}, "validation_samples = 0 must be a whole number from 1 to 5000"),
-        ({"validation_samples": 5001}, "validation_samples = 5001 must be"),
-        ({"validation_samples": 1.5}, "validation_samples = 1.5 must be"),
-        ({"validation_samples": True}, "validation_samples = True must be"),
-        ({"depth": 3}, "unexpected keyword argument 'depth'"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(WorkloadError) as error:
-        resolve("fashion_mnist", settings, Path())
-    assert said in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["fashion_mnist", "fashion_mnist_cpu"])
-def test_the_shipped_studies_load_and_their_settings_build_the_workload(name: str) -> None:
-    spec = load_spec(name)
-    assert isinstance(resolve(spec.workload, spec.workload_settings, Path()), FashionMnist)
-    assert len(spec.batch_sizes) >= 9 and spec.target.metric in FashionMnist.metrics

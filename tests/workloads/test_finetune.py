@@ -1,43 +1,24 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from bssearch.errors import WorkloadError
 from bssearch.records import TrialState
-from bssearch.settings import DATA_DIR_VARIABLE
 from bssearch.spec import load_spec
 from bssearch.workloads import finetune
-from bssearch.workloads.base import Data, Part, resolve
-from bssearch.workloads.data_folder import DEBIAN_FOLDER
+from bssearch.workloads.base import Data, Part
 from bssearch.workloads.finetune import NEW_CLASSES, OLD_CLASSES, FineTune, TwoHeaded, pretrained_weights
 from tests.training.toys import Run, request
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Train as a slot on the CPU does; threads that wait for each other make small steps slow."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FineTune, Data]]:
+def loaded(real_images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FineTune, Data]]:
     """Return the workload and its data, after a pre-training on a tenth of the images."""
-    if not os.environ.get(DATA_DIR_VARIABLE) and not DEBIAN_FOLDER.is_dir():
-        message = f"no {DEBIAN_FOLDER}: apt-get install dataset-fashion-mnist, or set {DATA_DIR_VARIABLE}"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(finetune, "pretrained_weights", lambda old: pretrained_weights(tenth(old)))
@@ -117,34 +98,11 @@ def test_the_pre_training_is_the_same_from_the_same_seed() -> None:
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
 
 
-def test_a_model_takes_the_weights_of_the_pre_training() -> None:
-    with pytest.raises(WorkloadError, match=r"call load\(\) first"):
-        FineTune().build_model(dropout=0.0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"train_samples": 4}, "train_samples = 4 must be a whole number from 5 to 27500"),
-        ({"train_samples": 27501}, "train_samples = 27501 must be"),
-        ({"validation_samples": 9}, "validation_samples = 9 must be a whole number from 10 to 5000"),
-        ({"validation_samples": 2000.0}, "validation_samples = 2000.0 must be"),
-        ({"classes": 3}, "unexpected keyword argument 'classes'"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(WorkloadError) as error:
-        resolve("finetune", settings, Path())
-    assert said in str(error.value)
-
-
 @pytest.mark.slow
 def test_a_trial_of_the_shipped_study_learns_and_its_outcome_tells_what_was_forgotten(
     loaded: tuple[FineTune, Data],
 ) -> None:
     spec = load_spec("finetune")
-    assert isinstance(resolve(spec.workload, spec.workload_settings, Path()), FineTune)
-    assert spec.batch_sizes[0] < spec.default.batch_size < spec.batch_sizes[-1]
     asked = request(replace(spec.default_configuration, learning_rate=1e-3), target=0.7, evaluate_test=True)
     outcome = Run(asked, *loaded).outcome
     assert outcome.state is TrialState.REACHED

@@ -1,30 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from bssearch.errors import WorkloadError
 from bssearch.records import TrialState
 from bssearch.spec import load_spec
 from bssearch.training.trainer import Trainer
-from bssearch.workloads.base import Data, Part, resolve
+from bssearch.workloads.base import Data, Part
 from bssearch.workloads.vit_tiny import Block, VisionTransformer, VitTiny
 from tests.training.toys import Run, on_cpu, request
 
 SMALL = {"patch": 14, "width": 16, "depth": 1, "heads": 2}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Train as a slot on the CPU does; threads that wait for each other make small steps slow."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(dropout: float = 0.0, **settings: int) -> VisionTransformer:
@@ -43,20 +31,6 @@ def bright(count: int, seed: int = 0) -> Part:
     return Part(inputs, targets)
 
 
-@pytest.mark.parametrize(("settings", "parameters"), [(SMALL, 6_698), ({"width": 48, "depth": 2, "heads": 3}, 60_298)])
-def test_a_model_scores_every_class_and_has_the_size_it_says(settings: dict[str, int], parameters: int) -> None:
-    model = VitTiny(**settings).build_model(dropout=0.0)
-    assert model(bright(3).inputs).shape == (3, 10)
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-
-
-def test_the_gradient_reaches_every_parameter() -> None:
-    model, part = build(depth=2), bright(8)
-    VitTiny().loss(model, part.inputs, part.targets, label_smoothing=0.0).backward()  # type: ignore[no-untyped-call]
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
-
-
 def test_without_positions_the_order_of_the_patches_says_nothing() -> None:
     model, images = build(), bright(4).inputs
     turned = torch.cat([images[..., 14:], images[..., :14]], dim=3)
@@ -64,13 +38,6 @@ def test_without_positions_the_order_of_the_patches_says_nothing() -> None:
     with torch.no_grad():
         model.positions.zero_()
     torch.testing.assert_close(model(turned), model(images))
-
-
-def test_dropout_is_random_and_without_it_training_is_not() -> None:
-    still, random, images = build(), build(dropout=0.5), bright(4).inputs
-    assert torch.equal(still(images), still(images))
-    assert not torch.equal(random(images), random(images))
-    assert torch.equal(random.eval()(images), random(images))
 
 
 def test_dropout_is_after_the_embedding_and_every_dense_layer_but_that_of_queries_keys_and_values() -> None:
@@ -104,28 +71,9 @@ def test_accumulation_makes_the_step_of_the_whole_batch() -> None:
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"patch": 8}, "patch = 8 must divide the 28 pixels of an image's side"),
-        ({"patch": 0}, "patch = 0 must be a whole number >= 1"),
-        ({"width": 50}, "width = 50 must be a multiple of heads = 4"),
-        ({"depth": True}, "depth = True must be a whole number >= 1"),
-        ({"validation_samples": 5001}, "validation_samples = 5001 must be a whole number from 1 to 5000"),
-        ({"model": "vit"}, "unexpected keyword argument 'model'"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(WorkloadError) as error:
-        resolve("vit_tiny", settings, Path())
-    assert said in str(error.value)
-
-
 @pytest.mark.slow
 def test_the_shipped_study_does_all_of_the_worked_example_and_a_trial_of_it_learns() -> None:
     spec = load_spec("vit_tiny")
-    assert isinstance(resolve(spec.workload, spec.workload_settings, Path()), VitTiny)
-    assert spec.batch_sizes[0] < spec.default.batch_size < spec.batch_sizes[-1]
     assert spec.space.max_micro_batch_size is not None and spec.space.max_micro_batch_size < spec.batch_sizes[-1]
     names = {one.name for one in spec.space.dimensions()}
     assert {"reference_learning_rate", "warmup_epochs", "schedule", "horizon_samples"} <= names

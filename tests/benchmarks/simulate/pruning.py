@@ -21,9 +21,10 @@ import typer
 from bssearch.cli.output import Format, FormatOption, note, print_json, print_rows, print_table
 from bssearch.errors import UsageError
 from bssearch.recorded import RecordedTable
+from tests.benchmarks.harness import script
 from tests.benchmarks.simulate import draws as policies
 from tests.benchmarks.simulate.draws import PRUNERS, Interval, Summary, by_policy, pruner_of, summarize
-from tests.benchmarks.simulate.script import SeedOption, TargetOption, WorkersOption, read, run
+from tests.benchmarks.simulate.script import SeedOption, TargetOption, WorkersOption, read
 
 TRIALS = 50
 SHARE = 2 / 3
@@ -118,4 +119,4 @@ def _figures(one: Summary) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(simulate)
+    script(simulate)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bssearch.cli.output import note
-from bssearch.errors import BSSearchError
 from bssearch.recorded import RecordedTable
 from tests.benchmarks.simulate.replay import ended_before, with_target
 from tests.benchmarks.simulate.tables import read_table
@@ -32,14 +29,3 @@ def read(path: Path, target: float | None) -> RecordedTable:
             f"{table.target.value:g}: here they never reach {target:g}"
         )
     return changed
-
-
-def run(command: Callable[..., None]) -> None:
-    """Run a command on the words of the command line; an error of bssearch ends it with its message and exit code."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    try:
-        app()
-    except BSSearchError as error:
-        typer.echo(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), err=True)
-        sys.exit(error.exit_code)

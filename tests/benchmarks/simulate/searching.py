@@ -21,7 +21,8 @@ import typer
 
 from bssearch.cli.output import Format, FormatOption, print_json, print_rows, print_table
 from bssearch.errors import UsageError
-from tests.benchmarks.simulate.script import SeedOption, TargetOption, WorkersOption, read, run
+from tests.benchmarks.harness import script
+from tests.benchmarks.simulate.script import SeedOption, TargetOption, WorkersOption, read
 from tests.benchmarks.simulate.searches import Plan, SearchSummary, check_pair, simulate_searches
 from tests.benchmarks.simulate.studies import simulate_studies
 from tests.benchmarks.simulate.table_space import table_space
@@ -154,4 +155,4 @@ def _row(name: str, one: SearchSummary) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(simulate)
+    script(simulate)

@@ -1,0 +1,84 @@
+"""What the benchmarks share: options from a function's parameters, work timed in turns, ratios with intervals."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+from bssearch.errors import BSSearchError
+
+TEMPORARY = Path(tempfile.gettempdir())
+
+
+def script(main: Callable[..., bool | int | None], about: str | None = None) -> None:
+    """Run a benchmark with options named after its parameters; exit with 1 if it returns False, or with its number."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+    @app.command(help=about)
+    @functools.wraps(main)
+    def command(**options: Any) -> None:
+        result = main(**options)
+        raise typer.Exit(int(not result) if isinstance(result, bool) else result or 0)
+
+    try:
+        app()
+    except BSSearchError as error:
+        typer.echo(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), err=True)
+        sys.exit(error.exit_code)
+
+
+def one_of(names: Sequence[str] | Mapping[str, object], about: str = "") -> Any:
+    """Return an option whose value is one of some names."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise typer.BadParameter(f"{text!r} is none of {', '.join(names)}")
+        return text
+
+    return typer.Option(parser=parse, metavar="|".join(names), help=about)
+
+
+def verdict(is_met: bool) -> bool:
+    """Print whether all bars are met, and return it."""
+    print("met" if is_met else "missed")
+    return is_met
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def timed_in_turns(work: Mapping[str, Callable[[], object]], pairs: int) -> dict[str, list[float]]:
+    """Do each piece of work once, then time them ``pairs`` times in turns; return the seconds of each by name."""
+    for piece in work.values():
+        piece()
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for pair in range(pairs):
+        for name in turned(list(work), pair):
+            times[name].append(seconds_of(work[name]))
+    return times
+
+
+def turned(names: Sequence[str], number: int) -> list[str]:
+    """Return the names in the order of a round: each comes first as often as last."""
+    order = [*names[number % len(names) :], *names[: number % len(names)]]
+    return order if number % 2 else order[::-1]
+
+
+def ratio(mine: Sequence[float], bare: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median of the pairs' ratios with its 95 % bootstrap interval."""
+    ratios = [one / other for one, other in zip(mine, bare, strict=True)]
+    draws = np.random.default_rng(0).choice(ratios, size=(2000, len(ratios)))
+    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+    return statistics.median(ratios), float(low), float(high)

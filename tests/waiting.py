@@ -1,0 +1,31 @@
+"""What tests of processes and threads share: an ear for notes, and waiting for a condition."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+
+from bssearch.search.listener import Listener
+
+PATIENCE_S = 300.0
+"""How long something is waited for: what a slow machine may take, and no test relies on."""
+
+
+class Ear(Listener):
+    """Keeps the notes that it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+    """Wait until a condition holds, while a process runs."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        assert process is None or process.poll() is None, "the process has ended"
+        time.sleep(0.02)
