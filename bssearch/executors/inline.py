@@ -26,18 +26,9 @@ from bssearch.executors.devices import uuid_of
 from bssearch.executors.failures import printed
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.local import LocalExecutor
-from bssearch.executors.log_folder import LogFolder
-from bssearch.executors.messages import (
-    Load,
-    Measured,
-    MeasureNoise,
-    MeasureStepTime,
-    NoiseMeasured,
-    Refused,
-    StepTimeMeasured,
-)
+from bssearch.executors.messages import Load, Measurement, Refused
 from bssearch.executors.process import REPEATABLE_CUBLAS
-from bssearch.executors.running_trial import RunningTrial
+from bssearch.executors.slots import LogFolder, RunningTrial
 from bssearch.records import (
     MemoryRequest,
     MemoryUse,
@@ -103,12 +94,10 @@ class InlineExecutor:
         return self._answer(loaded.describe, self._refused)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time isolated steps while no trial runs; raise `WorkloadError` where the user's code does."""
-        answer = self._measure(MeasureStepTime(request=request))
-        assert isinstance(answer, StepTimeMeasured)
-        return answer.step_time
+        """Time isolated steps while no trial runs; raise `WorkloadError` if the user's code does."""
+        return self._measured(request, StepTime)
 
-    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
+    def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         """Find out in a worker process of its own whether a micro-batch size fits; not while a trial runs.
 
         Raises `UsageError` where the workload lies in no file, so that no other process can load it.
@@ -121,15 +110,13 @@ class InlineExecutor:
             )
         executor = LocalExecutor(replace(self._settings, allow_busy=True, log_folder=None))  # busy with this process
         try:
-            return executor.measure_memory(request, reserve=reserve)
+            return executor.measure_memory(request)
         finally:
             executor.close()
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """Measure the gradient noise scale near a target while no trial runs."""
-        answer = self._measure(MeasureNoise(request=request))
-        assert isinstance(answer, NoiseMeasured)
-        return answer.measurement
+        return self._measured(request, NoiseMeasurement)
 
     def submit(self, request: TrialRequest) -> None:
         """Load the workload where it is not, and let `events` run the trial; raise `LaunchError` or `WorkloadError`."""
@@ -174,10 +161,10 @@ class InlineExecutor:
         if self._loaded is None:
             self._refuse_memory_limit_on_the_cpu()
             self._set_environment()
-            load, threshold = Load.of(self._settings, 0), gc.get_threshold()
+            load, threshold = Load(settings=self._settings, slot=0), gc.get_threshold()
             gc.set_threshold(*PYTHON_THRESHOLDS)
             self._restore.append(lambda: gc.set_threshold(*threshold))
-            self._loaded = self._answer(lambda: LoadedWorkload(load, self._settings.given), self._refused)
+            self._loaded = self._answer(lambda: LoadedWorkload(load), self._refused)
             if not gc.get_freeze_count():
                 gc.freeze()  # as in a worker: the collector runs after every trial, and need not look through libraries
                 self._restore.append(gc.unfreeze)
@@ -204,10 +191,12 @@ class InlineExecutor:
             self._restore.append(_putting_back(name))
             os.environ[name] = value
 
-    def _measure(self, command: MeasureStepTime | MeasureNoise) -> Measured:
+    def _measured(self, request: Measurement, kind: type[T]) -> T:
         self._refuse_while_a_trial_runs()
         loaded = self._load()
-        return self._answer(lambda: loaded.measure(command), lambda error: not_measured(error, command))
+        answer = self._answer(lambda: loaded.measure(request), lambda error: not_measured(error, request))
+        assert isinstance(answer, kind), "each measurement has its own kind of answer"
+        return answer
 
     def _answer(self, work: Callable[[], T], refusal: Callable[[BaseException], Refused]) -> T:
         """Return what the user's code gives; raise what a worker would answer in its place."""

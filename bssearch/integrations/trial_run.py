@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from collections.abc import Mapping
+import statistics
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from bssearch.errors import CheckpointError, UsageError
-from bssearch.integrations.assignment import Evaluate, Metrics, ended_by, number_of
-from bssearch.integrations.branching import RequestedBranch
-from bssearch.integrations.growing.stages import LoopStages
-from bssearch.integrations.line import Line
-from bssearch.integrations.loop_clock import HostClock, LoopClock, contention_meter
-from bssearch.integrations.saved_parts import (
-    Attributes,
-    LateRandomState,
-    Pass,
-    StateDict,
-    first_non_finite,
-    generators_of,
-    refuse_unreadable,
-)
+from bssearch.executors.base import Ended, Observed
+from bssearch.integrations.assignment import Assignment, Evaluate, Line, Metrics, ended_by, number_of
 from bssearch.records import (
     COULD_NOT_PAUSE,
-    Configuration,
     Observation,
     ParameterValue,
     TrialOutcome,
@@ -36,23 +29,313 @@ from bssearch.records import (
     TrialState,
     is_metric,
 )
-from bssearch.training.contention import Contention
-from bssearch.training.core_pace import CorePace, ReferenceKernel
+from bssearch.training.clock import Clock, Ledger
+from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel, cpu_use
 from bssearch.training.course import Course, Ending, not_finite
-from bssearch.training.device_use import DeviceMeter
 from bssearch.training.loop import TESTED_STATES
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter
-from bssearch.training.trial_checkpoint import Checkpoint, Saved, first_line
+from bssearch.training.nvml import DeviceMeter
+from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line
+
+WARM_UP_STEPS = 3
+"""The steps at the start of a loop whose excess over the later ones is no training: a choice."""
+
+TIMED_STEPS = WARM_UP_STEPS + 20
+"""The steps that are timed one by one to tell that excess: a choice; on a GPU each of them is waited for."""
+
+RUN_PROCESSES = 3
+"""The processes above that of a script which are its run's: its server, the worker and the driver."""
+
+
+def contention_meter(device: torch.device, threads: int, core: CorePace | None) -> ContentionMeter:
+    """Return what tells whether others use the machine: none of the processes that started this one for its run."""
+    above = [one.pid for one in psutil.Process().parents()[:RUN_PROCESSES]]
+    return ContentionMeter(device, threads, core, lambda: cpu_use(parents=above))
+
+
+class HostClock(Clock):
+    """Times a loop by the host between two synchronisations, on whichever device and streams it computes.
+
+    Events on one stream, as for bssearch's own loop, would miss what the user's code puts on others.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        now: Callable[[], float] = time.perf_counter,
+        cpu_now: Callable[[], float] = time.thread_time,
+        delay_now: Callable[[], float | None] | None = None,
+    ) -> None:
+        self._device = device
+        super().__init__(now, cpu_now, delay_now)
+
+    def start(self) -> None:
+        """Set the wall time and every ledger to zero."""
+        super().start()
+        self._knows_delays = self._knows_delays and self._device.type == "cpu"
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Return the share of the train seconds in which this thread had a processor; None on a GPU."""
+        return super().cpu_share if self._device.type == "cpu" else None
+
+    def book_rest(self, name: Ledger) -> None:
+        """Add to a ledger the wall time up to now that is in none."""
+        self._seconds[name] += max(0.0, self.wall_seconds - sum(self._seconds.values()))
+
+    def wait(self) -> None:
+        """Wait until the device has done what was asked of it."""
+        self._synchronize()
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        elif self._device.type == "mps":
+            torch.mps.synchronize()
+
+
+class LoopClock:
+    """Books a loop's time: training goes on unless something else is timed.
+
+    ``excess`` is by how much the first steps (`WARM_UP_STEPS`) took longer than the median of the later ones:
+    compilation, autotuning, caches. It is booked as warm-up, of each part of a trial that was paused. All are the
+    seconds that count of a training on ``threads``, see `Clock.counted_train_seconds`.
+    """
+
+    def __init__(self, clock: HostClock, threads: int) -> None:
+        self.clock = clock
+        self._threads = threads
+        self.excess = 0.0
+        self._excess_before = 0.0
+        self._opened: AbstractContextManager[None] | None = None
+        self._name: Ledger | None = None
+        self._steps: list[float] = []
+        self._step_began = 0.0
+        self._told = 0.0
+
+    def train(self) -> None:
+        """Go on timing the training; nothing changes where it is timed already."""
+        if self._name != "train":
+            self._enter("train")
+            self._step_began = self._counted
+
+    def evaluate(self) -> None:
+        """Time an evaluation from now on."""
+        self._enter("evaluation")
+
+    def rest(self) -> None:
+        """Time what is neither from now on."""
+        self._enter("other")
+
+    def pause(self) -> None:
+        """Wait for the device and close what is being timed."""
+        opened, self._opened, self._name = self._opened, None, None
+        if opened is not None:
+            opened.__exit__(None, None, None)
+
+    def _enter(self, name: Ledger) -> None:
+        self.pause()
+        self._opened, self._name = self.clock.ledger(name), name
+        self._opened.__enter__()
+
+    def stepped(self) -> None:
+        """Take note that a step has ended, while its training is timed or just after."""
+        if len(self._steps) >= TIMED_STEPS:
+            return
+        if self._name == "train":
+            self.clock.wait()
+        now = self._counted
+        self._steps.append(now - self._step_began)
+        self._step_began = now
+        self.excess = self._excess_before + _excess(self._steps)
+
+    def state(self) -> dict[str, Any]:
+        """Return what the first steps took too long, to be saved."""
+        return {"excess": self.excess, "told": self._told}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved: the first steps of this process are warm-up again."""
+        self.excess = self._excess_before = state["excess"]
+        self._told = state["told"]
+
+    @property
+    def _counted(self) -> float:
+        return self.clock.counted_train_seconds(self._threads)
+
+    def train_seconds(self, *, is_hit: bool = False) -> float:
+        """Return the train seconds that count, without the excess of the first steps; they never run backwards.
+
+        While that excess is not known, in the first steps, they stand still: less than it was is a bound of when the
+        target was missed. It is none of when it was met (``is_hit``).
+        """
+        if len(self._steps) <= WARM_UP_STEPS and not is_hit:
+            return self._told
+        self._told = max(self._told, self._counted - self.excess)
+        return self._told
+
+
+def _excess(steps: list[float]) -> float:
+    later = steps[WARM_UP_STEPS:] or steps[1:]
+    if not later:
+        return 0.0
+    typical = statistics.median(later)
+    return sum(max(0.0, seconds - typical) for seconds in steps[:WARM_UP_STEPS])
+
+
+class LateRandomState:
+    """The random numbers of the moment of a pause, to be gone on with where the training does."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._state = RandomState(device)
+        self._saved: dict[str, Any] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what is saved."""
+        return self._state.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._saved = state
+
+    def apply(self) -> None:
+        """Draw from now on what was saved; nothing where nothing was."""
+        if self._saved is not None:
+            self._state.restore(self._saved)
+
+
+class Pass:
+    """The pass over the data that a trial is in: the random numbers at its start, and the micro-batches behind it.
+
+    Those that a loader draws from generators of its own (`generators_of`) are kept beside the global ones. ``own`` are
+    those of the loader at hand. A trial that was paused as a pass ended has ``restored`` the latter alone.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._random = RandomState(device)
+        self._at_start: dict[str, Any] = {}
+        self._own_at_start: list[torch.Tensor] = []
+        self.own: Sequence[torch.Generator] = ()
+        self.micro_batches = 0
+        self.restored = False
+
+    def begin(self) -> None:
+        """Begin a pass."""
+        self._at_start, self.micro_batches, self.restored = self._random.state(), 0, False
+        self._own_at_start = [generator.get_state() for generator in self.own]
+
+    def end(self) -> None:
+        """End the pass before its loader does: a trial that is paused now goes on with the next one."""
+        self._at_start, self.micro_batches = {}, 0
+        self._own_at_start = [generator.get_state() for generator in self.own]
+
+    def rewind(self) -> None:
+        """Draw as at the start of the pass."""
+        self._random.restore(self._at_start)
+        self.restored = False
+
+    def rewind_own(self) -> None:
+        """Let the loader's own generators draw as at the start of the pass."""
+        for generator, state in zip(self.own, self._own_at_start, strict=False):  # of an older file there are none
+            generator.set_state(state)
+
+    @property
+    def was_within(self) -> bool:
+        """Return whether the trial was paused within the pass."""
+        return self.restored and bool(self._at_start)
+
+    def state(self) -> dict[str, Any]:
+        """Return what is saved."""
+        return {"at_start": self._at_start, "own_at_start": self._own_at_start, "micro_batches": self.micro_batches}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._at_start, self.micro_batches = state["at_start"], state["micro_batches"]
+        self._own_at_start = state.get("own_at_start", [])
+        self.restored = bool(self._at_start or self._own_at_start)
+
+
+def generators_of(loader: object) -> list[torch.Generator]:
+    """Return the random generators of a `DataLoader` itself, and of its samplers, each once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+class StateDict:
+    """An object of the user's with ``state_dict`` and ``load_state_dict``."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def state(self) -> dict[str, Any]:
+        """Return what is saved."""
+        state: dict[str, Any] = self._owner.state_dict()
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._owner.load_state_dict(state)
+
+
+def refuse_unreadable(state: dict[str, Any]) -> None:
+    """Raise what reading a state raises where it holds more than tensors and plain values; tensors are not copied."""
+    file = io.BytesIO()
+    torch.save(_without_tensors(state), file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return None
+    if type(value) in (dict, OrderedDict):
+        return {name: _without_tensors(one) for name, one in value.items()}
+    if type(value) in (list, tuple):
+        return [_without_tensors(one) for one in value]
+    return value
+
+
+def first_non_finite(objects: Mapping[str, Any]) -> str | None:
+    """Return the name of the first parameter that is not finite in the models among some objects; waits for them."""
+    named = [
+        (f"the parameter {name} of {owner}", parameter.detach())
+        for owner, model in objects.items()
+        if isinstance(model, torch.nn.Module)
+        for name, parameter in model.named_parameters()
+    ]
+    if not named:
+        return None
+    finite = torch.stack([parameter.isfinite().all().cpu() for _, parameter in named]).tolist()
+    return next((name for (name, _), is_finite in zip(named, finite, strict=True) if not is_finite), None)
+
+
+def unmoved(evaluate: Evaluate) -> Metrics:
+    """Return what an evaluation finds; whatever it draws, the training's random numbers are those without it."""
+    put_back = kept_random_numbers()
+    try:
+        return evaluate()
+    finally:
+        put_back()
+
+
+def kept_random_numbers() -> Callable[[], None]:
+    """Return what puts the global random generators back to where they are now."""
+    states = RandomState(_device_of_generators())
+    kept = states.state()
+    return lambda: states.restore(kept)
+
+
+def _device_of_generators() -> torch.device:
+    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu")
+
 
 NO_STATE = "the script has named no trial.state(...), which one with a Trainer does not"
 
 
-class TrialRun:
-    """The assignment to train one trial; see `bssearch.integrations.assignment.Assignment`."""
-
-    cycles = True
-    evaluates_passes = False
-    is_look = False
+class TrialRun(Assignment):
+    """The assignment to train one trial."""
 
     def __init__(
         self,
@@ -64,20 +347,19 @@ class TrialRun:
         *,
         clock: HostClock | None = None,
     ) -> None:
-        self.configuration: Configuration = request.configuration
-        self.stages = LoopStages(request.configuration)
+        super().__init__(request.configuration)
         self.seed = request.seed
         self.device = device
         self.parameters = parameters
         self._request = request
-        self.branch = RequestedBranch(request)
+        self._has_read_checkpoint = False
         self._line = line
         self._revision = revision
         self._torch_device = torch.device(device)
         self._clock = LoopClock(clock or HostClock(self._torch_device), request.threads)
         self._course = Course(request, None)
         core = CorePace() if self._torch_device.type == "cpu" else None
-        self._contention = contention_meter(self._torch_device, request.threads, core)
+        self.contention = contention_meter(self._torch_device, request.threads, core)
         self._clock.clock.meter = self._device_meter = DeviceMeter(self._torch_device)
         self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.threads)
         self._memory = peak_memory_meter(self._torch_device)
@@ -91,19 +373,25 @@ class TrialRun:
         self._test_metric: float | None = None
         self._memory.start()
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether the trial has ended."""
-        return self._ending is not None
+    def checkpoint(self) -> str | None:
+        """Return the checkpoint of the run of which the trial is a branch; the script has then asked for it."""
+        self._has_read_checkpoint = True
+        return None if self._request.branch is None else self._request.branch.checkpoint
 
     def begin(self) -> None:
         """Begin the training's time; what the script did before is no training."""
-        self.branch.check_begins(self.stages)
+        if (branch := self._request.branch) is not None:
+            self.stages.refuse("a branch of a longer run", "it ends after as many steps of one size")
+            if not self._has_read_checkpoint:
+                raise UsageError(
+                    f"the script is to go on from {branch.checkpoint}, and has not read trial.checkpoint",
+                    hint="if trial.checkpoint is not None: load the model, and the optimizer by trial.load_optimizer()",
+                )
         clock = self._clock.clock
         clock.book_rest("other")
         with clock.ledger("other"):
             self._device_meter.start()
-            self._contention.start()
+            self.contention.start()
         if self._request.resumes and not self._objects:
             raise CheckpointError(f"trial {self._request.number} cannot go on: {NO_STATE}")
         self._random.apply()
@@ -203,10 +491,10 @@ class TrialRun:
             )
             ending = self._course.observe(observation, is_over=self._is_at_last(step))
             self._device_meter.sample()
-            self._contention.look()
+            self.contention.look()
             if self._reference is not None:
                 self._reference.look()
-            self._line.observed(self._request.number, observation)
+            self._line.send(Observed(self._request.number, observation))
         if ending is not None:
             self._end(ending)
 
@@ -252,7 +540,6 @@ class TrialRun:
         if self._request.resumes:
             assert self._request.checkpoint is not None, "a trial that resumes has a checkpoint"
             self._checkpoint(self._request.checkpoint).restore(*self._parts())
-            self._samples = self._samples or self.stages.samples(self._steps)  # a checkpoint may lack them
         return self._steps, self._samples
 
     def finish(self) -> None:
@@ -261,14 +548,23 @@ class TrialRun:
             return
         self._has_ended = True
         self._clock.pause()
-        self._line.ended(self._request.number, self._outcome(self._ending))
+        self._line.send(Ended(self._request.number, self._outcome(self._ending)))
 
     def close(self) -> None:
         """End what measures the memory, of a trial that may not have ended."""
         self._memory.close()
 
+    def state(self) -> dict[str, Any]:
+        """Return what is counted, to be saved."""
+        return {"steps": self._steps, "samples": self._samples, "data_seconds": self._data_seconds}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._steps, self._samples, self._data_seconds = state["steps"], state["samples"], state["data_seconds"]
+
     def _is_at_last(self, step: int) -> bool:
-        return self.branch.last_step is not None and step >= self.branch.last_step
+        branch = self._request.branch
+        return branch is not None and step >= branch.samples // self.configuration.batch_size
 
     @property
     def _is_tested(self) -> bool:
@@ -289,7 +585,7 @@ class TrialRun:
 
     def _end(self, ending: Ending) -> None:
         self._clock.pause()
-        self._ending = self._paused(self._course.reached_before(ending))
+        self._ending, self.is_over = self._paused(self._course.reached_before(ending)), True
         if self._is_tested:
             self._clock.rest()  # until the script tests, or ends
         else:
@@ -333,9 +629,9 @@ class TrialRun:
         training["random"], training["pass"] = self._random, self._pass
         measured: dict[str, Saved] = {
             "clock": self._clock.clock,
-            "loop": Attributes(self, ("_steps", "_samples", "_data_seconds")),
+            "loop": self,
             "first_steps": self._clock,
-            "contention": self._contention,
+            "contention": self.contention,
             "device_use": self._device_meter,
             "progress": self._course.progress,
         }
@@ -358,7 +654,7 @@ class TrialRun:
         with clock.ledger("other"):
             progress.note_peak(self._memory.peak_bytes())
             self._memory.close()
-            contention = self._contention.stop()
+            contention = self.contention.stop()
             device_use = self._device_meter.stop()
         wall = clock.wall_seconds
         excess, undelayed = self._clock.excess, clock.undelayed_train_seconds(threads)

@@ -27,33 +27,34 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from bssearch.errors import CheckpointError
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bssearch.errors import CheckpointError, WorkloadError
 from bssearch.records import (
     COULD_NOT_PAUSE,
     GradientNoise,
+    ModelDescription,
     Observation,
+    ParameterValue,
     TrialOutcome,
     TrialRequest,
     TrialState,
     is_metric,
 )
 from bssearch.space.batch_norm import batch_norm_caveats
-from bssearch.training.beginning.meters import noise_growth, noise_meter
-from bssearch.training.beginning.warm_up import warm_up
-from bssearch.training.branches.continuation import continue_from
+from bssearch.training.branch import continue_from
 from bssearch.training.clock import Clock
-from bssearch.training.computation import Computation
-from bssearch.training.contention import Contention, ContentionMeter
-from bssearch.training.core_pace import ReferenceKernel
+from bssearch.training.computation import NO_PARAMETERS, Computation
+from bssearch.training.contention import Contention, ContentionMeter, ReferenceKernel
 from bssearch.training.course import Course, Ending, not_finite
-from bssearch.training.device_use import DeviceMeter
-from bssearch.training.gradient_noise import NoiseBudget, NoiseMeter
-from bssearch.training.growing.by_noise import NoiseGrowth
-from bssearch.training.inspection import batch_norm_layers, tokens_per_sample
+from bssearch.training.gradient_noise import NoiseBudget, NoiseGrowth, NoiseMeter, noise_growth, noise_meter
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused_memory
-from bssearch.training.trainer import Trainer
+from bssearch.training.nvml import DeviceMeter
+from bssearch.training.trainer import Trainer, seed_everything, warm_up
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
 from bssearch.workloads.base import Data, Workload
+from bssearch.workloads.evaluation import measure, metric_value
 
 TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
 """The ends after which the test part is evaluated, where the request asks for it."""
@@ -377,3 +378,54 @@ class Trial:
             noise=GradientNoise() if self._noise is None else self._noise.result(),
         )
         return self._course.with_target(outcome)
+
+
+def describe_model(
+    workload: Workload,
+    data: Data,
+    computation: Computation,
+    *,
+    dropout: float = 0.0,
+    seed: int = 0,
+    own: Mapping[str, ParameterValue] = NO_PARAMETERS,
+) -> ModelDescription:
+    """Build a model from a seed, evaluate it on the validation part, and return what was found.
+
+    ``own`` are the user's own parameters of the model.
+    Every metric that the workload declares is in ``initial_metrics``. Raises `WorkloadError` where ``evaluate`` does
+    not return one of them, and lets the workload's own exceptions through. It changes the random state.
+    """
+    seed_everything(seed)
+    model = computation.build_model(workload, dropout, own)
+    with computation.evaluating():
+        metrics = measure(workload, model, data.validation)
+    values = {name: metric_value(workload, metrics, name) for name in workload.metrics}
+    return ModelDescription(
+        parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        batch_norm_layers=batch_norm_layers(model),
+        initial_metrics={name: value if math.isfinite(value) else None for name, value in values.items()},
+    )
+
+
+def tokens_per_sample(workload: Workload) -> int | None:
+    """Return the tokens of a training sample, None where the workload does not count them.
+
+    Raises `WorkloadError` where it is no whole number of at least one.
+    """
+    tokens = getattr(workload, "tokens_per_sample", None)
+    if tokens is not None and (type(tokens) is not int or tokens < 1):
+        raise WorkloadError(f"tokens_per_sample = {tokens!r} must be a whole number >= 1, or left out")
+    return tokens
+
+
+def batch_norm_layers(model: nn.Module) -> int:
+    """Return how many layers of a model take their statistics from the batch."""
+    return sum(map(_normalises_over_the_batch, model.modules()))
+
+
+def _normalises_over_the_batch(module: nn.Module) -> bool:
+    """Return whether a module of a model in training mode takes its statistics from the batch.
+
+    A batch norm that the model keeps in evaluation mode uses its running ones, where it has them.
+    """
+    return isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import nn
 
 from bssearch.batch_schedule import constant_configurations
-from bssearch.errors import UsageError, WorkloadError
+from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.records import Configuration, parameters_of_group
-from bssearch.training.batches import micro_batches, placement_of
-from bssearch.training.branches.continuation import BranchSchedule
+from bssearch.training.batches import Growth, micro_batches, placement_of
+from bssearch.training.branch import BranchSchedule
 from bssearch.training.computation import Computation
-from bssearch.training.growing.growth import Growth
-from bssearch.training.losses import LossSum, loss_of
-from bssearch.training.model_state import extra_state, named_tensors, restore_model
-from bssearch.training.own.optimizers import built_optimizers, flat
-from bssearch.training.own.schedule import OwnSchedule, schedule_for
-from bssearch.training.own.step import OwnStep, own_training_step
-from bssearch.training.own.updates import Updates
-from bssearch.training.schedule import Schedule
+from bssearch.training.memory import is_out_of_memory
+from bssearch.training.optimizers import built_optimizers, flat, ignored_learning_rate
+from bssearch.training.schedule import OwnSchedule, Schedule, schedule_for
+from bssearch.training.updates import OwnStep, Updates, own_training_step
 from bssearch.workloads.base import WeightedLoss, Workload
-from bssearch.workloads.data import Batch, BatchStream, Part
+from bssearch.workloads.data import Batch, BatchStream, Data, Part
 from bssearch.workloads.evaluation import measure, metric_value
 
 
@@ -183,7 +182,7 @@ class Trainer:
         self._batches = self._micro_batches()
 
     def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
-        """Begin with another run's optimizer; see `bssearch.training.own.updates.Updates.take_over`."""
+        """Begin with another run's optimizer; see `bssearch.training.updates.Updates.take_over`."""
         self._updates.take_over(optimizer, average)
 
     def take_mean_loss(self) -> float | None:
@@ -323,3 +322,154 @@ def check_split(configuration: Configuration, train_samples: int) -> None:
         )
     if batch_size > train_samples:
         raise WorkloadError(f"batch_size = {batch_size} must be <= {train_samples}, the number of training samples")
+
+
+Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor | WeightedLoss]
+
+
+def loss_of(workload: Workload, configuration: Configuration) -> Loss:
+    """Return a workload's loss of (model, inputs, targets) with a configuration's own parameters.
+
+    One with a training step of its own may have none: nothing calls it then.
+    """
+    own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
+    loss: Any = getattr(workload, "loss", _no_loss)
+    return partial(loss, label_smoothing=configuration.label_smoothing, **own)
+
+
+def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
+    raise WorkloadError("the workload has a training step of its own, and no loss()")
+
+
+class LossSum:
+    """The losses of micro-batches and the weights behind them; a mean loss weighs one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._total = torch.zeros((), dtype=torch.float64, device=device)
+        self._weight: torch.Tensor | float = 0.0
+        self._losses = 0
+
+    def clear(self) -> None:
+        """Start again from nothing."""
+        self._total.zero_()
+        if isinstance(self._weight, torch.Tensor):
+            self._weight.zero_()
+        else:
+            self._weight = 0.0
+        self._losses = 0
+
+    def add(self, loss: torch.Tensor | WeightedLoss) -> None:
+        """Take in the loss of one micro-batch, without waiting for it."""
+        self._losses += 1
+        if isinstance(loss, WeightedLoss):
+            self._total += loss.total.detach()
+            if isinstance(loss.weight, torch.Tensor) and not isinstance(self._weight, torch.Tensor):
+                self._weight = torch.full((), self._weight, dtype=torch.float64, device=loss.weight.device)
+            self._weight += loss.weight.reshape(()) if isinstance(loss.weight, torch.Tensor) else loss.weight
+        else:
+            self._total += loss.detach()
+            self._weight = self._weight + 1.0
+
+    def state(self) -> dict[str, Any]:
+        """Return the sums, to be saved."""
+        weight = self._weight if isinstance(self._weight, torch.Tensor) else float(self._weight)
+        return {"total": self._total, "weight": weight, "losses": self._losses}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from saved sums."""
+        weight = state["weight"]
+        self._total.copy_(state["total"])
+        if isinstance(self._weight, torch.Tensor):
+            self._weight.copy_(torch.as_tensor(weight))
+        else:
+            self._weight = weight.to(self.device) if isinstance(weight, torch.Tensor) else weight
+        self._losses = state["losses"]
+
+    def mean(self) -> float | None:
+        """Return the sum of the losses over that of their weights, None of no loss. Waits for the device."""
+        return (self._total / self._weight).item() if self._losses else None
+
+
+def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each parameter and each buffer with its name."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def extra_state(model: torch.nn.Module) -> dict[str, Any]:
+    """Return what modules keep beside tensors (``get_extra_state``)."""
+    return {name: value for name, value in model.state_dict().items() if name.endswith("_extra_state")}
+
+
+@torch.no_grad()
+def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], extra: dict[str, Any]) -> None:
+    """Give a model the tensors, wherever they lie, and the extra state of another one.
+
+    Raises `WorkloadError` where a parameter is missing or of another shape.
+    """
+    _check_parameters(model, saved)
+    device = next(model.parameters()).device
+    for name, tensor in saved.items():
+        _put(model, name, tensor.to(device))
+    model.load_state_dict(extra, strict=False)
+
+
+def _check_parameters(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        if name not in saved or saved[name].shape != parameter.shape:
+            was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"
+            raise WorkloadError(f"the parameter {name} of shape {tuple(parameter.shape)} was saved {was}")
+
+
+def _put(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+    """Give a parameter or buffer its value where it lies; a buffer that the first steps made or replaced is made."""
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    present = getattr(owner, leaf, None)
+    if isinstance(present, torch.Tensor) and present.shape == value.shape and present.dtype == value.dtype:
+        present.copy_(value)
+    else:
+        owner.register_buffer(leaf, value)
+
+
+WARM_UP_STEPS = 2
+
+
+def warm_up(
+    workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
+) -> None:
+    """Let the device and the libraries meet every shape of a trial before its time starts.
+
+    A throw-away model evaluates the validation part once and takes the first two steps of the trial, on the rows that
+    its seed draws for them: no batch is met here that the trial does not meet itself. Where the batch grows, others
+    take two steps of each size. Where it fails compiled and not uncompiled, compiling is given up. It changes the
+    random state: build the trial's own trainer afterwards, which seeds it and is then what it would be without the
+    warm-up. Raises `WorkloadError` where a batch is larger than the training part.
+    """
+    check_split(configuration, len(data.train))
+    try:
+        _take_first_steps(workload, configuration, data, computation, metric, seed)
+    except BSSearchError:
+        raise
+    except Exception as error:
+        if not computation.compiles or is_out_of_memory(error):
+            raise
+        with computation.without_compiling():
+            _take_first_steps(workload, configuration, data, computation, metric, seed)
+        computation.fallback(error)
+
+
+def _take_first_steps(
+    workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
+) -> None:
+    # The trial's own rows: made-up ones, or the first of a part that is sorted by length, may hold not a single token.
+    for place, one in enumerate(constant_configurations(replace(configuration, warmup_epochs=0.0))):
+        with Trainer(workload, one, data.train, computation, seed) as trainer:
+            if place == 0:
+                trainer.evaluate(data.validation, metric)
+            for _ in range(WARM_UP_STEPS):
+                trainer.step()
+            ignored = ignored_learning_rate(workload, trainer.model, one)
+            if ignored is not None:
+                computation.warn(ignored)

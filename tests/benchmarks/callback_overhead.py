@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from bssearch.integrations.loop_clock import TIMED_STEPS
 from bssearch.integrations.own_loop import LoopTrial
+from bssearch.integrations.trial_run import TIMED_STEPS
 from bssearch.workloads.digits import Digits
 from tests.benchmarks.loop_overhead import misses_bar, ratio, turned
 from tests.benchmarks.own_loop_overhead import script_trial

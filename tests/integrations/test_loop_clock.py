@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bssearch.integrations.loop_clock import WARM_UP_STEPS, LoopClock
+from bssearch.integrations.trial_run import WARM_UP_STEPS, LoopClock
 from tests.integrations.loops import clock_of
 from tests.training.toys import FakeTime
 

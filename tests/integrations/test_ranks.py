@@ -14,11 +14,12 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.errors import UsageError
-from bssearch.executors.messages import Assign, Reply, Run
+from bssearch.executors.base import Ended, Observed
+from bssearch.executors.messages import Assign, Reply
 from bssearch.integrations.own_loop import LoopTrial
+from bssearch.integrations.passes import RankSampler, SeededSampler
 from bssearch.integrations.ranks import Follower, Leader, RankTrial, ranks_of
-from bssearch.integrations.sampler import RankSampler, SeededSampler
-from bssearch.records import Configuration, Observation, Target, TrialOutcome, TrialState
+from bssearch.records import Configuration, Target, TrialOutcome, TrialState
 from tests.executors.line_workload import request_trial
 
 T = TypeVar("T")
@@ -65,13 +66,11 @@ class FakeLine:
         self.observed_steps: list[int] = []
         self.outcomes: list[TrialOutcome] = []
 
-    def observed(self, number: int, observation: Observation) -> None:
-        self.observed_steps.append(observation.step)
-
-    def ended(self, number: int, outcome: TrialOutcome) -> None:
-        self.outcomes.append(outcome)
-
-    def send(self, reply: Reply) -> None: ...
+    def send(self, reply: Reply) -> None:
+        if isinstance(reply, Observed):
+            self.observed_steps.append(reply.observation.step)
+        elif isinstance(reply, Ended):
+            self.outcomes.append(reply.outcome)
 
     def progressed(self) -> None: ...
 
@@ -87,9 +86,7 @@ def assign(*, value: float = 10.0, seconds: float = 60.0, tested: bool = False) 
         eval_every_steps=5,
         evaluate_test=tested,
     )
-    return Assign(
-        work=Run(request=request), configuration=SPLIT, parameters={}, metric="accuracy", device="cpu", revision="0"
-    )
+    return Assign(work=request, configuration=SPLIT, parameters={}, metric="accuracy", device="cpu", revision="0")
 
 
 def trained(assigned: Assign, line: FakeLine, train: Callable[[LoopTrial, int], None]) -> list[int]:

@@ -11,8 +11,7 @@ from torch import nn
 
 from bssearch.errors import BSSearchError, NotFoundError, UsageError
 from bssearch.records import Branch, TrialState
-from bssearch.training.branches.checkpoint import read_checkpoint
-from bssearch.training.branches.continuation import branch_schedule, load_weights
+from bssearch.training.branch import branch_schedule, load_weights, read_checkpoint
 from bssearch.training.schedule import Schedule
 from bssearch.training.trainer import Trainer
 from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data

@@ -16,9 +16,7 @@ from torch import nn
 from bssearch.errors import LaunchError, UsageError
 from bssearch.space import OPTIMIZERS
 from bssearch.training.gradient_noise import _adam_divisors
-from bssearch.training.optimizers import build_optimizer
-from bssearch.training.optimizers.timm_optimizers import OF_TIMM, check_timm
-from bssearch.training.own.optimizers import check_libraries
+from bssearch.training.optimizers import OF_TIMM, build_optimizer, check_libraries, check_timm
 from tests.torchvision import import_timm
 from tests.training.test_trainer import weights_after
 from tests.training.toys import Toy, configuration
