@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -27,6 +27,9 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from bssearch.space import TRAINING_PARAMETERS
+
+AskStop = Callable[[], tuple[TrialState, str] | None]
+"""Returns how a running trial is to end, and why; None while it is to go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 from bssearch.errors import UsageError
-from bssearch.executors.base import Ended, Observed
+from bssearch.executors.base import AskStop, Ended, Observed
 from bssearch.executors.devices import device_of
 from bssearch.executors.failures import judge_exit, no_noise_scale
 from bssearch.executors.messages import (
+    CHUNK_BYTES,
     Answer,
     Assign,
     Lines,
@@ -30,16 +31,11 @@ from bssearch.executors.messages import (
 )
 from bssearch.records import NoiseRequest, Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
 
-if TYPE_CHECKING:
-    from bssearch.training.loop import Stop as AskStop
-
 TICK_SECONDS = 0.05
 """How often it is looked at whether a program is to stop: a choice, small beside a trial."""
 
 LEAVE_SECONDS = 30.0
 """How long a program may go on after its trial has ended, to clean up, before it is killed: a choice."""
-
-_CHUNK_BYTES = 1 << 16
 
 
 class ProgramProcess(Protocol):
@@ -123,7 +119,7 @@ class Conversation:
     def _hear(self) -> bool:
         """Take in what the program says; return whether its line is open."""
         try:
-            chunk = self._process.line.recv(_CHUNK_BYTES)
+            chunk = self._process.line.recv(CHUNK_BYTES)
         except ConnectionResetError:
             return False
         try:

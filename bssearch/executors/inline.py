@@ -15,7 +15,7 @@ import sys
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import IO, Any, TypeVar, cast
@@ -42,6 +42,7 @@ from bssearch.records import (
     TrialState,
     WorkloadDescription,
 )
+from bssearch.settings import environment_with
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ class InlineExecutor:
         self._log.touch()
         self._loaded: LoadedWorkload | None = None
         self._broken = False
-        self._restore: list[Callable[[], object]] = []
+        self._restore = ExitStack()
         self._trial: RunningTrial | None = None
         self._observations: Generator[Observation, None, TrialOutcome] | None = None
         self._stop: tuple[TrialState, str] | None = None
@@ -151,8 +152,7 @@ class InlineExecutor:
         """End the running trial as cancelled; leave the process as it was before."""
         self._cancel(_CLOSED)
         self._loaded = None
-        while self._restore:
-            self._restore.pop()()
+        self._restore.close()
         self._logs.close()
 
     def _load(self) -> LoadedWorkload:
@@ -163,11 +163,11 @@ class InlineExecutor:
             self._set_environment()
             load, threshold = Load(settings=self._settings, slot=0), gc.get_threshold()
             gc.set_threshold(*PYTHON_THRESHOLDS)
-            self._restore.append(lambda: gc.set_threshold(*threshold))
+            self._restore.callback(gc.set_threshold, *threshold)
             self._loaded = self._answer(lambda: LoadedWorkload(load), self._refused)
             if not gc.get_freeze_count():
                 gc.freeze()  # as in a worker: the collector runs after every trial, and need not look through libraries
-                self._restore.append(gc.unfreeze)
+                self._restore.callback(gc.unfreeze)
         return self._loaded
 
     def _refuse_memory_limit_on_the_cpu(self) -> None:
@@ -184,12 +184,9 @@ class InlineExecutor:
         """Set the environment variables and threads of a worker, to be put back by `close`."""
         import torch
 
-        threads = torch.get_num_threads()
-        self._restore.append(lambda: torch.set_num_threads(threads))
+        self._restore.callback(torch.set_num_threads, torch.get_num_threads())
         given = {name: value for name, value in REPEATABLE_CUBLAS.items() if name not in os.environ}
-        for name, value in {**given, **self._settings.environment}.items():
-            self._restore.append(_putting_back(name))
-            os.environ[name] = value
+        self._restore.enter_context(environment_with({**given, **self._settings.environment}))
 
     def _measured(self, request: Measurement, kind: type[T]) -> T:
         self._refuse_while_a_trial_runs()
@@ -301,11 +298,3 @@ class _Copying:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def _putting_back(name: str) -> Callable[[], object]:
-    """Return what gives an environment variable back the value that it has now."""
-    value = os.environ.get(name)
-    if value is None:
-        return lambda: os.environ.pop(name, None)
-    return lambda: os.environ.__setitem__(name, value)

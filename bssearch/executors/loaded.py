@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
-from bssearch.executors.base import Ended
+from bssearch.executors.base import AskStop, Ended
 from bssearch.executors.failures import code_has_changed, describe_exception
 from bssearch.executors.messages import Load, Measured, Measurement, Refused
 from bssearch.records import (
@@ -29,7 +29,7 @@ from bssearch.records import (
 )
 
 if TYPE_CHECKING:
-    from bssearch.training.loop import Stop, Trial
+    from bssearch.training.loop import Trial
 
 
 class LoadedWorkload:
@@ -146,13 +146,13 @@ class LoadedWorkload:
         request: TrialRequest,
         on_observation: Callable[[Observation], None],
         *,
-        stop: Stop,
+        stop: AskStop,
         on_progress: Callable[[], None],
     ) -> TrialOutcome:
         """Run a trial to its end."""
         return self.trial(request, stop=stop, on_progress=on_progress).run(on_observation)
 
-    def trial(self, request: TrialRequest, *, stop: Stop, on_progress: Callable[[], None] = lambda: None) -> Trial:
+    def trial(self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None) -> Trial:
         """Return a trial to run, with its threads set; ``stop`` is asked and ``on_progress`` called at each step."""
         import torch
 

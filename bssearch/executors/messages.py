@@ -184,6 +184,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+HEARTBEAT_SECONDS = 1.0
+"""Between two heartbeats at least, small beside any time after which a trial counts as hung."""
+
+CHUNK_BYTES = 1 << 16
+"""Bytes read at a time: the capacity of a pipe on Linux (pipe(7))."""
+
 TRIAL_VARIABLE = "BSSEARCH_TRIAL"
 """Names the line to the search in a program's environment: a descriptor of a socket, or the path of one."""
 

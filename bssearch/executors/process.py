@@ -21,7 +21,7 @@ from typing import Protocol
 import psutil
 
 from bssearch.executors.failures import Death, kernel_memory_kills
-from bssearch.executors.messages import Command, Lines, Reply, Stop, decode_reply, encode
+from bssearch.executors.messages import CHUNK_BYTES, Command, Lines, Reply, Stop, decode_reply, encode
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
 
 # Variables that hold a database's address or credentials: a trial process needs none.
@@ -66,8 +66,6 @@ _STACK_SECONDS = 0.3
 _SAID_CHARACTERS = 500
 """Of what is wrong with a reply as much goes to the log: a choice."""
 
-_CHUNK_BYTES = 1 << 16
-"""Bytes read at a time: the capacity of a pipe on Linux (pipe(7))."""
 
 _KILL_ROUNDS = 100
 """How often it is looked for what a killed program has started meanwhile: a choice."""
@@ -298,7 +296,7 @@ class WorkerProcess:
                     if dead:
                         break
                     continue
-                chunk = os.read(self._replies.fileno(), _CHUNK_BYTES)
+                chunk = os.read(self._replies.fileno(), CHUNK_BYTES)
                 if not chunk:
                     break
                 self.last_heard = time.monotonic()

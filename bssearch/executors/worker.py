@@ -29,6 +29,8 @@ from bssearch.executors.devices import name_of, uuid_of
 from bssearch.executors.lifeline import Watcher, die_with_parent, end_group
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.messages import (
+    CHUNK_BYTES,
+    HEARTBEAT_SECONDS,
     Command,
     Lines,
     Load,
@@ -44,13 +46,6 @@ from bssearch.executors.messages import (
 from bssearch.executors.programs.command import LoadedCommand
 from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import MemoryRequest, NoiseRequest, Observation, StepTimeRequest, TrialRequest, TrialState
-
-HEARTBEAT_SECONDS = 1.0
-"""Between two heartbeats at least: a choice, small beside any time after which a trial counts as hung."""
-
-_CHUNK_BYTES = 1 << 16
-"""Bytes read at a time: the capacity of a pipe on Linux (pipe(7))."""
-
 
 Trainable = LoadedWorkload | LoadedScript | LoadedCommand
 
@@ -81,7 +76,7 @@ class Channel:
 
     def read(self) -> bytes:
         """Return the next bytes from the driver; none at the end."""
-        return os.read(self._commands, _CHUNK_BYTES)
+        return os.read(self._commands, CHUNK_BYTES)
 
 
 class Worker:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from bssearch.executors.base import Ended, Event, Observed, Program
-from bssearch.executors.devices import choose_device, uuid_of
+from bssearch.executors.devices import device_of, uuid_of
 from bssearch.executors.failures import no_noise_scale
 from bssearch.executors.messages import Assign, Refused, Reply, Work
 from bssearch.executors.slots import RunningTrial
@@ -98,7 +98,7 @@ class CalledExecutor:
     def __init__(self, program: Program, device: str, threads: int, revision: str, allow_busy: bool = False) -> None:
         self._program = program
         self._threads = threads
-        self._device = str(choose_device(device, 0, allow_busy))
+        self._device = str(device_of(device, 0, allow_busy)[0])
         self._revision = revision
         self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[tuple[Piece, Reply]] = queue.SimpleQueue()

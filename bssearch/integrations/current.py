@@ -18,6 +18,8 @@ import torch
 
 from bssearch.errors import LaunchError, TrialStopped, UsageError
 from bssearch.executors.messages import (
+    CHUNK_BYTES,
+    HEARTBEAT_SECONDS,
     TRIAL_VARIABLE,
     Assign,
     Lines,
@@ -36,13 +38,8 @@ from bssearch.training.memory import limit_memory
 from bssearch.training.trainer import seed_everything
 from bssearch.workloads.base import import_file
 
-HEARTBEAT_SECONDS = 1.0
-"""Between two heartbeats at least: a choice, small beside any time after which a trial counts as hung."""
-
 LOOK_SECONDS = 0.02
 """How often a loop looks whether it is to stop, at most: a choice; a look takes a microsecond."""
-
-_CHUNK_BYTES = 1 << 16
 
 
 class SocketLine:
@@ -74,7 +71,7 @@ class SocketLine:
     def assignment(self) -> Assign:
         """Wait for what is asked of the program; raise `ValueError` where the line says something else."""
         while not self._waiting:
-            chunk = self._socket.recv(_CHUNK_BYTES)
+            chunk = self._socket.recv(CHUNK_BYTES)
             if not chunk:
                 raise ValueError("the search has hung up")
             self._waiting += self._lines.feed(chunk)
@@ -106,7 +103,7 @@ class SocketLine:
 
     def _look(self) -> None:
         try:
-            chunk = self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
+            chunk = self._socket.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except ConnectionResetError:

@@ -91,7 +91,12 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if stage != "fit":
             return
         self._trial.check_trainer("a Lightning Trainer")
-        _refuse_manual_optimization(pl_module)
+        if not pl_module.automatic_optimization:
+            raise UsageError(
+                f"{type(pl_module).__name__}.automatic_optimization = False: with manual optimization, as several "
+                "optimizers need it, the Trainer does not know the steps",
+                hint='a loop of your own, see "A loop of your own" in `bssearch guide own-training`',
+            )
         _refuse_what_decides_for_itself(trainer)
         others = [one for one in trainer.callbacks if one is not self]
         if self._trial.is_searched:
@@ -120,7 +125,12 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if self._trial.is_look:
             self._lift_limits(trainer)
         if self._steers:
-            _refuse_without_validation(trainer)
+            if not trainer.enable_validation:
+                raise UsageError(
+                    "the Trainer has nothing to validate with: no validation loader, no validation_step, or "
+                    f"limit_val_batches = {trainer.limit_val_batches}",
+                    hint="trainer.fit(module, train_loader, validation_loader)",
+                )
             self._plan(trainer)
             if self._is_awaited:
                 _validate(trainer)
@@ -246,15 +256,6 @@ def _kinds(callback: Any) -> set[str]:
     return {one.__name__ for one in type(callback).__mro__}
 
 
-def _refuse_manual_optimization(module: Any) -> None:
-    if not module.automatic_optimization:
-        raise UsageError(
-            f"{type(module).__name__}.automatic_optimization = False: with manual optimization, as several optimizers "
-            "need it, the Trainer does not know the steps",
-            hint='a loop of your own, see "A loop of your own" in `bssearch guide own-training`',
-        )
-
-
 def _refuse_what_decides_for_itself(trainer: Any) -> None:
     for one in trainer.callbacks:
         if DECIDES_FOR_ITSELF & _kinds(one):
@@ -262,15 +263,6 @@ def _refuse_what_decides_for_itself(trainer: Any) -> None:
                 f"the Trainer has the callback {type(one).__name__}, which decides what the trial is to decide",
                 hint="leave it out, and what adds it: Tuner(trainer).scale_batch_size and lr_find",
             )
-
-
-def _refuse_without_validation(trainer: Any) -> None:
-    if not trainer.enable_validation:
-        raise UsageError(
-            "the Trainer has nothing to validate with: no validation loader, no validation_step, or "
-            f"limit_val_batches = {trainer.limit_val_batches}",
-            hint="trainer.fit(module, train_loader, validation_loader)",
-        )
 
 
 def _validate(trainer: Any) -> None:

@@ -42,9 +42,9 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from bssearch.training.contention import CorePace, ReferenceKernel
+from bssearch.training.course import first_line
 from bssearch.training.environment import describe_program
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, peak_process_memory_bytes, reset_peak_memory
-from bssearch.training.trial_checkpoint import first_line
 
 
 class Looked(Assignment):
@@ -208,7 +208,7 @@ class TimedLoop(Looked):
 
     def pause(self) -> None:
         """Time an evaluation."""
-        self._clock.evaluate()
+        self._clock.enter("evaluation")
 
     def resume(self) -> None:
         """Go on timing steps."""

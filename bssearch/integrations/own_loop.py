@@ -47,7 +47,8 @@ class LoopTrial:
     ``seed`` is the trial's; the global generators of random, numpy and torch are set to it. ``now`` gives the seconds
     by which waits for data are timed, ``searched`` the names of what the study searches: the loop must ask for the
     learning rate, and is warned of others that it has not asked for, by the end of its first step. ``given`` is what
-    the script gave to `current_trial`, by its names.
+    the script gave to `current_trial`, by its names. ``is_searched`` says that a search has asked for the training;
+    ``is_look`` that the training is only described or measured.
 
     Steps are those of the optimizers given to `state`, or else one per batch. Samples are those of the micro-batches
     of `batches`, or those told to `step`. If ``needs_samples``, a loop that does not tell its samples is refused.
@@ -64,6 +65,7 @@ class LoopTrial:
         self._now_seconds = now
         self._assignment = assignment
         self.given: Mapping[str, Any] = {}
+        self.is_searched, self.is_look = assignment.cycles, assignment.is_look
         configuration = assignment.configuration
         self.seed = assignment.seed
         self.device = assignment.device
@@ -110,16 +112,6 @@ class LoopTrial:
         """Return the learning rate to train with: its peak, where there is a schedule."""
         self._asked.note("learning_rate")
         return self._now.learning_rate
-
-    @property
-    def is_searched(self) -> bool:
-        """Return whether a search has asked for the training; it runs alone where not."""
-        return self._assignment.cycles
-
-    @property
-    def is_look(self) -> bool:
-        """Return whether the training is only looked at: described, or measured."""
-        return self._assignment.is_look
 
     @property
     def is_over(self) -> bool:
@@ -419,7 +411,7 @@ class LoopTrial:
         count = 0
         while not self._assignment.is_over and (self._assignment.cycles or count < epochs):
             if count:
-                passes.next(self._samples_at_once)
+                passes.begin(self._samples_at_once)
             count += 1
             for batch in passes.batches():
                 if self._followed.awaits_batch:

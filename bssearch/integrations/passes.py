@@ -179,9 +179,9 @@ class Passes(Generic[T]):
         """
         stages = self._assignment.stages
         if stages.has_new_micro_batches(steps):
-            self._begin(stages.last(steps).micro_batch_size)
+            self.begin(stages.last(steps).micro_batch_size)
             self._assignment.skipped()
-        behind = self._begin(size)
+        behind = self.begin(size)
         sampler = self._sampler()
         if behind is None or (sampler is not None and sampler.is_at_start):
             return
@@ -190,10 +190,6 @@ class Passes(Generic[T]):
             next(batches, None)
         self._assignment.skipped()
         self._pass = batches
-
-    def next(self, size: int) -> None:
-        """Begin another pass, with micro-batches of a size."""
-        self._begin(size)
 
     def batches(self) -> Iterator[T]:
         """Yield the micro-batches of the pass at hand; the waits for them are noted."""
@@ -212,7 +208,8 @@ class Passes(Generic[T]):
                 hint="drop_last leaves fewer samples out; an iterator can be gone through once",
             )
 
-    def _begin(self, size: int) -> int | None:
+    def begin(self, size: int) -> int | None:
+        """Begin another pass, with micro-batches of a size; return how many of them are to be skipped, if any."""
         if self._make is not None:
             self._asked.note("micro_batch_size")
             if size != self._size:

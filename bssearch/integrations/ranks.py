@@ -8,7 +8,7 @@ or a limit takes effect at the next evaluation, and no rank waits for one that h
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
@@ -22,8 +22,7 @@ from bssearch.integrations.measuring import Looked, TimedLoop, work_of
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.passes import RankSampler, SeededSampler
 from bssearch.integrations.trial_run import TrialRun
-from bssearch.records import COULD_NOT_PAUSE, ParameterValue, TrialRequest, TrialState
-from bssearch.training.course import Ending
+from bssearch.records import ParameterValue, TrialRequest
 
 T = TypeVar("T")
 
@@ -238,11 +237,8 @@ class LedRun(TrialRun):
         super().evaluated(step, metrics, loss)
         self.settle()
 
-    def _paused(self, ending: Ending) -> Ending:
-        if ending.state is not TrialState.PAUSED:
-            return ending
-        reason = f"{ending.reason}; {COULD_NOT_PAUSE}: a trial of several ranks is not saved"
-        return replace(ending, state=TrialState.PRUNED, reason=reason)
+    def _save(self, path: str) -> str:
+        return "a trial of several ranks is not saved"
 
 
 class RankTrial(LoopTrial):

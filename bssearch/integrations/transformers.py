@@ -281,19 +281,11 @@ def training_arguments(
     warmup, and the search ends the trial. Raises `UsageError`, naming the argument, for one of ``own`` that contradicts
     the trial or needs ``max_steps``, and for an optimizer or a schedule of the study that no argument stands for.
     """
-    decided = decided_by(trial, train_samples)
-    _check_obeys(trial, own)
-    for name, value in decided.items():
-        if name in own:
-            _check_agrees(name, own[name], value)
-    has_horizon = own.get("max_steps", -1) > 0 or "num_train_epochs" in own
-    given = {**_open(trial, has_horizon=has_horizon, is_new=True), **decided, **own}
+    given = {**_lacking(trial, train_samples, own, is_new=True), **own}
     if trial.device == "cpu" and not own.get("use_cpu"):
         given["use_cpu"] = True
-    if has_horizon and trial.is_look:
+    if trial.is_look:
         given["max_steps"] = MOST_STEPS
-    if not has_horizon:
-        _check_needs_no_horizon(given)
     made = arguments_class(**given)
     if made.n_gpu > 1:
         made._n_gpu = 1  # a trial has one device
@@ -309,21 +301,30 @@ def fill(arguments: TrainingArguments, trial: LoopTrial, train_samples: int | No
     if hasattr(arguments, FILLED):
         return
     defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
-    decided = decided_by(trial, train_samples)
-    _check_obeys(trial, {name for name, value in defaults.items() if getattr(arguments, name) != value})
-    has_horizon = arguments.max_steps > 0 or arguments.num_train_epochs != defaults["num_train_epochs"]
-    for name, value in decided.items():
-        if getattr(arguments, name) != defaults[name]:
-            _check_agrees(name, getattr(arguments, name), value)
-    changes = {**_open(trial, has_horizon=has_horizon, is_new=False), **decided}
-    if has_horizon and trial.is_look:
-        arguments.max_steps = MOST_STEPS
-    for name, value in changes.items():
-        now = getattr(arguments, name)
-        if now == defaults[name]:
+    own = {name: getattr(arguments, name) for name, value in defaults.items() if getattr(arguments, name) != value}
+    for name, value in _lacking(trial, train_samples, own, is_new=False).items():
+        if name not in own:
+            now = getattr(arguments, name)
             setattr(arguments, name, type(now)(value) if isinstance(now, Enum) else value)
+    if trial.is_look:
+        arguments.max_steps = MOST_STEPS
+
+
+def _lacking(trial: LoopTrial, train_samples: int | None, own: Mapping[str, Any], *, is_new: bool) -> dict[str, Any]:
+    """Return what a trial decides, and what its Trainer has if the user's ``own`` arguments leave that open.
+
+    Raises `UsageError` for one of ``own`` that contradicts the trial, and for what no argument stands for.
+    """
+    decided = decided_by(trial, train_samples)
+    _check_obeys(trial, own)
+    for name, value in decided.items():
+        if name in own:
+            _check_agrees(name, own[name], value)
+    has_horizon = own.get("max_steps", -1) > 0 or "num_train_epochs" in own
+    found = {**_open(trial, has_horizon=has_horizon, is_new=is_new), **decided}
     if not has_horizon:
-        _check_needs_no_horizon(vars(arguments))
+        _check_needs_no_horizon({**found, **own})
+    return found
 
 
 def check(arguments: TrainingArguments, trial: LoopTrial) -> None:

@@ -9,8 +9,8 @@ import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from bssearch.errors import CheckpointError, UsageError
 from bssearch.executors.base import Ended, Observed
 from bssearch.integrations.assignment import Assignment, Evaluate, Line, Metrics, ended_by, number_of
 from bssearch.records import (
-    COULD_NOT_PAUSE,
     Observation,
     ParameterValue,
     TrialOutcome,
@@ -31,11 +30,11 @@ from bssearch.records import (
 )
 from bssearch.training.clock import Clock, Ledger
 from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel, cpu_use
-from bssearch.training.course import Course, Ending, not_finite
+from bssearch.training.course import Course, Ending, first_line, not_finite, paused, where
 from bssearch.training.loop import TESTED_STATES
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter
 from bssearch.training.nvml import DeviceMeter
-from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line
+from bssearch.training.trial_checkpoint import Checkpoint, Part, RandomState, Saved
 
 WARM_UP_STEPS = 3
 """The steps at the start of a loop whose excess over the later ones is no training: a choice."""
@@ -107,7 +106,7 @@ class LoopClock:
         self._threads = threads
         self.excess = 0.0
         self._excess_before = 0.0
-        self._opened: AbstractContextManager[None] | None = None
+        self._opened = ExitStack()
         self._name: Ledger | None = None
         self._steps: list[float] = []
         self._step_began = 0.0
@@ -116,27 +115,19 @@ class LoopClock:
     def train(self) -> None:
         """Go on timing the training; nothing changes where it is timed already."""
         if self._name != "train":
-            self._enter("train")
+            self.enter("train")
             self._step_began = self._counted
 
-    def evaluate(self) -> None:
-        """Time an evaluation from now on."""
-        self._enter("evaluation")
-
-    def rest(self) -> None:
-        """Time what is neither from now on."""
-        self._enter("other")
+    def enter(self, name: Ledger) -> None:
+        """Book in a ledger from now on."""
+        self.pause()
+        self._opened.enter_context(self.clock.ledger(name))
+        self._name = name
 
     def pause(self) -> None:
         """Wait for the device and close what is being timed."""
-        opened, self._opened, self._name = self._opened, None, None
-        if opened is not None:
-            opened.__exit__(None, None, None)
-
-    def _enter(self, name: Ledger) -> None:
-        self.pause()
-        self._opened, self._name = self.clock.ledger(name), name
-        self._opened.__enter__()
+        self._name = None
+        self._opened.close()
 
     def stepped(self) -> None:
         """Take note that a step has ended, while its training is timed or just after."""
@@ -182,27 +173,6 @@ def _excess(steps: list[float]) -> float:
     return sum(max(0.0, seconds - typical) for seconds in steps[:WARM_UP_STEPS])
 
 
-class LateRandomState:
-    """The random numbers of the moment of a pause, to be gone on with where the training does."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._state = RandomState(device)
-        self._saved: dict[str, Any] | None = None
-
-    def state(self) -> dict[str, Any]:
-        """Return what is saved."""
-        return self._state.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what was saved."""
-        self._saved = state
-
-    def apply(self) -> None:
-        """Draw from now on what was saved; nothing where nothing was."""
-        if self._saved is not None:
-            self._state.restore(self._saved)
-
-
 class Pass:
     """The pass over the data that a trial is in: the random numbers at its start, and the micro-batches behind it.
 
@@ -235,7 +205,7 @@ class Pass:
 
     def rewind_own(self) -> None:
         """Let the loader's own generators draw as at the start of the pass."""
-        for generator, state in zip(self.own, self._own_at_start, strict=False):  # of an older file there are none
+        for generator, state in zip(self.own, self._own_at_start, strict=True):
             generator.set_state(state)
 
     @property
@@ -250,7 +220,7 @@ class Pass:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what was saved."""
         self._at_start, self.micro_batches = state["at_start"], state["micro_batches"]
-        self._own_at_start = state.get("own_at_start", [])
+        self._own_at_start = state["own_at_start"]
         self.restored = bool(self._at_start or self._own_at_start)
 
 
@@ -260,22 +230,6 @@ def generators_of(loader: object) -> list[torch.Generator]:
     owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     found = [getattr(owner, "generator", None) for owner in owners]
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
-
-
-class StateDict:
-    """An object of the user's with ``state_dict`` and ``load_state_dict``."""
-
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
-
-    def state(self) -> dict[str, Any]:
-        """Return what is saved."""
-        state: dict[str, Any] = self._owner.state_dict()
-        return state
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what was saved."""
-        self._owner.load_state_dict(state)
 
 
 def refuse_unreadable(state: dict[str, Any]) -> None:
@@ -368,7 +322,8 @@ class TrialRun(Assignment):
         self._has_ended = False
         self._steps = self._samples = 0
         self._data_seconds: float | None = None
-        self._random = LateRandomState(self._torch_device)
+        self._random = RandomState(self._torch_device)
+        self._saved_random: dict[str, Any] | None = None
         self._pass = Pass(self._torch_device)
         self._test_metric: float | None = None
         self._memory.start()
@@ -394,7 +349,7 @@ class TrialRun(Assignment):
             self.contention.start()
         if self._request.resumes and not self._objects:
             raise CheckpointError(f"trial {self._request.number} cannot go on: {NO_STATE}")
-        self._random.apply()
+        self.skipped()
         self._clock.train()
 
     def passes(self, loader: object, in_order: bool) -> int | None:
@@ -410,8 +365,9 @@ class TrialRun(Assignment):
         return 0 if was_within else None
 
     def skipped(self) -> None:
-        """Go on with the random numbers of the moment of the pause."""
-        self._random.apply()
+        """Go on with the random numbers of the moment of the pause, if the trial was paused."""
+        if self._saved_random is not None:
+            self._random.restore(self._saved_random)
 
     def pass_ended(self) -> None:
         """End a pass before its loader does."""
@@ -427,7 +383,7 @@ class TrialRun(Assignment):
     def pause(self) -> None:
         """Leave the training's time: an evaluation begins."""
         self._clock.pause()
-        self._clock.evaluate()
+        self._clock.enter("evaluation")
 
     def resume(self) -> None:
         """Go on with the training's time."""
@@ -479,7 +435,7 @@ class TrialRun(Assignment):
                 return
             broken = first_non_finite(self._objects)
             if broken is not None:
-                self._end(Ending(TrialState.DIVERGED, f"{broken} is not finite: {self._where(step)}"))
+                self._end(Ending(TrialState.DIVERGED, f"{broken} is not finite: {where(self.stages.last(step), step)}"))
                 return
             observation = Observation(
                 step=step,
@@ -502,7 +458,7 @@ class TrialRun(Assignment):
         """Evaluate the test part, where the request asks for it and the trial ended well."""
         if self._has_ended or not self._is_tested:
             return
-        self._clock.evaluate()
+        self._clock.enter("evaluation")
         metric = number_of(evaluate(), self._request.target.metric)
         self._test_metric = metric if is_metric(metric) else None
         self.finish()
@@ -585,30 +541,25 @@ class TrialRun(Assignment):
 
     def _end(self, ending: Ending) -> None:
         self._clock.pause()
-        self._ending, self.is_over = self._paused(self._course.reached_before(ending)), True
+        ending = self._course.reached_before(ending)
+        self._ending, self.is_over = paused(ending, self._request.checkpoint, self._save), True
         if self._is_tested:
-            self._clock.rest()  # until the script tests, or ends
+            self._clock.enter("other")  # until the script tests, or ends
         else:
             self.finish()
 
-    def _paused(self, ending: Ending) -> Ending:
-        """Save a trial that is to be paused; one that cannot be saved ends as pruned."""
-        if ending.state is not TrialState.PAUSED:
-            return ending
-        if self._request.checkpoint is None:
-            return replace(ending, state=TrialState.PRUNED)
-        problem = None if self._objects else NO_STATE
-        if problem is None:
-            self._course.progress.note_peak(self._memory.peak_bytes())
-            try:
-                for one in self._objects.values():
-                    refuse_unreadable(one.state_dict())
-                self._checkpoint(self._request.checkpoint).save(*self._parts())
-            except Exception as error:
-                problem = first_line(error)
-        if problem is None:
-            return ending
-        return replace(ending, state=TrialState.PRUNED, reason=f"{ending.reason}; {COULD_NOT_PAUSE}: {problem}")
+    def _keep_random(self, state: dict[str, Any]) -> None:
+        self._saved_random = state
+
+    def _save(self, path: str) -> str | None:
+        """Save the trial; return why that cannot be."""
+        if not self._objects:
+            return NO_STATE
+        self._course.progress.note_peak(self._memory.peak_bytes())
+        for one in self._objects.values():
+            refuse_unreadable(one.state_dict())
+        self._checkpoint(path).save(*self._parts())
+        return None
 
     def _checkpoint(self, path: str) -> Checkpoint:
         request = self._request
@@ -625,8 +576,10 @@ class TrialRun(Assignment):
         return Checkpoint(Path(path), identity, self._clock.clock, self._line.progressed)
 
     def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
-        training: dict[str, Saved] = {f"own.{name}": StateDict(one) for name, one in self._objects.items()}
-        training["random"], training["pass"] = self._random, self._pass
+        training: dict[str, Saved] = {
+            f"own.{name}": Part(one.state_dict, one.load_state_dict) for name, one in self._objects.items()
+        }
+        training["random"], training["pass"] = Part(self._random.state, self._keep_random), self._pass
         measured: dict[str, Saved] = {
             "clock": self._clock.clock,
             "loop": self,
@@ -643,11 +596,7 @@ class TrialRun(Assignment):
 
     def _not_finite(self, metric: float, step: int) -> str:
         what = "the loss" if is_metric(metric) else self._request.target.metric
-        return f"{not_finite(what, metric)}: {self._where(step)}"
-
-    def _where(self, step: int) -> str:
-        last = self.stages.last(step)
-        return f"batch size {last.batch_size}, learning rate {last.learning_rate:.4g}, step {step}"
+        return f"{not_finite(what, metric)}: {where(self.stages.last(step), step)}"
 
     def _outcome(self, ending: Ending) -> TrialOutcome:
         clock, threads, progress = self._clock.clock, self._request.threads, self._course.progress

@@ -134,21 +134,14 @@ def _growing_micro_batches(
         size = growth.stage.micro_batch_size
         return streamed(train, size, computation.device, seed, skip=growth.micro_batches)
     if placement_of(train, computation) == "device":
-        return _gathered(train, _growing_rows(train, computation, seed, growth))
+        return _gathered(train, growing_rows(_ready(_whole_epochs(train, seed, growth), computation), growth))
     if growth.is_measured:
         raise WorkloadError(
             "batch_schedule = 'noise_scale' needs the training part on the device: a loader prepares batches before it "
             "is known how large they are"
         )
-    rows = growing_rows(_whole_epochs(train, seed, growth), growth.ahead(), ahead=True)
+    rows = growing_rows(_whole_epochs(train, seed, growth), copy.copy(growth), ahead=True)
     return _streamed_from_host(train, (one.numpy() for one in rows), computation, seed, growth.micro_batches)
-
-
-def _growing_rows(
-    train: Part, computation: Computation, seed: int, growth: Growth
-) -> Generator[torch.Tensor, None, None]:
-    """Yield what `rows_on_device` does, from where a trial stands whose batch grows."""
-    return growing_rows(_ready(_whole_epochs(train, seed, growth), computation), growth)
 
 
 def _whole_epochs(train: Part, seed: int, growth: Growth) -> Iterator[torch.Tensor]:
@@ -471,7 +464,8 @@ class Growth:
 
     ``samples`` and ``micro_batches`` are those of the steps so far, ``epoch`` and ``offset`` the place of the next
     step's first sample: the whole epochs before it and the samples of its own. An epoch ends where what is left of it
-    is less than the next batch. ``train_samples`` is None where the workload makes its batches itself.
+    is less than the next batch.
+    ``train_samples`` is None where the workload makes its batches itself. ``place`` is that of the next step's stage.
     """
 
     def __init__(self, configuration: Configuration, train_samples: int | None) -> None:
@@ -479,24 +473,19 @@ class Growth:
         self.schedule = batch_schedule_of(configuration)
         self.stages = stages_of(configuration, self.schedule)
         self.samples = self.micro_batches = self.epoch = self.offset = 0
-        self._place = 0
+        self.place = 0
         self._check()
 
     @property
     def stage(self) -> Stage:
         """Return the stage of the next step."""
-        return self.stages[self._place]
+        return self.stages[self.place]
 
     @property
     def next_size(self) -> int | None:
         """Return the batch size of the stage after this one, None in the last."""
-        following = self.stages[self._place + 1 : self._place + 2]
+        following = self.stages[self.place + 1 : self.place + 2]
         return following[0].batch_size if following else None
-
-    @property
-    def place(self) -> int:
-        """Return the place of the next step's stage among the stages."""
-        return self._place
 
     @property
     def position(self) -> int:
@@ -520,18 +509,14 @@ class Growth:
         self.offset += stage.batch_size
         self.micro_batches += stage.accumulation_steps
         if not self.is_measured:
-            while self._place + 1 < len(self.stages) and self.stages[self._place + 1].start_samples <= self.samples:
-                self._place += 1
+            while self.place + 1 < len(self.stages) and self.stages[self.place + 1].start_samples <= self.samples:
+                self.place += 1
         self._end_epoch()
 
     def grow(self) -> None:
         """Begin the next stage; of a schedule that is measured, whose trial says when."""
-        self._place += 1
+        self.place += 1
         self._end_epoch()
-
-    def ahead(self) -> Growth:
-        """Return what goes on from here by itself, for who prepares batches before their steps."""
-        return copy.copy(self)
 
     def state(self) -> dict[str, Any]:
         """Return where it stands, to be saved."""
@@ -540,13 +525,13 @@ class Growth:
             "micro_batches": self.micro_batches,
             "epoch": self.epoch,
             "offset": self.offset,
-            "place": self._place,
+            "place": self.place,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a saved place."""
         self.samples, self.micro_batches = state["samples"], state["micro_batches"]
-        self.epoch, self.offset, self._place = state["epoch"], state["offset"], state["place"]
+        self.epoch, self.offset, self.place = state["epoch"], state["offset"], state["place"]
 
     def _end_epoch(self) -> None:
         if self._train_samples is not None and self.offset + self.stage.batch_size > self._train_samples:

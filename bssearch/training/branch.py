@@ -7,15 +7,17 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.records import Branch
-from bssearch.training.schedule import OwnSchedule, Schedule
-from bssearch.training.trial_checkpoint import IDENTITY, TRAINING, first_line
+from bssearch.training.course import first_line
+from bssearch.training.schedule import BranchSchedule, OwnSchedule, Schedule
+from bssearch.training.trainer import Trainer
+from bssearch.training.trial_checkpoint import IDENTITY, TRAINING
 
 FORMAT_HINT = (
     'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "samples": samples}, '
@@ -136,41 +138,7 @@ def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
     raise UsageError(f"checkpoint {path}: {name} = {value!r} must be a whole number >= 0")
 
 
-class Continued(Protocol):
-    """The trainer of a branch: its model, its schedule, and what takes over an optimizer's state."""
-
-    model: nn.Module
-    schedule: Schedule | OwnSchedule | BranchSchedule
-
-    def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
-        """Begin with an optimizer's state, None for a new one, and with an average of the weights."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class BranchSchedule:
-    """The run's schedule from the checkpoint on, for ``steps`` steps; ``offset`` are the steps before.
-
-    Where the optimizer begins anew the rate may rise over the first ``rise`` steps: step s has (s + 1)/(rise + 1) of
-    it. The run's own warmup is no warmup of the branch.
-    """
-
-    run: Schedule | OwnSchedule
-    offset: int
-    steps: int
-    rise: int = 0
-    warmup_steps: int = 0
-
-    def factor(self, step: int) -> float:
-        """Return the factor on the learning rate for a step of the branch, counted from 0."""
-        return self.run.factor(self.offset + step) * min(1.0, (step + 1) / (self.rise + 1))
-
-    def is_over(self, step: int) -> bool:
-        """Return whether the branch has seen its samples."""
-        return step >= self.steps
-
-
-def continue_from(trainer: Continued, branch: Branch, batch_size: int) -> None:
+def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
     """Put a fresh trainer where a branch begins; the order of the data stays the trainer's own.
 
     The optimizer's options (rate, betas, weight decay) are those of the trainer, its state is the checkpoint's. Raises
@@ -180,7 +148,7 @@ def continue_from(trainer: Continued, branch: Branch, batch_size: int) -> None:
     saved = read_checkpoint(path)
     load_weights(trainer.model, saved.model, path)
     try:
-        trainer.take_over(saved.optimizer, saved.average)
+        trainer.updates.take_over(saved.optimizer, saved.average)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"checkpoint {path}: its optimizer is not that of the study: {error}",

@@ -332,16 +332,13 @@ def _checkpointed_class(kind: Any) -> Any:
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         if self.training and torch.is_grad_enabled():
             # A compiled graph changes buffers once, however often it computes; it takes no contexts of ours.
-            contexts: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": lambda: _contexts(self)}
+            contexts: dict[str, Any] = {}
+            if not torch.compiler.is_compiling():
+                contexts["context_fn"] = lambda: (nullcontext(), _buffers_kept(self))  # of the first run, the second
             return checkpoint(kind.forward, self, *arguments, use_reentrant=False, **contexts, **named)
         return kind.forward(self, *arguments, **named)
 
     return type(kind.__name__, (kind,), {"__module__": kind.__module__, "forward": forward})
-
-
-def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return what to put around the first run of a module and around the second."""
-    return nullcontext(), _buffers_kept(module)
 
 
 @contextmanager

@@ -66,13 +66,6 @@ def small_batch_size(configuration: Configuration, samples: int, small_batches: 
     return min(micro, max(SMALLEST, micro // min(small_batches, SMALL_BATCHES)), LARGEST, samples // small_batches)
 
 
-def _whole_groups(small_batch: int, ghost_batch_size: int | None) -> int:
-    """Return a small batch without what would be left over as a group of its own, of too few samples to normalise."""
-    if ghost_batch_size is None or small_batch <= ghost_batch_size:
-        return small_batch
-    return small_batch - small_batch % ghost_batch_size
-
-
 class GradientPasses:
     """Makes passes over the model of a trainer."""
 
@@ -104,7 +97,9 @@ class GradientPasses:
     def small_batch(self, small_batches: int) -> int:
         """Return the samples of a small batch in a pass of so many; 0 where the training part has too few."""
         size = small_batch_size(self._configuration, len(self._train), small_batches)
-        return _whole_groups(size, self._computation.settings.ghost_batch_size)
+        group = self._computation.settings.ghost_batch_size
+        # Without what would be left over as a group of its own, of too few samples to normalise.
+        return size if group is None or size <= group else size - size % group
 
     def measure(self, small_batches: int = SMALL_BATCHES) -> Pass | None:
         """Make a pass of so many small batches; return None where a gradient is not finite. Waits for the device."""
@@ -282,7 +277,7 @@ class NoiseMeter:
         self._ended = state["ended"]
         self._passes = [_pass_of(one) for one in state["passes"]]
         self._made, self._spent = state["made"], state["spent"]
-        self._small_batches, self._earned = state.get("small_batches"), state.get("earned", 0.0)  # of older checkpoints
+        self._small_batches, self._earned = state["small_batches"], state["earned"]
 
     def result(self) -> GradientNoise:
         """Return the noise scale and its moments; no interval where fewer passes than one needs were made."""

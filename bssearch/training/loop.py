@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -32,7 +31,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bssearch.errors import CheckpointError, WorkloadError
 from bssearch.records import (
-    COULD_NOT_PAUSE,
     GradientNoise,
     ModelDescription,
     Observation,
@@ -47,12 +45,12 @@ from bssearch.training.branch import continue_from
 from bssearch.training.clock import Clock
 from bssearch.training.computation import NO_PARAMETERS, Computation
 from bssearch.training.contention import Contention, ContentionMeter, ReferenceKernel
-from bssearch.training.course import Course, Ending, not_finite
+from bssearch.training.course import Course, Ending, not_finite, paused, where
 from bssearch.training.gradient_noise import NoiseBudget, NoiseGrowth, NoiseMeter, noise_growth, noise_meter
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused_memory
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trainer import Trainer, seed_everything, warm_up
-from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
+from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, identity_of
 from bssearch.workloads.base import Data, Workload
 from bssearch.workloads.evaluation import measure, metric_value
 
@@ -128,7 +126,7 @@ class Trial:
             self._contention.start()
         try:
             ending = yield from self._train_and_evaluate()
-            ending = self._paused(self._course.reached_before(ending))
+            ending = paused(self._course.reached_before(ending), self._request.checkpoint, self._save)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -181,20 +179,10 @@ class Trial:
         last = self._progress.last
         return last is None or (last.step != trainer.steps and self._evaluation_is_due(trainer))
 
-    def _paused(self, ending: Ending) -> Ending:
-        """Save a trial that is to be paused; one that cannot be saved ends as pruned."""
-        if ending.state is not TrialState.PAUSED:
-            return ending
-        if self._request.checkpoint is None:
-            return replace(ending, state=TrialState.PRUNED)
+    def _save(self, path: str) -> None:
         self._progress.note_peak(self._memory.peak_bytes())
         self._progress.warnings = self._standing_warnings()
-        try:
-            self._checkpoint(self._request.checkpoint).save(*self._parts())
-        except Exception as error:
-            reason = f"{ending.reason}; {COULD_NOT_PAUSE}: {first_line(error)}"
-            return replace(ending, state=TrialState.PRUNED, reason=reason)
-        return ending
+        self._checkpoint(path).save(*self._parts())
 
     def _restore(self) -> None:
         """Go on from the checkpoint; raise `CheckpointError` where that cannot be."""
@@ -300,18 +288,16 @@ class Trial:
     def _stuck_at_chance(self, trainer: Trainer) -> Ending | None:
         if trainer.position <= trainer.schedule.warmup_steps:
             return None
-        return self._course.stuck_at_chance(self._counted_seconds, self._where(trainer))
+        return self._course.stuck_at_chance(self._counted_seconds, where(trainer.now, trainer.steps))
 
     def _not_finite(self, trainer: Trainer, loss: float | None, metric: float) -> Ending:
         what = "the training loss" if is_metric(metric) else self._request.target.metric
         first = trainer.first_non_finite()
-        return Ending(
-            TrialState.DIVERGED,
-            f"{not_finite(what, metric)}: {self._where(trainer)}" + ("" if first is None else f"; {first}"),
-        )
+        reason = f"{not_finite(what, metric)}: {where(trainer.now, trainer.steps)}"
+        return Ending(TrialState.DIVERGED, reason + ("" if first is None else f"; {first}"))
 
     def _out_of_memory(self, error: Exception) -> Ending:
-        when = "before the first step" if self._trainer is None else self._where(self._trainer)
+        when = "before the first step" if self._trainer is None else where(self._trainer.now, self._trainer.steps)
         lines = str(error).strip().splitlines() or [type(error).__name__]
         now = self._request.configuration if self._trainer is None else self._trainer.now
         return Ending(
@@ -334,13 +320,6 @@ class Trial:
 
     def _standing_warnings(self) -> list[str]:
         return list(dict.fromkeys([*self._progress.warnings, *self._computation.warnings]))
-
-    def _where(self, trainer: Trainer) -> str:
-        configuration = trainer.now
-        return (
-            f"batch size {configuration.batch_size}, learning rate {configuration.learning_rate:.4g}, "
-            f"step {trainer.steps}"
-        )
 
     def _outcome(self, ending: Ending) -> TrialOutcome:
         trainer, clock = self._trainer, self._clock
@@ -419,13 +398,9 @@ def tokens_per_sample(workload: Workload) -> int | None:
 
 
 def batch_norm_layers(model: nn.Module) -> int:
-    """Return how many layers of a model take their statistics from the batch."""
-    return sum(map(_normalises_over_the_batch, model.modules()))
+    """Return how many layers of a model in training mode take their statistics from the batch.
 
-
-def _normalises_over_the_batch(module: nn.Module) -> bool:
-    """Return whether a module of a model in training mode takes its statistics from the batch.
-
-    A batch norm that the model keeps in evaluation mode uses its running ones, where it has them.
+    A batch norm that the model keeps in evaluation mode uses its running ones, if it has them.
     """
-    return isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    return sum(norm.training or norm.running_mean is None for norm in norms)

@@ -235,9 +235,8 @@ class DeviceMeter:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Add what was read in an earlier part of the trial, on this device or another."""
-        if "seconds" in state:  # older files have the joules of the whole wall time
-            self._joules += state["joules"]
-            self._seconds += state["seconds"]
+        self._joules += state["joules"]
+        self._seconds += state["seconds"]
         self._clocks = [*state["clocks"], *self._clocks]
         if state["reasons"] is not None:
             self._reasons = dict.fromkeys(state["reasons"]) | (self._reasons or {})

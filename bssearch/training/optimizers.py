@@ -42,13 +42,6 @@ OLDEST = (1, 0, 13)
 """The oldest version of timm that bssearch is tried with."""
 
 
-def check_timm(names: Iterable[str]) -> None:
-    """Import timm where one of the optimizers needs it. Raises `LaunchError` where it is missing or too old."""
-    needing = [name for name in names if name in OF_TIMM]
-    if needing:
-        timm_optimizers(needing[0])
-
-
 def timm_optimizers(name: str) -> ModuleType:
     """Return ``timm.optim``, for the optimizer of that name. Raises `LaunchError` where it is missing or too old."""
     oldest = ".".join(map(str, OLDEST))
@@ -149,6 +142,30 @@ def _embeddings(model: nn.Module) -> set[int]:
 
 Options = Mapping[str, Any]
 
+KINDS = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adamax": torch.optim.Adamax,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+    "adafactor": torch.optim.Adafactor,
+}
+"""PyTorch's own optimizers."""
+
+IN_ONE_KERNEL = frozenset({"sgd", "adam", "adamw"})
+"""Those that may be fused; Adagrad is on the CPU only, with the PyTorch 2.11 that bssearch still takes."""
+
+KEYWORDS = {
+    "epsilon": "eps",
+    "clipping_threshold": "d",
+    "max_gradient_norm": "max_grad_norm",
+    "trust_coefficient": "trust_coeff",
+}
+"""What PyTorch and timm call an option, if otherwise than bssearch."""
+
 
 def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool = False) -> torch.optim.Optimizer:
     """Return the optimizer over a model's trainable parameters, at the configuration's peak learning rate.
@@ -164,7 +181,22 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
     one_kernel = True if fused else None
     if configuration.optimizer == "muon":
         return muon_with_adamw(model, configuration, options, one_kernel)
-    return _BUILD[configuration.optimizer](groups, configuration.learning_rate, options, one_kernel)
+    keywords = {KEYWORDS.get(name, name): value for name, value in options.items() if name not in {"beta1", "beta2"}}
+    if "beta1" in options:
+        keywords["betas"] = options["beta1"], options["beta2"]
+    if options.get("nesterov") and not options["momentum"] > 0:
+        keywords["nesterov"] = False  # it says nothing without momentum
+    if configuration.optimizer in OF_TIMM:
+        kind: Any = getattr(timm_optimizers(configuration.optimizer), configuration.optimizer.capitalize())
+        groups = _adapted(groups)
+    else:
+        kind = KINDS[configuration.optimizer]
+    if configuration.optimizer in IN_ONE_KERNEL:
+        keywords["fused"] = one_kernel
+    if configuration.optimizer == "adafactor":
+        keywords["eps"] = None, keywords.pop("epsilon2")  # its first ε is the precision of the parameters
+    optimizer: torch.optim.Optimizer = kind(groups, lr=configuration.learning_rate, **keywords)
+    return optimizer
 
 
 def _options(configuration: Configuration) -> Options:
@@ -187,125 +219,12 @@ def _option(name: str, value: Any, default: Any) -> Any:
     return type(default)(value)
 
 
-def _betas(options: Options) -> tuple[float, float]:
-    return options["beta1"], options["beta2"]
-
-
-def _sgd(groups: ParameterGroups, rate: float, options: Options, fused: bool | None) -> torch.optim.Optimizer:
-    """SGD; Nesterov says nothing without momentum."""
-    nesterov = options["nesterov"] and options["momentum"] > 0
-    return torch.optim.SGD(groups, lr=rate, momentum=options["momentum"], nesterov=nesterov, fused=fused)
-
-
-def _adam(groups: ParameterGroups, rate: float, options: Options, fused: bool | None) -> torch.optim.Optimizer:
-    return torch.optim.Adam(groups, lr=rate, betas=_betas(options), eps=options["epsilon"], fused=fused)
-
-
-def _adamw(groups: ParameterGroups, rate: float, options: Options, fused: bool | None) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(groups, lr=rate, betas=_betas(options), eps=options["epsilon"], fused=fused)
-
-
-def _adamax(groups: ParameterGroups, rate: float, options: Options, fused: bool | None) -> torch.optim.Optimizer:
-    return torch.optim.Adamax(groups, lr=rate, betas=_betas(options), eps=options["epsilon"])
-
-
-def _nadam(groups: ParameterGroups, rate: float, options: Options, fused: bool | None) -> torch.optim.Optimizer:
-    return torch.optim.NAdam(
-        groups,
-        lr=rate,
-        betas=_betas(options),
-        eps=options["epsilon"],
-        momentum_decay=options["momentum_decay"],
-        decoupled_weight_decay=options["decoupled_weight_decay"],
-    )
-
-
-def _radam(groups: ParameterGroups, rate: float, options: Options, fused: bool | None) -> torch.optim.Optimizer:
-    return torch.optim.RAdam(
-        groups,
-        lr=rate,
-        betas=_betas(options),
-        eps=options["epsilon"],
-        decoupled_weight_decay=options["decoupled_weight_decay"],
-    )
-
-
-def _rmsprop(groups: ParameterGroups, rate: float, options: Options, fused: bool | None) -> torch.optim.Optimizer:
-    return torch.optim.RMSprop(
-        groups,
-        lr=rate,
-        alpha=options["alpha"],
-        eps=options["epsilon"],
-        momentum=options["momentum"],
-        centered=options["centered"],
-    )
-
-
-def _adagrad(groups: ParameterGroups, rate: float, options: Options, fused: bool | None) -> torch.optim.Optimizer:
-    """Adagrad, never fused: the PyTorch 2.11 that bssearch still takes has that on the CPU only."""
-    return torch.optim.Adagrad(
-        groups, lr=rate, eps=options["epsilon"], initial_accumulator_value=options["initial_accumulator_value"]
-    )
-
-
-def _adafactor(groups: ParameterGroups, rate: float, options: Options, fused: bool | None) -> torch.optim.Optimizer:
-    """Adafactor; its first ε is the precision of the parameters, as PyTorch has it."""
-    return torch.optim.Adafactor(
-        groups,
-        lr=rate,
-        beta2_decay=options["beta2_decay"],
-        eps=(None, options["epsilon2"]),
-        d=options["clipping_threshold"],
-    )
-
-
-def _lamb(groups: ParameterGroups, rate: float, options: Options, fused: bool | None) -> torch.optim.Optimizer:
-    lamb: torch.optim.Optimizer = timm_optimizers("lamb").Lamb(
-        _adapted(groups),
-        lr=rate,
-        betas=_betas(options),
-        eps=options["epsilon"],
-        max_grad_norm=options["max_gradient_norm"],
-        trust_clip=options["trust_clip"],
-    )
-    return lamb
-
-
-def _lars(groups: ParameterGroups, rate: float, options: Options, fused: bool | None) -> torch.optim.Optimizer:
-    """LARS; Nesterov says nothing without momentum."""
-    lars: torch.optim.Optimizer = timm_optimizers("lars").Lars(
-        _adapted(groups),
-        lr=rate,
-        momentum=options["momentum"],
-        nesterov=options["nesterov"] and options["momentum"] > 0,
-        trust_coeff=options["trust_coefficient"],
-        eps=options["epsilon"],
-        trust_clip=options["trust_clip"],
-    )
-    return lars
-
-
 def _adapted(groups: ParameterGroups) -> ParameterGroups:
     """Return groups with the trust ratio on matrices and filters, and off biases and norms.
 
     timm itself leaves it off wherever there is no weight decay, so that without any LARS would be SGD.
     """
     return [{**group, "always_adapt": group["params"][0].ndim >= 2} for group in groups]
-
-
-_BUILD: dict[str, Callable[[ParameterGroups, float, Options, bool | None], torch.optim.Optimizer]] = {
-    "sgd": _sgd,
-    "adam": _adam,
-    "adamw": _adamw,
-    "adamax": _adamax,
-    "nadam": _nadam,
-    "radam": _radam,
-    "rmsprop": _rmsprop,
-    "adagrad": _adagrad,
-    "adafactor": _adafactor,
-    "lamb": _lamb,
-    "lars": _lars,
-}
 
 
 Optimizers = tuple[torch.optim.Optimizer, ...]
@@ -328,7 +247,9 @@ def check_libraries(workload: Workload, names: Iterable[str]) -> None:
     Raises `LaunchError` where a library is missing or too old.
     """
     if getattr(workload, "build_optimizer", None) is None:
-        check_timm(names)
+        for name in OF_TIMM:
+            if name in names:
+                timm_optimizers(name)
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:

@@ -154,3 +154,26 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
             "returns the factor on the learning rate"
         )
     return OwnSchedule(factor_at, configured)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchSchedule:
+    """The run's schedule from the checkpoint on, for ``steps`` steps; ``offset`` are the steps before.
+
+    Where the optimizer begins anew the rate may rise over the first ``rise`` steps: step s has (s + 1)/(rise + 1) of
+    it. The run's own warmup is no warmup of the branch.
+    """
+
+    run: Schedule | OwnSchedule
+    offset: int
+    steps: int
+    rise: int = 0
+    warmup_steps: int = 0
+
+    def factor(self, step: int) -> float:
+        """Return the factor on the learning rate for a step of the branch, counted from 0."""
+        return self.run.factor(self.offset + step) * min(1.0, (step + 1) / (self.rise + 1))
+
+    def is_over(self, step: int) -> bool:
+        """Return whether the branch has seen its samples."""
+        return step >= self.steps

@@ -19,11 +19,10 @@ from bssearch.batch_schedule import constant_configurations
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.records import Configuration, parameters_of_group
 from bssearch.training.batches import Growth, micro_batches, placement_of
-from bssearch.training.branch import BranchSchedule
 from bssearch.training.computation import Computation
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.optimizers import built_optimizers, flat, ignored_learning_rate
-from bssearch.training.schedule import OwnSchedule, Schedule, schedule_for
+from bssearch.training.schedule import BranchSchedule, OwnSchedule, Schedule, schedule_for
 from bssearch.training.updates import OwnStep, Updates, own_training_step
 from bssearch.workloads.base import WeightedLoss, Workload
 from bssearch.workloads.data import Batch, BatchStream, Data, Part
@@ -36,7 +35,8 @@ class Trainer:
     Each epoch is a new permutation of the training part; its last, incomplete batch is dropped. ``dropped_samples``
     says how many samples that is, ``data_placement`` whether the training part lies on the ``device`` or on the
     ``host``. Close it, or leave its ``with`` block, to end the processes that load the data of the latter. Where the
-    workload makes its batches itself, their order is its own and ``dropped_samples`` is None.
+    workload makes its batches itself, their order is its own and ``dropped_samples`` is None. ``now`` is the
+    configuration of the last step, or of the first one before it has run.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Trainer:
         own = parameters_of_group(configuration.parameters, "model")
         self.model = computation.build_model(workload, configuration.dropout, own)
         built = built_optimizers(workload, self.model, configuration, computation.fused)
-        self._updates = Updates(self.model, flat(built, self.model), configuration, computation)
+        self.updates = Updates(self.model, flat(built, self.model), configuration, computation)
         take = own_training_step(workload, computation)
-        self._own_step = take and OwnStep(take, self.model, built, configuration, computation, self._updates)
+        self._own_step = take and OwnStep(take, self.model, built, configuration, computation, self.updates)
         self._workload = workload
         self._augment = getattr(workload, "augment", None)
         self._loss = loss_of(workload, configuration)
         self._configurations = constant_configurations(configuration)
-        self._configuration, self._now = configuration, self._configurations[0]
+        self._configuration, self.now = configuration, self._configurations[0]
         self._computation = computation
         self._train = train
         self._seed = seed
@@ -96,14 +96,9 @@ class Trainer:
         """Return whether the schedule has ended: no further step is run."""
         return self.schedule.is_over(self.position)
 
-    @property
-    def now(self) -> Configuration:
-        """Return the configuration of the last step, or of the first one before it has run."""
-        return self._now
-
     def has_seen_again(self, samples: int) -> bool:
         """Return whether the last step has seen the last of another ``samples`` of the training, or none was taken."""
-        return self.samples % samples < self._now.batch_size
+        return self.samples % samples < self.now.batch_size
 
     @property
     def learning_rate(self) -> float:
@@ -116,17 +111,17 @@ class Trainer:
 
         They count as steps all the same: the data were seen and the schedule moved on.
         """
-        return None if self._updates.scaler is None else int(self._updates.skipped.item())
+        return None if self.updates.scaler is None else int(self.updates.skipped.item())
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """Return the optimizers, all that the workload built or bssearch's own one."""
-        return self._updates.optimizers
+        return self.updates.optimizers
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """Return the first optimizer."""
-        return self._updates.optimizers[0]
+        return self.updates.optimizers[0]
 
     @property
     def has_noise(self) -> bool:
@@ -135,33 +130,34 @@ class Trainer:
 
     def step(self) -> None:
         """Run one optimizer step: all its micro-batches, then clipping, update and average once."""
-        self._now, self._last_factor = self._configurations[self.growth.place], self._factor
-        self._updates.begin(self._last_factor)
+        self.now, self._last_factor = self._configurations[self.growth.place], self._factor
+        self.updates.begin(self._last_factor)
         if self._own_step is None:
             self._accumulate()
             self.update()
         else:
-            self._losses.add(self._own_step.run(self.steps, self._augmented(), self._now))
-            self._updates.end()
+            self._losses.add(self._own_step.run(self.steps, self._augmented(), self.now))
+            self.updates.end()
         self.steps += 1
         self.growth.stepped()
 
     def update(self) -> None:
         """Apply the gradient that lies there: clip, optimizers, average; once per step whatever the accumulation."""
         if self._own_step is None:
-            self._updates.apply()
+            self.updates.apply()
         else:
-            self._updates.apply_each()
+            self.updates.apply_each()
 
     def state(self) -> dict[str, Any]:
         """Return all that the next steps hang on but the random state, to be saved; the tensors are those in use."""
+        model = self.model
         return {
             "steps": self.steps,
-            "model": {name: tensor.detach() for name, tensor in named_tensors(self.model)},
-            "extra": extra_state(self.model),
-            **self._updates.state(),
+            "model": {name: one.detach() for name, one in (*model.named_parameters(), *model.named_buffers())},
+            "extra": {name: value for name, value in model.state_dict().items() if name.endswith("_extra_state")},
+            **self.updates.state(),
             "losses": self._losses.state(),
-            "growth": {**self.growth.state(), "last": self._configurations.index(self._now)},
+            "growth": {**self.growth.state(), "last": self._configurations.index(self.now)},
             "factor": self._last_factor,
         }
 
@@ -171,19 +167,15 @@ class Trainer:
         Raises `WorkloadError` where the model is another one.
         """
         restore_model(self.model, state["model"], state["extra"])
-        self._updates.restore(state)
+        self.updates.restore(state)
         self._losses.restore(state["losses"])
         self.steps = state["steps"]
-        self._last_factor = state.get("factor", self.schedule.factor(max(0, self.steps - 1)))  # of older checkpoints
+        self._last_factor = state["factor"]
         if self.growth.schedule is not None:
             self.growth.restore(state["growth"])
-            self._now = self._configurations[state["growth"]["last"]]
+            self.now = self._configurations[state["growth"]["last"]]
         self._batches.close()
         self._batches = self._micro_batches()
-
-    def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
-        """Begin with another run's optimizer; see `bssearch.training.updates.Updates.take_over`."""
-        self._updates.take_over(optimizer, average)
 
     def take_mean_loss(self) -> float | None:
         """Return the mean training loss since the last call, None without a step. Waits for the device."""
@@ -228,7 +220,7 @@ class Trainer:
         Where weights are averaged they are those of the average. Raises `WorkloadError` where the workload does not
         return one of them as a number.
         """
-        weights = nullcontext() if self._updates.average is None else self._updates.average.in_place()
+        weights = nullcontext() if self.updates.average is None else self.updates.average.in_place()
         with weights, self._computation.evaluating():
             found = measure(self._workload, self.model, part)
             return {name: metric_value(self._workload, found, name) for name in names}
@@ -236,15 +228,15 @@ class Trainer:
     def _accumulate(self) -> None:
         """Add up the gradients of the step's micro-batches."""
         weights: list[torch.Tensor | float] = []
-        for _ in range(self._now.accumulation_steps):
+        for _ in range(self.now.accumulation_steps):
             inputs, targets = next(self._batches)
             loss = self._micro_batch_loss(inputs, targets)
             self._add_gradient(loss)
             self._losses.add(loss)
             if isinstance(loss, WeightedLoss):
                 weights.append(loss.weight)
-        if weights and self._now.accumulation_steps > 1:
-            if len(weights) < self._now.accumulation_steps:
+        if weights and self.now.accumulation_steps > 1:
+            if len(weights) < self.now.accumulation_steps:
                 raise WorkloadError(
                     "loss() returned a WeightedLoss for some micro-batches of a batch and not for others"
                 )
@@ -289,17 +281,17 @@ class Trainer:
         The weight of a batch is known after its last micro-batch: until then its number of samples stands for it,
         which keeps the gradients in the range of fp16.
         """
-        accumulates = self._now.accumulation_steps > 1
+        accumulates = self.now.accumulation_steps > 1
         if isinstance(loss, WeightedLoss):
-            share = loss.total / (self._now.batch_size if accumulates else loss.weight)
+            share = loss.total / (self.now.batch_size if accumulates else loss.weight)
         else:
-            share = loss / self._now.accumulation_steps if accumulates else loss
-        self._updates.backward(share)
+            share = loss / self.now.accumulation_steps if accumulates else loss
+        self.updates.backward(share)
 
     def _divide_gradient(self, whole: torch.Tensor) -> None:
         """Divide the gradient by the weight of the whole batch, in place of its number of samples."""
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        factor = torch.as_tensor(self._now.batch_size / whole, dtype=gradients[0].dtype)
+        factor = torch.as_tensor(self.now.batch_size / whole, dtype=gradients[0].dtype)
         torch._foreach_mul_(gradients, factor)
 
 
@@ -391,35 +383,20 @@ class LossSum:
         return (self._total / self._weight).item() if self._losses else None
 
 
-def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each parameter and each buffer with its name."""
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-
-
-def extra_state(model: torch.nn.Module) -> dict[str, Any]:
-    """Return what modules keep beside tensors (``get_extra_state``)."""
-    return {name: value for name, value in model.state_dict().items() if name.endswith("_extra_state")}
-
-
 @torch.no_grad()
 def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], extra: dict[str, Any]) -> None:
     """Give a model the tensors, wherever they lie, and the extra state of another one.
 
     Raises `WorkloadError` where a parameter is missing or of another shape.
     """
-    _check_parameters(model, saved)
-    device = next(model.parameters()).device
-    for name, tensor in saved.items():
-        _put(model, name, tensor.to(device))
-    model.load_state_dict(extra, strict=False)
-
-
-def _check_parameters(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
     for name, parameter in model.named_parameters():
         if name not in saved or saved[name].shape != parameter.shape:
             was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"
             raise WorkloadError(f"the parameter {name} of shape {tuple(parameter.shape)} was saved {was}")
+    device = next(model.parameters()).device
+    for name, tensor in saved.items():
+        _put(model, name, tensor.to(device))
+    model.load_state_dict(extra, strict=False)
 
 
 def _put(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:

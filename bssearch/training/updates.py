@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -249,7 +250,8 @@ class OwnStep:
 
         Raises `WorkloadError` where not all of them are taken, and where what it returns is no loss.
         """
-        taken = _Taken(batches, configuration.accumulation_steps)
+        total = configuration.accumulation_steps
+        taken = itertools.islice(batches, total)
         step = TrainingStep(
             model=self._model,
             optimizers=self._optimizers,
@@ -261,9 +263,8 @@ class OwnStep:
         )
         with self._computation.whole_step():
             loss = self._take(step)
-        if taken.left:
-            total = configuration.accumulation_steps
-            raise WorkloadError(f"training_step() took {total - taken.left} of {total} micro-batches; it must take all")
+        if left := len(list(taken)):
+            raise WorkloadError(f"training_step() took {total - left} of {total} micro-batches; it must take all")
         return _checked(loss)
 
     def _outside_autocast(self, function: Callable[[T], None]) -> Callable[[T], None]:
@@ -274,21 +275,6 @@ class OwnStep:
                 function(argument)
 
         return called
-
-
-class _Taken(Iterator[Batch]):
-    """The next so many batches; ``left`` is how many of them were not taken yet."""
-
-    def __init__(self, batches: Iterator[Batch], count: int) -> None:
-        self._batches = batches
-        self.left = count
-
-    def __next__(self) -> Batch:
-        if not self.left:
-            raise StopIteration
-        batch = next(self._batches)
-        self.left -= 1
-        return batch
 
 
 def _checked(loss: Any) -> torch.Tensor | WeightedLoss:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from bssearch.executors.messages import Assign, Reply
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.passes import RankSampler, SeededSampler
 from bssearch.integrations.ranks import Follower, Leader, RankTrial, ranks_of
-from bssearch.records import Configuration, Target, TrialOutcome, TrialState
+from bssearch.records import Configuration, Target, TrialOutcome, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
 
 T = TypeVar("T")
@@ -142,7 +143,7 @@ def test_a_limit_between_two_evaluations_ends_all_ranks_at_the_next() -> None:
     assert first == second == outcome.steps and first % 5 == 0
 
 
-def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation() -> None:
+def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation(tmp_path: Path) -> None:
     line = FakeLine()
 
     def stopped(trial: LoopTrial, rank: int) -> None:
@@ -150,7 +151,10 @@ def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation() -> None:
             if rank == 0 and trial.steps == 7:
                 line.stop = TrialState.PAUSED, "a better one first"
 
-    assert trained(assign(), line, stopped) == [10, 10]
+    asked = assign()
+    assert isinstance(asked.work, TrialRequest)
+    asked = replace(asked, work=replace(asked.work, checkpoint=str(tmp_path / "trial")))
+    assert trained(asked, line, stopped) == [10, 10]
     (outcome,) = line.outcomes
     assert outcome.state is TrialState.PRUNED and str(outcome.reason).startswith("a better one first; ")
 

@@ -146,7 +146,7 @@ def test_an_optimizers_state_in_one_group_as_plain_pytorch_saves_it_goes_on() ->
     for parameter in trainer.model.parameters():
         parameter.grad = torch.rand_like(parameter)
     plain.step()
-    trainer.take_over(plain.state_dict(), None)
+    trainer.updates.take_over(plain.state_dict(), None)
     for parameter in trainer.model.parameters():
         momentum = trainer.optimizer.state[parameter]["momentum_buffer"]
         assert torch.equal(momentum, plain.state[parameter]["momentum_buffer"])

@@ -12,7 +12,7 @@ from bssearch.executors.messages import decode_reply, encode
 from bssearch.probes import step_time
 from bssearch.probes.step_time import measure_step_time
 from bssearch.records import StepTime, StepTimeRequest
-from bssearch.training.clock import RUN_AHEAD, Clock, CudaClock
+from bssearch.training.clock import RUN_AHEAD, CudaClock
 from bssearch.training.trainer import Trainer
 from tests.training.fake_cuda import FakeCuda
 from tests.training.toys import FakeTime, Run, Toy, configuration, on_cpu, request, toy_data
@@ -118,17 +118,6 @@ def test_the_share_is_that_of_all_parts_of_a_trial_that_was_paused(cuda: FakeCud
     assert whole.host_bound_share == pytest.approx((100 * 0.01 + 100 * 0.1) / 20, rel=0.02)
     whole.start()
     assert whole.host_bound_share is None
-
-
-def test_of_a_part_that_an_older_version_saved_the_share_is_not_known(cuda: FakeCuda) -> None:
-    first = cuda.clock()
-    train(cuda, first, steps=100, host=0.01, device=0.1)
-    older = {name: value for name, value in first.state().items() if name in Clock().state()}
-    later = cuda.clock()
-    later.restore(older)
-    assert later.host_bound_share is None and later.seconds("train") == first.seconds("train")
-    train(cuda, later, steps=100, host=0.05, device=0.1)
-    assert later.host_bound_share == pytest.approx(0.5, rel=0.02)
 
 
 def test_the_cpu_has_no_host_bound_share() -> None:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.executors.base import Program
+from bssearch.executors.base import AskStop, Program
 from bssearch.executors.conversation import TICK_SECONDS, Conversation, LoadedProgram, answer_in, relaying
 from bssearch.executors.failures import code_has_changed, judge_command
 from bssearch.executors.messages import Answer, Load, Work
@@ -32,10 +31,6 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from bssearch.spec.command_line import check_places, filled, places_of, values_of
-
-if TYPE_CHECKING:
-    from bssearch.training.loop import Stop
-
 
 LARGEST_FILE = 2**26
 """Bytes of a file whose content counts as code: a choice; of a larger one, of data, the size does."""
@@ -167,7 +162,7 @@ class LoadedCommand(LoadedProgram):
         request: TrialRequest,
         on_observation: Callable[[Observation], None],
         *,
-        stop: Stop,
+        stop: AskStop,
         on_progress: Callable[[], None] = lambda: None,
     ) -> TrialOutcome:
         """Run a trial to its end, whichever it is; the program is ended where its trial is."""

@@ -22,10 +22,10 @@ import psutil
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import Ended
-from bssearch.executors.conversation import Conversation, stopped, with_end
+from bssearch.executors.conversation import TICK_SECONDS, Conversation, stopped, with_end
 from bssearch.executors.failures import judge_command, kernel_memory_kills
-from bssearch.executors.lifeline import DieWithParent, GroupWatcher, become_subreaper
-from bssearch.executors.messages import TRIAL_VARIABLE, Reply
+from bssearch.executors.lifeline import DieWithParent, Watcher, become_subreaper
+from bssearch.executors.messages import CHUNK_BYTES, TRIAL_VARIABLE, Reply
 from bssearch.executors.process import has_exited, report_folder_prefix
 from bssearch.executors.programs.reports import Report, ReportReader
 from bssearch.records import TrialOutcome, TrialRequest, TrialState
@@ -147,8 +147,6 @@ LAST_LINES = 10
 _TAIL_BYTES = 1 << 14
 """Of what a program printed last so much is kept to say why it failed: a choice."""
 
-_TICK_SECONDS = 0.05
-_CHUNK_BYTES = 1 << 16
 _MOST_CHUNKS_LEFT = 16
 """Far more than a pipe holds: 64 KiB, where the user does not change that (pipe(7))."""
 
@@ -180,7 +178,9 @@ class CommandProcess:
                 assert self._process.stdout is not None, "it was asked for"
                 kept.callback(self._process.stdout.close)
                 kept.callback(self._process.kill)
-                self._watcher = GroupWatcher(self._process.pid)
+                read, write = os.pipe()
+                kept.callback(os.close, write)
+                self._watcher = Watcher(read, self._process.pid)
             except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
                 raise WorkloadError(f"command: {command[0]!r} cannot be run: {error.strerror}") from error
             except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -227,7 +227,7 @@ class CommandProcess:
         thereafter. Raises as `ReportReader.feed`.
         """
         while self._socket.line is None and self._first_reports is None and self.goes_on() and not is_over():
-            reports = self.reports(_TICK_SECONDS)
+            reports = self.reports(TICK_SECONDS)
             if (first := next(reports, None)) is not None:
                 self._first_reports = chain([first], reports)
         self._socket.shut()
@@ -303,7 +303,7 @@ class CommandProcess:
             if not isinstance(descriptor, int):
                 self._socket.accept()
                 continue
-            chunk = os.read(descriptor, _CHUNK_BYTES)
+            chunk = os.read(descriptor, CHUNK_BYTES)
             if not chunk:
                 del self._readers[descriptor]
                 continue
@@ -338,7 +338,7 @@ class CommandProcess:
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + TERMINATE_SECONDS
         while not has_exited(self._process) and time.monotonic() < deadline:
-            for _ in self._chunks(_TICK_SECONDS):
+            for _ in self._chunks(TICK_SECONDS):
                 pass
 
     def _signal(self, number: int) -> None:

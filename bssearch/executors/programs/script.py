@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bssearch.errors import LaunchError, WorkloadError
-from bssearch.executors.base import Ended, Program
+from bssearch.executors.base import AskStop, Ended, Program
 from bssearch.executors.conversation import (
     LEAVE_SECONDS,
     Conversation,
@@ -29,10 +29,6 @@ from bssearch.executors.conversation import (
 from bssearch.executors.failures import code_has_changed, judge_exit, kernel_memory_kills
 from bssearch.executors.messages import Answer, Load, Reply, Work
 from bssearch.records import MAKE_TRAINER, Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
-
-if TYPE_CHECKING:
-    from bssearch.training.loop import Stop as AskStop
-
 
 HOST = "bssearch.integrations.script_host"
 """The module that runs a script; it stands above this room, so it is started by its name."""
