@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any
 
+import torch
+
 from bssearch.errors import UsageError
 from bssearch.integrations.assignment import print_evaluation
 from bssearch.integrations.own_loop import LoopTrial
@@ -100,7 +102,9 @@ class TrialCallback(Callback):  # type: ignore[misc]
         _refuse_what_decides_for_itself(trainer)
         others = [one for one in trainer.callbacks if one is not self]
         if self._trial.is_searched:
-            hint = f"Trainer(devices=1) on {self._trial.device}, or executor.device in the spec"
+            wanted = torch.device(self._trial.device)
+            devices = 1 if wanted.index is None else [wanted.index]
+            hint = f"Trainer(accelerator={wanted.type!r}, devices={devices}), or executor.device in the spec"
             self._trial.check_device(trainer.strategy.root_device, trainer.world_size, hint)
             trainer.accumulate_grad_batches = self._trial.accumulation_steps
             trainer.num_sanity_val_steps = 0

@@ -324,7 +324,7 @@ def test_a_trainer_on_another_device_than_its_trial_is_refused(tmp_path: Path) -
     trial = started().trial
     made = training_arguments(trial, output_dir=str(tmp_path), remove_unused_columns=False)
     trial.device = "cuda:1"
-    with pytest.raises(UsageError, match="the Trainer trains on cpu, the trial is one on cuda:1"):
+    with pytest.raises(UsageError, match="the Trainer trains on cpu, and the trial is to run on cuda:1"):
         trainer_of(trial, tmp_path, arguments=made).train()
 
 
