@@ -17,8 +17,7 @@ from bssearch.history import History
 from bssearch.records import TrialRecord
 from bssearch.search.listener import Listener
 from bssearch.training.clock import MINIMUM_CPU_SHARE, RUN_DELAY
-from bssearch.training.contention import LEAST_OTHERS, CpuUse, cpu_use
-from bssearch.training.core_pace import SLOW, SLOW_SHARE, ReferenceKernel
+from bssearch.training.contention import LEAST_OTHERS, SLOW, SLOW_SHARE, CpuUse, ReferenceKernel, cpu_use
 from tests.benchmarks.repeatability import BUSY_PRODUCTS, busy_process
 from tests.frozen import Results
 

@@ -21,6 +21,7 @@ import yaml
 from bssearch import registry
 from bssearch.boards import process as board_process
 from bssearch.commands.opening import program_of
+from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.messages import Load
 from bssearch.executors.programs.command import LoadedCommand
 from bssearch.records import SecondsBasis, TrialState
@@ -170,13 +171,8 @@ def test_the_programs_of_the_guide_train_and_report(spec: str, basis: SecondsBas
     read = load_spec(programs / spec)
     command = LoadedCommand(
         Load(
-            workload="command",
-            workload_settings={},
-            folder=str(programs),
-            device="cpu",
+            settings=ExecutorSettings(workload="command", folder=programs, device="cpu", program=program_of(read)),
             slot=0,
-            threads=1,
-            program=program_of(read),
         )
     )
     untrained = command.describe().model.initial_metrics["accuracy"]

@@ -13,7 +13,7 @@ from bssearch.batch_schedule import BatchSchedule, Stage, with_batch_schedule
 from bssearch.records import Configuration, Observation, TrialRecord, TrialState
 from bssearch.run_stages import RunStage, run_stages
 from bssearch.scaling import LearningRateRule
-from bssearch.training.growing.growth import Growth
+from bssearch.training.batches import Growth
 from tests.factories import make_trial, with_outcome
 from tests.test_batch_schedule import BASE, milestones
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from bssearch.errors import UsageError
-from bssearch.executors.programs.command_files import digest_of, files_of
+from bssearch.executors.programs.command import digest_of, files_of
 from bssearch.files import make_private_folder
 from bssearch.records import MAKE_TRAINER, StudyRecord
 from bssearch.settings import state_folder

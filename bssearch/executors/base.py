@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -27,6 +27,9 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from bssearch.space import TRAINING_PARAMETERS
+
+AskStop = Callable[[], tuple[TrialState, str] | None]
+"""Returns how a running trial is to end, and why; None while it is to go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +117,15 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A trial ended, for whatever reason; its slot is free again. ``log`` is what the user's code printed in it."""
+    """A trial ended, for whatever reason; its slot is free again. ``log`` is what the user's code printed in it.
+
+    A ``broken`` worker (its device failed) can run no other trial.
+    """
 
     number: int
     outcome: TrialOutcome
     log: str = ""
+    broken: bool = False
 
 
 Event = Observed | Ended
@@ -135,33 +142,24 @@ class Executor(Protocol):
     @property
     def slots_apart(self) -> bool:
         """Whether each slot has a device of its own, so that trials side by side take nothing from each other."""
-        ...
 
     def describe(self) -> WorkloadDescription:
         """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
-        ...
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it."""
-        ...
 
-    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
-        """Find out in a process of its own whether a micro-batch size fits; not while a trial runs.
-
-        With ``reserve`` it must leave a little of the memory free, so that it fits into other processes, too.
-        """
-        ...
+    def measure_memory(self, request: MemoryRequest) -> MemoryUse:
+        """Find out in a process of its own whether a micro-batch size fits; not while a trial runs."""
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """Measure the gradient noise scale near a target while no trial runs."""
-        ...
 
     def submit(self, request: TrialRequest) -> None:
         """Start a trial in a free slot; raise `LaunchError` if no worker can be started.
 
         Raises `ValueError` where no slot is free or a trial of that number runs already.
         """
-        ...
 
     def stop(self, number: int, state: TrialState, reason: str) -> None:
         """Ask a running trial to end in ``state``; it does within one step. Unknown numbers are ignored.
@@ -169,19 +167,15 @@ class Executor(Protocol):
         Of `TrialState.PAUSED` it ends so once it is saved, where its request names a ``checkpoint`` and that can be
         written; else as pruned.
         """
-        ...
 
     def events(self, timeout: float) -> list[Event]:
         """Return what has happened since the last call, waiting up to ``timeout`` seconds for the first."""
-        ...
 
     def kill(self) -> None:
         """End every trial at once, as cancelled; a signal handler may call it. New ones may be submitted afterwards."""
-        ...
 
     def close(self) -> None:
         """End what runs, as cancelled, and let go of all that is held; a second time does nothing."""
-        ...
 
 
 @runtime_checkable
@@ -191,15 +185,12 @@ class TimesSideBySide(Protocol):
     @property
     def slots(self) -> int:
         """How many slots there are."""
-        ...
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
         """Time each request as `Executor.measure_step_time` does, as many at once as there are slots."""
-        ...
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
         """Time one configuration as `Executor.measure_step_time` does, in all slots at once."""
-        ...
 
 
 def check_threads(settings: ExecutorSettings) -> None:

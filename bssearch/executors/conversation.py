@@ -5,43 +5,37 @@ from __future__ import annotations
 import select
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import Protocol, Self
 
 from bssearch.errors import UsageError
-from bssearch.executors.failures import judge_exit
+from bssearch.executors.base import AskStop, Ended, Observed
+from bssearch.executors.devices import device_of
+from bssearch.executors.failures import judge_exit, no_noise_scale
 from bssearch.executors.messages import (
+    CHUNK_BYTES,
+    Answer,
     Assign,
-    Describe,
-    Described,
     Lines,
+    Load,
     Measured,
-    MeasureMemory,
-    MeasureStepTime,
+    Measurement,
     Refused,
     Reply,
-    Run,
     Stop,
-    TrialEnded,
-    TrialObserved,
+    Work,
     decode_reply,
     encode,
 )
-from bssearch.records import Observation, TrialOutcome, TrialState
-
-if TYPE_CHECKING:
-    from bssearch.training.loop import Stop as AskStop
+from bssearch.records import NoiseRequest, Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
 
 TICK_SECONDS = 0.05
 """How often it is looked at whether a program is to stop: a choice, small beside a trial."""
 
 LEAVE_SECONDS = 30.0
 """How long a program may go on after its trial has ended, to clean up, before it is killed: a choice."""
-
-_CHUNK_BYTES = 1 << 16
-
-Work = Describe | MeasureStepTime | MeasureMemory | Run
 
 
 class ProgramProcess(Protocol):
@@ -50,43 +44,35 @@ class ProgramProcess(Protocol):
     @property
     def line(self) -> socket.socket:
         """Return our end of its line."""
-        ...
 
     def exit_code(self) -> int | None:
         """Return its exit code once it has ended, negative for a signal."""
-        ...
 
     def kill(self) -> None:
         """Kill the program and all of its group."""
-        ...
 
 
-@dataclass(frozen=True, slots=True)
 class Conversation:
-    """What came of a piece of work: the last reply (None: none that ends it), and how the program ended."""
+    """The talk with a program at one piece of work: its replies as they come, a stop if one is asked for.
 
-    reply: TrialEnded | Refused | Described | Measured | None
-    exit_code: int
-    kernel_kills: int | None
-    overstayed: bool
-
-
-class Talk:
-    """The talk with a program at work: its replies as they come, a stop where one is asked for."""
+    ``reply`` is the one that ends the work, None without one; ``exit_code`` is the program's, ``overstayed`` says that
+    it was killed because it stayed after its trial. ``take`` gets all other replies. ``kernel_kills`` is what
+    `kernel_memory_kills` was when the program began.
+    """
 
     def __init__(
         self,
         process: ProgramProcess,
-        number: int,
         stop: AskStop,
         take: Callable[[Reply], None],
-        leave_seconds: float,
+        kernel_kills: int | None,
+        leave_seconds: float = LEAVE_SECONDS,
     ) -> None:
-        self.last: TrialEnded | Refused | Described | Measured | None = None
+        self.reply: Ended | Refused | Answer | None = None
         self.exit_code = 0
         self.overstayed = False
+        self.kernel_kills = kernel_kills
         self._process = process
-        self._number = number
         self._stop = stop
         self._take = take
         self._leave_seconds = leave_seconds
@@ -94,10 +80,14 @@ class Talk:
         self._has_stopped = False
         self._ended_at: float | None = None
 
-    def hold(self, assign: Assign) -> None:
-        """Talk until the program has ended and all that it said is taken in; where that fails, end it."""
+    def hold(self, assign: Assign) -> Self:
+        """Talk until the program has ended and all that it said is taken in; if that fails, end the program.
+
+        Raises `UsageError` for what is no message.
+        """
         try:
             self._hold(assign)
+            return self
         except BaseException:
             self._process.kill()
             while self._process.exit_code() is None:
@@ -106,9 +96,13 @@ class Talk:
 
     def _hold(self, assign: Assign) -> None:
         self._send(assign)
+        number = assign.work.number if isinstance(assign.work, TrialRequest) else 0
         is_open = True
         while True:
-            self._stop_where_asked()
+            asked = self._stop()
+            if asked is not None and not self._has_stopped:
+                self._has_stopped = True
+                self._send(Stop(number=number, state=asked[0], reason=asked[1]))
             code = self._process.exit_code()
             if is_open and select.select([self._process.line], [], [], 0.0 if code is not None else TICK_SECONDS)[0]:
                 is_open = self._hear()
@@ -125,14 +119,14 @@ class Talk:
     def _hear(self) -> bool:
         """Take in what the program says; return whether its line is open."""
         try:
-            chunk = self._process.line.recv(_CHUNK_BYTES)
+            chunk = self._process.line.recv(CHUNK_BYTES)
         except ConnectionResetError:
             return False
         try:
             for line in self._lines.feed(chunk):
                 reply = decode_reply(line)
-                if isinstance(reply, TrialEnded | Refused | Described | Measured):
-                    self.last, self._ended_at = reply, time.monotonic()
+                if isinstance(reply, Ended | Refused | Answer):
+                    self.reply, self._ended_at = reply, time.monotonic()
                 else:
                     self._take(reply)
         except ValueError as error:
@@ -141,12 +135,6 @@ class Talk:
             ) from error
         return bool(chunk)
 
-    def _stop_where_asked(self) -> None:
-        asked = self._stop()
-        if asked is not None and not self._has_stopped:
-            self._has_stopped = True
-            self._send(Stop(number=self._number, state=asked[0], reason=asked[1]))
-
     def _send(self, command: Assign | Stop) -> None:
         try:
             self._process.line.sendall(encode(command))
@@ -154,30 +142,53 @@ class Talk:
             return  # Its end is told by its exit code.
 
 
-def converse(
-    process: ProgramProcess,
-    assign: Assign,
-    stop: AskStop,
-    take: Callable[[Reply], None],
-    kernel_kills: int | None,
-    leave_seconds: float = LEAVE_SECONDS,
-) -> Conversation:
-    """Have a program do what it is assigned, and wait until it has ended; ``take`` gets each of its replies.
+class LoadedProgram(ABC):
+    """A program of the user's own on a device, for a worker as `bssearch.executors.loaded.LoadedWorkload` is."""
 
-    ``kernel_kills`` is what `kernel_memory_kills` was when it began. Raises `UsageError` where it says what is no
-    message.
-    """
-    number = assign.work.request.number if isinstance(assign.work, Run) else 0
-    talk = Talk(process, number, stop, take, leave_seconds)
-    talk.hold(assign)
-    return Conversation(talk.last, talk.exit_code, kernel_kills, talk.overstayed)
+    revision: str
+
+    def __init__(self, load: Load) -> None:
+        settings = load.settings
+        assert settings.program is not None, "a worker loads a program if there is one"
+        self._program, self._folder = settings.program, settings.folder
+        self.memory_limit_bytes = settings.memory_limit_bytes
+        device, present = device_of(settings.device, load.slot, settings.allow_busy)
+        self.device, self.devices = str(device), load.devices or present
+
+    def assigned(self, work: Work) -> Assign:
+        """Return what the program is asked to do over its line."""
+        return Assign.of(
+            self._program,
+            work,
+            device=self.device,
+            revision=self.revision,
+            memory_limit_bytes=self.memory_limit_bytes,
+        )
+
+    def describe(self) -> WorkloadDescription:
+        """Return what the program offers; raise `WorkloadError` if it fails."""
+        answer = self._answer("describe")
+        assert isinstance(answer, WorkloadDescription), "a program describes itself unless it refuses"
+        return answer
+
+    def measure(self, request: Measurement) -> Measured:
+        """Measure what is asked; raise `WorkloadError` if the program fails, and for a gradient noise scale."""
+        if isinstance(request, NoiseRequest):
+            raise no_noise_scale("a program of your own")
+        answer = self._answer(request)
+        assert not isinstance(answer, WorkloadDescription), "what is measured is no description"
+        return answer
+
+    @abstractmethod
+    def _answer(self, work: Work) -> Answer:
+        """Have the program describe itself or measure something."""
 
 
-def answer_in(found: Conversation) -> Described | Measured | None:
+def answer_in(found: Conversation) -> Answer | None:
     """Return a program's answer, None where it ended without one; raise the error that it answered with."""
     if isinstance(found.reply, Refused):
         raise found.reply.as_error()
-    assert not isinstance(found.reply, TrialEnded), "no trial was asked for"
+    assert not isinstance(found.reply, Ended), "no trial was asked for"
     return found.reply
 
 
@@ -186,7 +197,7 @@ def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observat
 
     def take(reply: Reply) -> None:
         on_progress()
-        if isinstance(reply, TrialObserved):
+        if isinstance(reply, Observed):
             on_observation(reply.observation)
 
     return take

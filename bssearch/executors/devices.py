@@ -14,13 +14,8 @@ CONTEXT_BYTES = 768 * 2**20
 libraries takes about half a GiB, and their workspaces come to it."""
 
 
-def choose_device(wanted: str, slot: int, allow_busy: bool = False) -> torch.device:
-    """Return the device of a slot, one of `usable_devices` in turn, and make it the process's current one."""
-    return device_of(wanted, slot, allow_busy)[0]
-
-
 def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.device, int]:
-    """Do what `choose_device` does; return over how many devices slots take turns, too."""
+    """Return the device of a slot, and over how many devices slots take turns; it is the process's current one now."""
     import torch
 
     devices = usable_devices(wanted, allow_busy)

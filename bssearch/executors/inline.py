@@ -15,7 +15,7 @@ import sys
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import IO, Any, TypeVar, cast
@@ -26,18 +26,9 @@ from bssearch.executors.devices import uuid_of
 from bssearch.executors.failures import printed
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.local import LocalExecutor
-from bssearch.executors.log_folder import LogFolder
-from bssearch.executors.messages import (
-    Load,
-    Measured,
-    MeasureNoise,
-    MeasureStepTime,
-    NoiseMeasured,
-    Refused,
-    StepTimeMeasured,
-)
+from bssearch.executors.messages import Load, Measurement, Refused
 from bssearch.executors.process import REPEATABLE_CUBLAS
-from bssearch.executors.running_trial import RunningTrial
+from bssearch.executors.slots import LogFolder, RunningTrial
 from bssearch.records import (
     MemoryRequest,
     MemoryUse,
@@ -51,6 +42,7 @@ from bssearch.records import (
     TrialState,
     WorkloadDescription,
 )
+from bssearch.settings import environment_with
 
 T = TypeVar("T")
 
@@ -86,7 +78,7 @@ class InlineExecutor:
         self._log.touch()
         self._loaded: LoadedWorkload | None = None
         self._broken = False
-        self._restore: list[Callable[[], object]] = []
+        self._restore = ExitStack()
         self._trial: RunningTrial | None = None
         self._observations: Generator[Observation, None, TrialOutcome] | None = None
         self._stop: tuple[TrialState, str] | None = None
@@ -103,12 +95,10 @@ class InlineExecutor:
         return self._answer(loaded.describe, self._refused)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time isolated steps while no trial runs; raise `WorkloadError` where the user's code does."""
-        answer = self._measure(MeasureStepTime(request=request))
-        assert isinstance(answer, StepTimeMeasured)
-        return answer.step_time
+        """Time isolated steps while no trial runs; raise `WorkloadError` if the user's code does."""
+        return self._measured(request, StepTime)
 
-    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
+    def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         """Find out in a worker process of its own whether a micro-batch size fits; not while a trial runs.
 
         Raises `UsageError` where the workload lies in no file, so that no other process can load it.
@@ -121,15 +111,13 @@ class InlineExecutor:
             )
         executor = LocalExecutor(replace(self._settings, allow_busy=True, log_folder=None))  # busy with this process
         try:
-            return executor.measure_memory(request, reserve=reserve)
+            return executor.measure_memory(request)
         finally:
             executor.close()
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """Measure the gradient noise scale near a target while no trial runs."""
-        answer = self._measure(MeasureNoise(request=request))
-        assert isinstance(answer, NoiseMeasured)
-        return answer.measurement
+        return self._measured(request, NoiseMeasurement)
 
     def submit(self, request: TrialRequest) -> None:
         """Load the workload where it is not, and let `events` run the trial; raise `LaunchError` or `WorkloadError`."""
@@ -164,8 +152,7 @@ class InlineExecutor:
         """End the running trial as cancelled; leave the process as it was before."""
         self._cancel(_CLOSED)
         self._loaded = None
-        while self._restore:
-            self._restore.pop()()
+        self._restore.close()
         self._logs.close()
 
     def _load(self) -> LoadedWorkload:
@@ -174,13 +161,13 @@ class InlineExecutor:
         if self._loaded is None:
             self._refuse_memory_limit_on_the_cpu()
             self._set_environment()
-            load, threshold = Load.of(self._settings, 0), gc.get_threshold()
+            load, threshold = Load(settings=self._settings, slot=0), gc.get_threshold()
             gc.set_threshold(*PYTHON_THRESHOLDS)
-            self._restore.append(lambda: gc.set_threshold(*threshold))
-            self._loaded = self._answer(lambda: LoadedWorkload(load, self._settings.given), self._refused)
+            self._restore.callback(gc.set_threshold, *threshold)
+            self._loaded = self._answer(lambda: LoadedWorkload(load), self._refused)
             if not gc.get_freeze_count():
                 gc.freeze()  # as in a worker: the collector runs after every trial, and need not look through libraries
-                self._restore.append(gc.unfreeze)
+                self._restore.callback(gc.unfreeze)
         return self._loaded
 
     def _refuse_memory_limit_on_the_cpu(self) -> None:
@@ -197,17 +184,16 @@ class InlineExecutor:
         """Set the environment variables and threads of a worker, to be put back by `close`."""
         import torch
 
-        threads = torch.get_num_threads()
-        self._restore.append(lambda: torch.set_num_threads(threads))
+        self._restore.callback(torch.set_num_threads, torch.get_num_threads())
         given = {name: value for name, value in REPEATABLE_CUBLAS.items() if name not in os.environ}
-        for name, value in {**given, **self._settings.environment}.items():
-            self._restore.append(_putting_back(name))
-            os.environ[name] = value
+        self._restore.enter_context(environment_with({**given, **self._settings.environment}))
 
-    def _measure(self, command: MeasureStepTime | MeasureNoise) -> Measured:
+    def _measured(self, request: Measurement, kind: type[T]) -> T:
         self._refuse_while_a_trial_runs()
         loaded = self._load()
-        return self._answer(lambda: loaded.measure(command), lambda error: not_measured(error, command))
+        answer = self._answer(lambda: loaded.measure(request), lambda error: not_measured(error, request))
+        assert isinstance(answer, kind), "each measurement has its own kind of answer"
+        return answer
 
     def _answer(self, work: Callable[[], T], refusal: Callable[[BaseException], Refused]) -> T:
         """Return what the user's code gives; raise what a worker would answer in its place."""
@@ -312,11 +298,3 @@ class _Copying:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def _putting_back(name: str) -> Callable[[], object]:
-    """Return what gives an environment variable back the value that it has now."""
-    value = os.environ.get(name)
-    if value is None:
-        return lambda: os.environ.pop(name, None)
-    return lambda: os.environ.__setitem__(name, value)

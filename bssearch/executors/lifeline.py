@@ -7,7 +7,7 @@ Three strings, each for a case that the others miss when the driver is killed ou
 * a tiny shell in that process group holds the read end of a pipe whose only writer is the driver, and kills
   the group when it closes: the processes that the user's code started (data loaders, say) go too.
 
-A command of the user's own leads a group of its own: it has a shell that kills that one (`GroupWatcher`). What runs
+A command of the user's own leads a group of its own: it has a shell that kills that one (`Watcher`). What runs
 commands or scripts becomes the parent of the orphans that they leave (`become_subreaper`), and ends those too.
 
 A process that leaves the group, for a session of its own say, is out of reach where the driver is killed. Where it
@@ -28,8 +28,6 @@ _PR_SET_PDEATHSIG = 1
 
 _PR_SET_CHILD_SUBREAPER = 36
 """prctl(2): orphans of this process's descendants become its own children."""
-
-_WATCH = "read line; kill -9 0"
 
 
 def die_with_parent(parent: int) -> None:
@@ -83,42 +81,26 @@ def end_group() -> NoReturn:
 
 
 class Watcher:
-    """The shell that kills this process group when the driver's end of the pipe ``lifeline`` closes."""
+    """A shell that kills a process group when the other end of a pipe closes; ``pid`` is the shell's.
 
-    def __init__(self, lifeline: int) -> None:
-        self._shell = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCH], stdin=lifeline, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        os.close(lifeline)
+    The group is the shell's own (0), or another one: the shell is then in a session of its own. The shell takes the
+    read end of the pipe, ``lifeline``.
+    """
 
-    def dismiss(self) -> None:
-        """End the shell alone."""
-        self._shell.kill()
-        self._shell.wait()
-
-
-class GroupWatcher:
-    """A shell that kills a process group when this process ends, however it does. ``pid`` is the shell's."""
-
-    def __init__(self, group: int) -> None:
-        read, self._write = os.pipe()
+    def __init__(self, lifeline: int, group: int = 0) -> None:
         try:
             self._shell = subprocess.Popen(
-                ["/bin/sh", "-c", f"read line; kill -9 -{group}"],
-                stdin=read,
+                ["/bin/sh", "-c", f"read line; kill -9 {-group}"],
+                stdin=lifeline,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
+                start_new_session=group != 0,
             )
-        except OSError:
-            os.close(self._write)
-            raise
         finally:
-            os.close(read)
+            os.close(lifeline)
         self.pid = self._shell.pid
 
     def dismiss(self) -> None:
         """End the shell alone."""
         self._shell.kill()
         self._shell.wait()
-        os.close(self._write)

@@ -9,24 +9,17 @@ import gc
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
+from bssearch.executors.base import AskStop, Ended
 from bssearch.executors.failures import code_has_changed, describe_exception
-from bssearch.executors.messages import (
-    Load,
-    Measured,
-    MeasureMemory,
-    MeasureNoise,
-    MeasureStepTime,
-    MemoryMeasured,
-    NoiseMeasured,
-    Refused,
-    StepTimeMeasured,
-    TrialEnded,
-)
+from bssearch.executors.messages import Load, Measured, Measurement, Refused
 from bssearch.records import (
+    MemoryRequest,
+    NoiseRequest,
+    Observation,
+    StepTimeRequest,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -36,16 +29,16 @@ from bssearch.records import (
 )
 
 if TYPE_CHECKING:
-    from bssearch.training.loop import Stop, Trial
+    from bssearch.training.loop import Trial
 
 
 class LoadedWorkload:
-    """A workload and its data on a device; ``given`` is the class or the object itself, where it lies in no file.
+    """A workload and its data on a device.
 
     Raises `WorkloadError`, `LaunchError`, or what a library raises.
     """
 
-    def __init__(self, load: Load, given: Any = None) -> None:
+    def __init__(self, load: Load) -> None:
         import torch
         import torch._dynamo  # the first optimizer would load it, seconds that no trial shall take
 
@@ -55,37 +48,38 @@ class LoadedWorkload:
         from bssearch.training.environment import workload_revision
         from bssearch.training.gradient_noise import NoiseBudget
         from bssearch.training.memory import is_out_of_memory, limit_memory
-        from bssearch.training.own.optimizers import check_libraries
+        from bssearch.training.optimizers import check_libraries
         from bssearch.workloads.base import resolve
         from bssearch.workloads.check_data import check_data
         from bssearch.workloads.given import made
 
-        torch.set_num_threads(load.threads)
-        device, present = device_of(load.device, load.slot, load.allow_busy)
+        settings, name = load.settings, load.settings.workload
+        torch.set_num_threads(settings.threads)
+        device, present = device_of(settings.device, load.slot, settings.allow_busy)
         self.devices = load.devices or present
         self.memory_limit_bytes = memory_limit_of_slot(
-            device, load.slot, load.slots, self.devices, load.memory_limit_bytes
+            device, load.slot, settings.least_slots, self.devices, settings.memory_limit_bytes
         )
         if self.memory_limit_bytes is not None:
             limit_memory(device, self.memory_limit_bytes)
-        self._computation = Computation(device, load.training)
+        self._computation = Computation(device, settings.training)
         self._noise_budget = NoiseBudget()
-        if given is None:
-            self._workload = resolve(load.workload, load.workload_settings, Path(load.folder))
+        if settings.given is None:
+            self._workload = resolve(name, settings.workload_settings, settings.folder)
         else:
-            self._workload = made(load.workload, given, load.workload_settings)
-        check_libraries(self._workload, load.optimizers)
+            self._workload = made(name, settings.given, settings.workload_settings)
+        check_libraries(self._workload, settings.optimizers)
         self.revision = workload_revision(self._workload)
         if load.revision not in {None, self.revision}:
-            raise code_has_changed(f"the file of workload {load.workload!r}", load.revision, self.revision)
+            raise code_has_changed(f"the file of workload {name!r}", load.revision, self.revision)
         try:
             data = check_data(self._workload.load(torch.device("cpu")), self._workload)
         except BaseException as error:
             if is_out_of_memory(error):
                 raise
-            message = f"workload {load.workload!r} does not load: {describe_exception(error)}"
+            message = f"workload {name!r} does not load: {describe_exception(error)}"
             raise WorkloadError(message, hint=getattr(error, "hint", None)) from error
-        self._own_parameters = load.own_parameters
+        self._own_parameters = settings.own_parameters
         self._data, _ = place(data, self._computation, self.memory_limit_bytes)
 
     @property
@@ -96,7 +90,7 @@ class LoadedWorkload:
     def describe(self) -> WorkloadDescription:
         """Return what the workload offers and what its model is before it is trained. Raises `WorkloadError`."""
         from bssearch.training.environment import describe_environment
-        from bssearch.training.inspection import describe_model, tokens_per_sample
+        from bssearch.training.loop import describe_model, tokens_per_sample
         from bssearch.workloads.base import check_takes
 
         workload, data = self._workload, self._data
@@ -127,7 +121,7 @@ class LoadedWorkload:
             raise WorkloadError(f"{message} {dict(workload.metrics)}") from error
         return description
 
-    def measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
+    def measure(self, request: Measurement) -> Measured:
         """Measure what is asked. Lets the workload's own exceptions through."""
         import torch
 
@@ -135,19 +129,30 @@ class LoadedWorkload:
         from bssearch.probes.noise_scale import measure_noise
         from bssearch.probes.step_time import measure_step_time
 
-        torch.set_num_threads(command.request.threads)
+        torch.set_num_threads(request.threads)
         loaded = self._workload, self._data, self._computation
-        match command:
-            case MeasureStepTime():
-                return StepTimeMeasured(step_time=measure_step_time(command.request, *loaded))
-            case MeasureMemory():
+        match request:
+            case StepTimeRequest():
+                return measure_step_time(request, *loaded)
+            case MemoryRequest():
                 limit = self.memory_limit_bytes
-                memory_bytes = bytes_within_reserve(self._computation.device, limit) if command.reserve else None
-                return MemoryMeasured(memory=measure_memory(command.request, *loaded, memory_bytes=memory_bytes))
-            case MeasureNoise():
-                return NoiseMeasured(measurement=measure_noise(command.request, *loaded))
+                memory_bytes = bytes_within_reserve(self._computation.device, limit) if request.reserve else None
+                return measure_memory(request, *loaded, memory_bytes=memory_bytes)
+            case NoiseRequest():
+                return measure_noise(request, *loaded)
 
-    def trial(self, request: TrialRequest, *, stop: Stop, on_progress: Callable[[], None] = lambda: None) -> Trial:
+    def run(
+        self,
+        request: TrialRequest,
+        on_observation: Callable[[Observation], None],
+        *,
+        stop: AskStop,
+        on_progress: Callable[[], None],
+    ) -> TrialOutcome:
+        """Run a trial to its end."""
+        return self.trial(request, stop=stop, on_progress=on_progress).run(on_observation)
+
+    def trial(self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None) -> Trial:
         """Return a trial to run, with its threads set; ``stop`` is asked and ``on_progress`` called at each step."""
         import torch
 
@@ -192,12 +197,12 @@ def program_refused(error: BaseException, memory_limit_bytes: int | None) -> Ref
     return found if found.out_of_memory or isinstance(error, LaunchError) else replace(found, error="workload")
 
 
-def not_measured(error: BaseException, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Refused:
-    """Return the answer where a measurement failed."""
-    what = command.kind.removeprefix("measure_").replace("_", " ")
+def not_measured(error: BaseException, request: Measurement) -> Refused:
+    """Return the answer if a measurement failed."""
+    what = {StepTimeRequest: "step time", MemoryRequest: "memory", NoiseRequest: "noise"}[type(request)]
     return Refused(
         error="launch" if isinstance(error, LaunchError) else "workload",
-        message=f"measuring the {what} of batch size {command.request.configuration.batch_size} failed: "
+        message=f"measuring the {what} of batch size {request.configuration.batch_size} failed: "
         f"{describe_exception(error)}",
         out_of_memory=_ran_out_of_memory(error),
     )
@@ -215,14 +220,14 @@ def failed(error: BaseException) -> TrialOutcome:
     )
 
 
-def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
+def trial_ended(number: int, outcome: TrialOutcome) -> Ended:
     """Let go of what a trial held on the device; return how it ended: failed where its figures are not finite."""
     broken = not _device_works()
     try:
         to_json(outcome)
     except (TypeError, ValueError) as error:
         outcome = failed(error)
-    return TrialEnded(number=number, outcome=outcome, broken=broken)
+    return Ended(number, outcome, broken=broken)
 
 
 def _ran_out_of_memory(error: BaseException | None) -> bool:

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 
 from bssearch.errors import LaunchError
 from bssearch.executors.base import ExecutorSettings, check_threads
-from bssearch.executors.driven_worker import Worker
-from bssearch.executors.process import WorkerProcess
-from bssearch.executors.slot import Slot
-from bssearch.executors.slot_executor import SlotExecutor
+from bssearch.executors.process import Worker, WorkerProcess
+from bssearch.executors.slots import Slot, SlotExecutor
 
 
 class LocalExecutor(SlotExecutor):

@@ -1,128 +1,58 @@
-"""What the driver and a worker say to each other: one JSON object a line, told by its ``kind``.
+"""What the driver and a worker say to each other, one message a line: the name of its class, and its fields as JSON.
 
 The driver sends a `Command`, the worker answers with a `Reply`. A worker sends a program of the user's own an `Assign`,
-and a `Stop` where it is to end; that answers with replies, too. Records travel as they are stored, through
-`bssearch.records.to_json`, which refuses NaN and infinities; decoding validates every field.
+and a `Stop` to end its trial; the program answers with replies, too. A message without fields is a word alone. NaN and
+infinities are refused, and decoding validates every field.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
-from bssearch.executors.base import ExecutorSettings, Program
+from bssearch.executors.base import Ended, ExecutorSettings, Observed, Program
 from bssearch.records import (
     Configuration,
     MemoryRequest,
     MemoryUse,
     NoiseMeasurement,
     NoiseRequest,
-    Observation,
     ParameterValue,
     StepTime,
     StepTimeRequest,
-    TrainingSettings,
-    TrialOutcome,
     TrialRequest,
     TrialState,
     WorkloadDescription,
-    to_json,
 )
+
+Measurement = StepTimeRequest | MemoryRequest | NoiseRequest
+"""What may be asked of a loaded workload, and `Measured` what it answers."""
+
+Measured = StepTime | MemoryUse | NoiseMeasurement
+Answer = WorkloadDescription | Measured
+
+Work = Literal["describe"] | StepTimeRequest | MemoryRequest | TrialRequest
+"""What may be asked of a program of the user's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Resolve and load a workload on a device (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
+    """Load what the settings name, for one of their slots.
 
-    ``memory_limit_bytes`` pretends a device with less memory; a busy device is refused unless ``allow_busy``. With a
-    ``revision`` the workload's file must be of that one. With a ``program`` that is what trains. ``slot`` is one of
-    ``slots``, which take turns over so many ``devices`` (None: those there are). ``own_parameters``, ``optimizers``
-    and ``hang_seconds`` as in `ExecutorSettings`.
+    With a ``revision`` the code must be of that one. Slots take turns over so many ``devices`` (None: those there are).
     """
 
-    workload: str
-    workload_settings: Mapping[str, Any]
-    folder: str
-    device: str
+    settings: ExecutorSettings
     slot: int
-    threads: int
-    training: TrainingSettings = field(default_factory=TrainingSettings)
-    memory_limit_bytes: int | None = None
-    allow_busy: bool = False
     revision: str | None = None
-    program: Program | None = None
-    own_parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
-    optimizers: tuple[str, ...] = ()
-    hang_seconds: float = 300.0
-    slots: int = 1
     devices: int | None = None
-    kind: Literal["load"] = "load"
-
-    @classmethod
-    def of(cls, settings: ExecutorSettings, slot: int, revision: str | None = None, devices: int | None = None) -> Load:
-        """Return what a slot of an executor loads."""
-        return cls(
-            workload=settings.workload,
-            workload_settings=settings.workload_settings,
-            folder=str(settings.folder.resolve()),
-            device=settings.device,
-            slot=slot,
-            threads=settings.threads,
-            training=settings.training,
-            memory_limit_bytes=settings.memory_limit_bytes,
-            allow_busy=settings.allow_busy,
-            revision=revision,
-            program=settings.program,
-            own_parameters=settings.own_parameters,
-            optimizers=settings.optimizers,
-            hang_seconds=settings.hang_seconds,
-            slots=settings.least_slots,
-            devices=devices,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Describe:
-    """Say what the workload offers and what its model is before it is trained."""
-
-    kind: Literal["describe"] = "describe"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureStepTime:
-    """Time optimizer steps."""
-
-    request: StepTimeRequest
-    kind: Literal["measure_step_time"] = "measure_step_time"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureMemory:
-    """Find out whether a micro-batch size fits, with ``reserve`` into a little less than all memory."""
-
-    request: MemoryRequest
-    reserve: bool = False
-    kind: Literal["measure_memory"] = "measure_memory"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureNoise:
-    """Measure the gradient noise scale near a target."""
-
-    request: NoiseRequest
-    kind: Literal["measure_noise"] = "measure_noise"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Run a trial."""
-
-    request: TrialRequest
-    kind: Literal["run"] = "run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +62,6 @@ class Stop:
     number: int
     state: TrialState
     reason: str
-    kind: Literal["stop"] = "stop"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """Leave; a running trial ends as cancelled first."""
-
-    kind: Literal["exit"] = "exit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +73,7 @@ class Assign:
     ``needs_samples``, the study's objective is in samples: a loop of the user's own must tell them.
     """
 
-    work: Annotated[Describe | MeasureStepTime | MeasureMemory | Run, Field(discriminator="kind")]
+    work: Work
     configuration: Configuration
     parameters: Mapping[str, ParameterValue]
     metric: str
@@ -161,20 +83,13 @@ class Assign:
     searched: tuple[str, ...] = ()
     needs_samples: bool = False
     default: Configuration | None = None
-    kind: Literal["assign"] = "assign"
 
     @classmethod
     def of(
-        cls,
-        program: Program,
-        work: Describe | MeasureStepTime | MeasureMemory | Run,
-        *,
-        device: str,
-        revision: str,
-        memory_limit_bytes: int | None = None,
+        cls, program: Program, work: Work, *, device: str, revision: str, memory_limit_bytes: int | None = None
     ) -> Assign:
         """Return what a program is assigned; it describes itself with its default."""
-        configuration = program.default if isinstance(work, Describe) else work.request.configuration
+        configuration = program.default if work == "describe" else work.configuration
         return cls(
             work=work,
             configuration=configuration,
@@ -191,7 +106,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The workload is loaded; ``device`` is the one it is on, ``revision`` that of its file, where it has one.
+    """The workload is loaded; ``device`` is the one it is on, ``revision`` that of its file, if it has one.
 
     ``device_uuid`` says which GPU that is (`bssearch.executors.devices.uuid_of`), ``device_name`` of which kind the
     device is. Slots take turns over ``devices``.
@@ -202,15 +117,6 @@ class Loaded:
     device_uuid: str | None = None
     device_name: str | None = None
     devices: int = 1
-    kind: Literal["loaded"] = "loaded"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """The answer to `Describe`."""
-
-    description: WorkloadDescription
-    kind: Literal["described"] = "described"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +130,6 @@ class Refused:
     message: str
     hint: str | None = None
     out_of_memory: bool = False
-    kind: Literal["refused"] = "refused"
 
     def as_error(self) -> BSSearchError:
         """Return the error that the driver raises for it."""
@@ -232,78 +137,58 @@ class Refused:
         return kind(self.message, hint=self.hint)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
-    """The running trial has made progress since the last heartbeat."""
+Command = Load | Literal["describe", "exit"] | Measurement | TrialRequest | Stop | Assign
+"""``exit``: leave; a running trial ends as cancelled first."""
 
-    kind: Literal["heartbeat"] = "heartbeat"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimeMeasured:
-    """The answer to `MeasureStepTime`."""
-
-    step_time: StepTime
-    kind: Literal["step_time_measured"] = "step_time_measured"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryMeasured:
-    """The answer to `MeasureMemory`."""
-
-    memory: MemoryUse
-    kind: Literal["memory_measured"] = "memory_measured"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseMeasured:
-    """The answer to `MeasureNoise`."""
-
-    measurement: NoiseMeasurement
-    kind: Literal["noise_measured"] = "noise_measured"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialObserved:
-    """The running trial was evaluated."""
-
-    number: int
-    observation: Observation
-    kind: Literal["trial_observed"] = "trial_observed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialEnded:
-    """The trial ended; the last that is said of it. A ``broken`` worker (its device failed) can run no other."""
-
-    number: int
-    outcome: TrialOutcome
-    broken: bool = False
-    kind: Literal["trial_ended"] = "trial_ended"
-
-
-Measured = StepTimeMeasured | MemoryMeasured | NoiseMeasured
-Command = Load | Describe | MeasureStepTime | MeasureMemory | MeasureNoise | Run | Stop | Exit | Assign
-Reply = Loaded | Described | Refused | Heartbeat | Measured | TrialObserved | TrialEnded
-
-_COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="kind")])
-_REPLIES: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])
+Reply = Loaded | Literal["heartbeat"] | Answer | Refused | Observed | Ended
+"""``heartbeat``: the running trial has made progress since the last one."""
 
 
 def encode(message: Command | Reply) -> bytes:
-    """Return the message as one line; raise `ValueError` where it holds NaN or an infinity."""
-    return to_json(message).encode() + b"\n"
+    """Return the message as one line; raise `ValueError` if it holds NaN or an infinity."""
+    if isinstance(message, str):
+        return f"{message}\n".encode()
+    fields = json.dumps(asdict(message), default=os.fspath, allow_nan=False)
+    return f"{type(message).__name__} {fields}\n".encode()
 
 
 def decode_command(line: bytes) -> Command:
-    """Return the command on the line; raise `ValueError` where it is none."""
-    return _COMMANDS.validate_json(line)
+    """Return the command on the line; raise `ValueError` if it is none."""
+    command: Command = _decoded(line, Command)
+    return command
 
 
 def decode_reply(line: bytes) -> Reply:
-    """Return the reply on the line; raise `ValueError` where it is none."""
-    return _REPLIES.validate_json(line)
+    """Return the reply on the line; raise `ValueError` if it is none."""
+    reply: Reply = _decoded(line, Reply)
+    return reply
 
+
+def _decoded(line: bytes, union: Any) -> Any:
+    name, _, fields = line.decode().rstrip("\n").partition(" ")
+    kind = _kinds(union).get(name)
+    if kind is None:
+        raise ValueError(f"a line must begin with one of {', '.join(_kinds(union))}")
+    return kind if isinstance(kind, str) else _adapter(kind).validate_json(fields)
+
+
+@functools.cache
+def _kinds(union: Any) -> dict[str, Any]:
+    """Return the kinds of messages of a union by their names: its classes, and the words of its literals."""
+    parts = [one for part in get_args(union) for one in get_args(part) or (part,)]
+    return {part if isinstance(part, str) else part.__name__: part for part in parts}
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+HEARTBEAT_SECONDS = 1.0
+"""Between two heartbeats at least, small beside any time after which a trial counts as hung."""
+
+CHUNK_BYTES = 1 << 16
+"""Bytes read at a time: the capacity of a pipe on Linux (pipe(7))."""
 
 TRIAL_VARIABLE = "BSSEARCH_TRIAL"
 """Names the line to the search in a program's environment: a descriptor of a socket, or the path of one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import queue
 import select
 import shutil
 import signal
@@ -15,12 +16,12 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
-from bssearch.executors.driven_worker import Inbox
 from bssearch.executors.failures import Death, kernel_memory_kills
-from bssearch.executors.messages import Command, Exit, Lines, Stop, decode_reply, encode
+from bssearch.executors.messages import CHUNK_BYTES, Command, Lines, Reply, Stop, decode_reply, encode
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
 
 # Variables that hold a database's address or credentials: a trial process needs none.
@@ -65,8 +66,6 @@ _STACK_SECONDS = 0.3
 _SAID_CHARACTERS = 500
 """Of what is wrong with a reply as much goes to the log: a choice."""
 
-_CHUNK_BYTES = 1 << 16
-"""Bytes read at a time: the capacity of a pipe on Linux (pipe(7))."""
 
 _KILL_ROUNDS = 100
 """How often it is looked for what a killed program has started meanwhile: a choice."""
@@ -144,8 +143,48 @@ def kill_descendants(parent: int) -> None:
             killed |= fresh
 
 
+class Worker(Protocol):
+    """A process that is told commands; its replies arrive in an `Inbox`, a None last, once it has ended.
+
+    What it prints goes to ``log``, from ``log_start`` on, and is there before the reply that follows it.
+    ``last_heard`` is when it last said something, by the monotonic clock. ``place`` tells the machines apart that
+    workers run on.
+    """
+
+    slot: int
+    log: Path
+    log_start: int
+    last_heard: float
+
+    @property
+    def pid(self) -> int:
+        """The process id on its machine."""
+
+    @property
+    def place(self) -> str:
+        """Which machine the worker is on; empty for this one."""
+
+    def send(self, command: Command) -> None:
+        """Send a command; one to a dead worker is lost, its death is told through the inbox."""
+
+    def has_exited(self) -> bool:
+        """Return whether the process is known to have ended."""
+
+    def write_stack(self) -> None:
+        """Have the worker write to its log where its main thread stands."""
+
+    def kill(self) -> None:
+        """Kill the worker and all that it started; its end is told through the inbox. A signal handler may call it."""
+
+    def bury(self) -> Death:
+        """Let go of a worker whose end was told; return how it died."""
+
+
+Inbox = queue.SimpleQueue[tuple[Worker, Reply | None]]
+
+
 class WorkerProcess:
-    """A child process in a session of its own, as a `bssearch.executors.driven_worker.Worker`.
+    """A child process in a session of its own, as a `Worker`.
 
     ``environment`` is added to what it inherits. Make it in a thread that lives as long as the worker shall: on Linux
     the kernel ends it with the thread.
@@ -207,7 +246,7 @@ class WorkerProcess:
 
     def send(self, command: Command) -> None:
         """Send a command; one to a dead worker is lost, its death is told through the inbox."""
-        if not isinstance(command, Stop | Exit):  # a job that it may die of
+        if command != "exit" and not isinstance(command, Stop):  # a job that it may die of
             self._kernel_kills = kernel_memory_kills()
         with suppress(BrokenPipeError):
             self._commands.write(encode(command))
@@ -257,7 +296,7 @@ class WorkerProcess:
                     if dead:
                         break
                     continue
-                chunk = os.read(self._replies.fileno(), _CHUNK_BYTES)
+                chunk = os.read(self._replies.fileno(), CHUNK_BYTES)
                 if not chunk:
                     break
                 self.last_heard = time.monotonic()

@@ -20,40 +20,32 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
+from bssearch.executors.base import Observed
 from bssearch.executors.devices import name_of, uuid_of
 from bssearch.executors.lifeline import Watcher, die_with_parent, end_group
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.messages import (
+    CHUNK_BYTES,
+    HEARTBEAT_SECONDS,
     Command,
-    Describe,
-    Described,
-    Exit,
-    Heartbeat,
     Lines,
     Load,
     Loaded,
-    MeasureMemory,
-    MeasureNoise,
-    MeasureStepTime,
+    Measured,
+    Measurement,
+    Refused,
     Reply,
-    Run,
     Stop,
-    TrialObserved,
     decode_command,
     encode,
 )
 from bssearch.executors.programs.command import LoadedCommand
 from bssearch.executors.programs.script import LoadedScript
-from bssearch.records import Observation, TrialRequest, TrialState
-
-HEARTBEAT_SECONDS = 1.0
-"""Between two heartbeats at least: a choice, small beside any time after which a trial counts as hung."""
-
-_CHUNK_BYTES = 1 << 16
-"""Bytes read at a time: the capacity of a pipe on Linux (pipe(7))."""
-
+from bssearch.records import MemoryRequest, NoiseRequest, Observation, StepTimeRequest, TrialRequest, TrialState
 
 Trainable = LoadedWorkload | LoadedScript | LoadedCommand
 
@@ -84,7 +76,7 @@ class Channel:
 
     def read(self) -> bytes:
         """Return the next bytes from the driver; none at the end."""
-        return os.read(self._commands, _CHUNK_BYTES)
+        return os.read(self._commands, CHUNK_BYTES)
 
 
 class Worker:
@@ -108,15 +100,23 @@ class Worker:
             command = self._jobs.get()
             match command:
                 case Load():
-                    self._load(command)
-                case Describe():
-                    self._describe()
-                case MeasureStepTime() | MeasureMemory() | MeasureNoise():
-                    self._measure(command)
-                case Run():
-                    self._run(command.request)
-                case Exit():
+                    self._answer(partial(self._load, command), self._refused)
+                case "describe":
+                    self._answer(lambda: self._trainable.describe(), self._refused)
+                case StepTimeRequest() | MemoryRequest() | NoiseRequest():
+                    self._answer(partial(self._measure, command), partial(not_measured, request=command))
+                case TrialRequest():
+                    self._run(command)
+                case "exit":
                     return
+
+    def _measure(self, request: Measurement) -> Measured:
+        return self._trainable.measure(request)
+
+    @property
+    def _trainable(self) -> Trainable:
+        assert self._loaded is not None, "the driver loads before it asks for more"
+        return self._loaded
 
     def _listen(self) -> NoReturn:
         """Queue the jobs in their order; a stop goes straight to the trial it names."""
@@ -132,13 +132,13 @@ class Worker:
     def _hear(self, command: Command) -> None:
         with self._lock:
             match command:
-                case Run():
-                    self._trial, self._stop = command.request.number, None
+                case TrialRequest():
+                    self._trial, self._stop = command.number, None
                 case Stop():
                     if command.number == self._trial:
                         self._stop = command.state, command.reason
                     return
-                case Exit():
+                case "exit":
                     self._stop = self._stop or (TrialState.CANCELLED, "the run was closed")
         self._jobs.put(command)
 
@@ -149,70 +149,52 @@ class Worker:
             ticker.wait(HEARTBEAT_SECONDS)
             if seen != self._progress:
                 seen = self._progress
-                self._channel.send(Heartbeat())
+                self._channel.send("heartbeat")
 
-    def _load(self, command: Load) -> None:
-        self._memory_limit_bytes = command.memory_limit_bytes
+    def _answer(self, work: Callable[[], Reply], refusal: Callable[[BaseException], Refused]) -> None:
+        """Send what some work gives, or why it failed."""
         try:
-            if command.program is None:  # another process trains it
-                _import_torch()
-            self._loaded = _loaded(command)
-            gc.freeze()  # what the workload imported and loaded stays, too
-            device = self._loaded.device
-            self._channel.send(
-                Loaded(
-                    device=device,
-                    revision=self._loaded.revision,
-                    device_uuid=uuid_of(device),
-                    device_name=name_of(device),
-                    devices=self._loaded.devices,
-                )
-            )
+            self._channel.send(work())
         except BaseException as error:
-            self._refuse(error)
+            traceback.print_exception(error)
+            self._channel.send(refusal(error))
 
-    def _describe(self) -> None:
-        try:
-            assert self._loaded is not None, "the driver loads before it asks"
-            self._channel.send(Described(description=self._loaded.describe()))
-        except BaseException as error:
-            self._refuse(error)
+    def _refused(self, error: BaseException) -> Refused:
+        return refused(error, self._memory_limit_bytes)
 
-    def _refuse(self, error: BaseException) -> None:
-        traceback.print_exception(error)
-        self._channel.send(refused(error, self._memory_limit_bytes))
-
-    def _measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> None:
-        try:
-            assert self._loaded is not None, "the driver loads before it measures"
-            self._channel.send(self._loaded.measure(command))
-        except BaseException as error:
-            traceback.print_exc()
-            self._channel.send(not_measured(error, command))
+    def _load(self, load: Load) -> Loaded:
+        settings = load.settings
+        self._memory_limit_bytes = settings.memory_limit_bytes
+        if settings.program is None:  # another process trains a program
+            _import_torch()
+            self._loaded = LoadedWorkload(load)
+        else:
+            self._loaded = LoadedCommand(load) if settings.program.command else LoadedScript(load)
+        gc.freeze()  # what the workload imported and loaded stays, too
+        device = self._loaded.device
+        return Loaded(
+            device=device,
+            revision=self._loaded.revision,
+            device_uuid=uuid_of(device),
+            device_name=name_of(device),
+            devices=self._loaded.devices,
+        )
 
     def _run(self, request: TrialRequest) -> None:
         def on_observation(observation: Observation) -> None:
-            self._channel.send(TrialObserved(number=request.number, observation=observation))
+            self._channel.send(Observed(request.number, observation))
 
         def on_progress() -> None:
             self._progress += 1
 
         try:
-            assert self._loaded is not None, "the driver loads before it runs"
-            outcome = self._loaded.trial(request, stop=lambda: self._stop, on_progress=on_progress).run(on_observation)
+            outcome = self._trainable.run(request, on_observation, stop=lambda: self._stop, on_progress=on_progress)
         except BaseException as error:
             outcome = failed(error)
         ended = trial_ended(request.number, outcome)
         with self._lock:
             self._trial = self._stop = None
         self._channel.send(ended)
-
-
-def _loaded(load: Load) -> Trainable:
-    """Load what trains: a workload, a script or a command of the user's own."""
-    if load.program is None:
-        return LoadedWorkload(load)
-    return LoadedCommand(load) if load.program.command else LoadedScript(load)
 
 
 def _import_torch() -> None:

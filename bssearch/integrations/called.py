@@ -11,35 +11,19 @@ from typing import TypeVar
 
 import torch
 
-from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Ended, Event, Observed, Program
-from bssearch.executors.devices import choose_device, uuid_of
+from bssearch.executors.devices import device_of, uuid_of
 from bssearch.executors.failures import no_noise_scale
-from bssearch.executors.messages import (
-    Assign,
-    Describe,
-    Described,
-    MeasureMemory,
-    MeasureStepTime,
-    MemoryMeasured,
-    Refused,
-    Reply,
-    Run,
-    StepTimeMeasured,
-    TrialEnded,
-    TrialObserved,
-)
-from bssearch.executors.running_trial import RunningTrial
-from bssearch.integrations.measuring import Looked
+from bssearch.executors.messages import Assign, Refused, Reply, Work
+from bssearch.executors.slots import RunningTrial
+from bssearch.integrations.measuring import Looked, end_work, work_of
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.trial_run import TrialRun
-from bssearch.integrations.work import failure_of, work_of
 from bssearch.records import (
     MemoryRequest,
     MemoryUse,
     NoiseMeasurement,
     NoiseRequest,
-    Observation,
     StepTime,
     StepTimeRequest,
     TrialOutcome,
@@ -52,7 +36,7 @@ from bssearch.training.trainer import seed_everything
 TICK_SECONDS = 0.05
 """How often a wait looks whether somebody interrupted: a choice."""
 
-Answered = TypeVar("Answered", bound=Reply)
+T = TypeVar("T")
 
 
 class Piece:
@@ -79,37 +63,20 @@ class Piece:
 
     def end(self, error: BaseException | None = None) -> None:
         """Say that the user's code is done with it, by itself or with an error."""
-        work, trial = self._work, self.trial
-        assert work is not None and trial is not None, "what ends has begun"
+        assert self._work is not None and self.trial is not None, "what ends has begun"
         self.let_go()
-        if error is None and not work.is_over:
-            try:
-                trial.close()
-            except UsageError as lacks:
-                error = lacks
-        if work.is_over:
-            work.finish()
-        elif error is not None and not work.failed(error):
-            self.send(failure_of(self.assign, error))
+        end_work(self._work, self.assign, self, error, self.trial.close)
 
     def let_go(self) -> None:
         """Give back what it took of the process: the CPU threads, and what measured its memory."""
         torch.set_num_threads(self._threads_before)
-        if isinstance(self._work, TrialRun):
+        if self._work is not None:
             self._work.close()
 
     def send(self, reply: Reply) -> None:
         """Send a reply to the search; nothing where it has dropped this piece."""
         if not self.is_dropped:
             self._post(self, reply)
-
-    def observed(self, number: int, observation: Observation) -> None:
-        """Tell of an evaluation."""
-        self.send(TrialObserved(number=number, observation=observation))
-
-    def ended(self, number: int, outcome: TrialOutcome) -> None:
-        """Tell how the trial ended."""
-        self.send(TrialEnded(number=number, outcome=outcome))
 
     def progressed(self) -> None:
         """Nobody takes a trial of this process for hung."""
@@ -131,7 +98,7 @@ class CalledExecutor:
     def __init__(self, program: Program, device: str, threads: int, revision: str, allow_busy: bool = False) -> None:
         self._program = program
         self._threads = threads
-        self._device = str(choose_device(device, 0, allow_busy))
+        self._device = str(device_of(device, 0, allow_busy)[0])
         self._revision = revision
         self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[tuple[Piece, Reply]] = queue.SimpleQueue()
@@ -155,16 +122,16 @@ class CalledExecutor:
         self._has_left.set()
 
     def describe(self) -> WorkloadDescription:
-        """Have the loop evaluate and take a step; raise `WorkloadError` where it fails."""
-        return self._ask(Describe(), Described).description
+        """Have the loop evaluate and take a step; raise `WorkloadError` if it fails."""
+        return self._ask("describe", WorkloadDescription)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time steps of the loop; raise `WorkloadError` where it fails."""
-        return self._ask(MeasureStepTime(request=request), StepTimeMeasured).step_time
+        """Time steps of the loop; raise `WorkloadError` if it fails."""
+        return self._ask(request, StepTime)
 
-    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
+    def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         """Find out whether a micro-batch size fits, in this process."""
-        return self._ask(MeasureMemory(request=request), MemoryMeasured).memory
+        return self._ask(request, MemoryUse)
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """Raise `WorkloadError`: only a workload's loss is known."""
@@ -175,7 +142,7 @@ class CalledExecutor:
         if self._trial is not None:
             running = self._trial[1].request.number
             raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
-        piece = self._piece(Run(request=request))
+        piece = self._piece(request)
         self._trial = piece, RunningTrial(request, device=self._device, device_uuid=uuid_of(self._device))
         self._pieces.put(piece)
 
@@ -213,15 +180,11 @@ class CalledExecutor:
         """End what runs, as cancelled."""
         self.kill()
 
-    def _piece(self, work: Describe | MeasureStepTime | MeasureMemory | Run) -> Piece:
+    def _piece(self, work: Work) -> Piece:
         assign = Assign.of(self._program, work, device=self._device, revision=self._revision)
         return Piece(assign, self._threads, lambda piece, reply: self._replies.put((piece, reply)))
 
-    def _ask(
-        self,
-        work: Describe | MeasureStepTime | MeasureMemory,
-        kind: type[Answered],
-    ) -> Answered:
+    def _ask(self, work: Work, kind: type[T]) -> T:
         if self._trial is not None:
             raise ValueError("nothing is measured while a trial runs")
         piece = self._piece(work)
@@ -236,18 +199,17 @@ class CalledExecutor:
                 continue
             if isinstance(reply, Refused):
                 raise reply.as_error()
-            if not isinstance(reply, kind):
-                raise LaunchError(f"a {reply.kind} where a {kind.__name__} must come")
+            assert isinstance(reply, kind), "each work has its own kind of answer"
             return reply
 
     def _take(self, piece: Piece, reply: Reply) -> None:
         if self._trial is None or piece is not self._trial[0]:
             return
         running = self._trial[1]
-        if isinstance(reply, TrialObserved):
+        if isinstance(reply, Observed):
             running.observe(reply.observation)
-            self._events.append(Observed(reply.number, reply.observation))
-        elif isinstance(reply, TrialEnded):
+            self._events.append(reply)
+        elif isinstance(reply, Ended):
             self._trial = None
             self._events.append(Ended(reply.number, running.finished(reply.outcome)))
 

@@ -3,33 +3,117 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
+import socket
 import sys
+import time
 import traceback
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
+from typing import Any, Self
 
 import torch
 
-from bssearch.errors import TrialStopped, UsageError
+from bssearch.errors import LaunchError, TrialStopped, UsageError
 from bssearch.executors.messages import (
+    CHUNK_BYTES,
+    HEARTBEAT_SECONDS,
     TRIAL_VARIABLE,
     Assign,
-    Describe,
-    Run,
+    Lines,
+    Reply,
+    Stop,
     decode_command,
     encode,
 )
-from bssearch.integrations.alone import Alone
-from bssearch.integrations.line import SocketLine
-from bssearch.integrations.measuring import Looked
+from bssearch.integrations.assignment import Alone
+from bssearch.integrations.measuring import Looked, end_work, failure_of, work_of
 from bssearch.integrations.own_loop import LoopTrial
-from bssearch.integrations.ranks import Follower, Leader, Ranks, RankTrial, SilentAlone, ranks_of
+from bssearch.integrations.ranks import Follower, Leader, Ranks, RankTrial, ranks_of
 from bssearch.integrations.trial_run import TrialRun
-from bssearch.integrations.work import failure_of, work_of
-from bssearch.records import Configuration, ParameterValue
+from bssearch.records import MAKE_TRAINER, Configuration, ParameterValue, TrialRequest, TrialState
 from bssearch.training.memory import limit_memory
 from bssearch.training.trainer import seed_everything
+from bssearch.workloads.base import import_file
+
+LOOK_SECONDS = 0.02
+"""How often a loop looks whether it is to stop, at most: a choice; a look takes a microsecond."""
+
+
+class SocketLine:
+    """The program's end of the line; no thread, so that the program may fork. See `Line`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        os.set_inheritable(descriptor, False)
+        self._lines = Lines()
+        self._waiting: list[bytes] = []
+        self._stop: tuple[TrialState, str] | None = None
+        self._sent = self._looked = time.monotonic()
+
+    @classmethod
+    def at(cls, path: str) -> Self:
+        """Connect to the search that listens at a path; raise `LaunchError` where none does any more."""
+        line = socket.socket(socket.AF_UNIX)
+        try:
+            line.connect(path)
+        except OSError as error:
+            line.close()
+            raise LaunchError(
+                f"no search listens at {path}: {error}",
+                hint="one program of a command asks for its trial, once, and before it reports any progress; "
+                "where the path is too long, set TMPDIR to a shorter one",
+            ) from error
+        return cls(line.detach())
+
+    def assignment(self) -> Assign:
+        """Wait for what is asked of the program; raise `ValueError` where the line says something else."""
+        while not self._waiting:
+            chunk = self._socket.recv(CHUNK_BYTES)
+            if not chunk:
+                raise ValueError("the search has hung up")
+            self._waiting += self._lines.feed(chunk)
+        found = decode_command(self._waiting.pop(0))
+        if not isinstance(found, Assign):
+            raise ValueError("the first line must be an assignment")
+        return found
+
+    def send(self, reply: Reply) -> None:
+        """Send a reply; raise `ValueError` where it holds NaN. Where nobody listens any more, end."""
+        try:
+            self._socket.sendall(encode(reply))
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(1)
+        self._sent = time.monotonic()
+
+    def progressed(self) -> None:
+        """Send a heartbeat where the last message is a while ago."""
+        if time.monotonic() - self._sent >= HEARTBEAT_SECONDS:
+            self.send("heartbeat")
+
+    def asked_to_stop(self) -> tuple[TrialState, str] | None:
+        """Return how the trial is to end, where the search has said so."""
+        now = time.monotonic()
+        if self._stop is None and now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._look()
+        return self._stop
+
+    def _look(self) -> None:
+        try:
+            chunk = self._socket.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            os._exit(1)
+        if not chunk:
+            os._exit(1)
+        for line in self._lines.feed(chunk):
+            command = decode_command(line)
+            if isinstance(command, Stop):
+                self._stop = command.state, command.reason
 
 
 class Session:
@@ -41,50 +125,38 @@ class Session:
         self.work: TrialRun | Looked | None = None
         self.trial: LoopTrial | None = None
 
-    def take(self, given: dict[str, ParameterValue]) -> TrialRun | Looked:
-        """Return the work; ``given`` are parameters of the script's own, which stand where the study sets none."""
+    def take(self, given: dict[str, ParameterValue], ranks: Ranks | None = None) -> TrialRun | Looked | Leader:
+        """Return the work, of several ranks what leads them.
+
+        ``given`` are parameters of the script's own, which stand if the study sets none.
+        """
         if self.work is not None:
             raise UsageError("current_trial() is called twice: a script trains one trial")
         prepare(self.assign)
-        self.work = work_of(self.assign, {**given, **self.assign.parameters}, self.line)
-        return self.work
-
-    def lead(self, given: dict[str, ParameterValue], ranks: Ranks) -> Leader:
-        """Return the work of several ranks, of which this is the first; see `take`."""
-        if isinstance(self.assign.work, Run) and self.assign.work.request.branch is not None:
+        parameters = {**given, **self.assign.parameters}
+        if ranks is None:
+            self.work = work_of(self.assign, parameters, self.line)
+            return self.work
+        if isinstance(self.assign.work, TrialRequest) and self.assign.work.branch is not None:
             raise UsageError("a training of several ranks cannot branch off a checkpoint: start it in one process")
-        prepare(self.assign)
-        leader = Leader(self.assign, {**given, **self.assign.parameters}, self.line, ranks)
+        leader = Leader(self.assign, parameters, self.line, ranks)
         self.work = leader.work
         return leader
 
     def ended(self, script: str, error: BaseException | None) -> None:
         """Tell how the script ended, with an ``error`` or by itself."""
         work = self.work
-        if work is not None and work.is_over:
-            if error is not None and not isinstance(error, TrialStopped):
-                traceback.print_exception(error)  # while it cleaned up: its trial has ended before
-            work.finish()
-            return
-        if error is None and work is None:
-            error = UsageError(
+        if work is None:
+            error = error or UsageError(
                 f"{script} has ended without asking for its trial",
                 hint="trial = bssearch.current_trial(batch_size=64, learning_rate=3e-4)",
             )
-        if error is None and work is not None:
-            try:
-                work.looped(self.steps)
-            except UsageError as refused_end:
-                error = refused_end
-        if work is not None and work.is_over:
-            work.finish()
-        elif error is not None and not (work is not None and work.failed(error)):
             self.line.send(failure_of(self.assign, error))
-
-    @property
-    def steps(self) -> int:
-        """Return the steps that the trial has taken."""
-        return 0 if self.trial is None else self.trial.steps
+            return
+        if work.is_over and error is not None and not isinstance(error, TrialStopped):
+            traceback.print_exception(error)  # while it cleaned up: its trial has ended before
+        steps = 0 if self.trial is None else self.trial.steps
+        end_work(work, self.assign, self.line, error, lambda: work.looped(steps))
 
 
 _session: Session | None = None
@@ -126,8 +198,8 @@ def prepare(assign: Assign) -> None:
         torch.cuda.set_device(device)
     if assign.memory_limit_bytes is not None:
         limit_memory(device, assign.memory_limit_bytes)
-    if not isinstance(assign.work, Describe):
-        torch.set_num_threads(assign.work.request.threads)
+    if assign.work != "describe":
+        torch.set_num_threads(assign.work.threads)
 
 
 def current_trial(
@@ -155,9 +227,9 @@ def current_trial(
     if batch_size < 1:
         raise UsageError(f"current_trial(batch_size={batch_size}): must be >= 1")
     ranks = None if _session is not None else ranks_of(os.environ)
-    kind = Alone if ranks is None or ranks.rank == 0 else SilentAlone
     configuration = Configuration(batch_size=batch_size, learning_rate=learning_rate, micro_batch_size=batch_size)
-    alone = kind(configuration, seed, parameters, evaluate_every, steps)
+    is_first = ranks is None or ranks.rank == 0
+    alone = Alone(configuration, seed, parameters, evaluate_every, steps, prints=is_first)
     trial = _trial_of_one(alone, parameters) if ranks is None else _trial_of_several(alone, parameters, ranks)
     trial.given = {
         "batch_size": batch_size,
@@ -195,7 +267,43 @@ def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ran
         prepare(assign)
         return RankTrial(Follower(assign, {**given, **assign.parameters}, ranks), ranks)
     found.assign = assign
-    leader = found.lead(given, ranks)
-    trial = RankTrial(leader, ranks, searched=assign.searched, needs_samples=assign.needs_samples)
-    found.trial = trial
+    leader = found.take(given, ranks)
+    found.trial = trial = RankTrial(leader, ranks, searched=assign.searched, needs_samples=assign.needs_samples)
     return trial
+
+
+FITTERS = {
+    ("lightning", "Trainer"): "bssearch.integrations.lightning",
+    ("pytorch_lightning", "Trainer"): "bssearch.integrations.lightning",
+    ("transformers", "Trainer"): "bssearch.integrations.transformers",
+}
+"""Of each library and class that a trainer may be of, the module whose ``fit_made(trial, made)`` trains with it."""
+
+
+def train_made(name: str, default: Configuration) -> None:
+    """Train with what ``make_trainer(trial)`` of a file returns; ``name`` is the workload's.
+
+    The batch size and the learning rate of ``default`` are those for which the code stands as it is. Raises
+    `WorkloadError` where the file does not import, and `UsageError` where it has no such function, or that returns
+    something else than a trainer and what it trains.
+    """
+    file, function = Path(name.removesuffix(MAKE_TRAINER)), MAKE_TRAINER.removeprefix(":")
+    make = getattr(import_file(name, file), function, None)
+    if not callable(make):
+        raise UsageError(f"{file.name} has no function {function}", hint=f"def {function}(trial): return trainer, ...")
+    trial = current_trial(batch_size=default.batch_size, learning_rate=default.learning_rate)
+    fit_made(trial, make(trial))
+
+
+def fit_made(trial: LoopTrial, made: Any) -> None:
+    """Train a trial with what a ``make_trainer`` has returned; raise `UsageError` where it is of no known kind."""
+    trainer = made[0] if isinstance(made, tuple) and made else made
+    names = [(one.__module__.partition(".")[0], one.__name__) for one in type(trainer).__mro__]
+    found = next((FITTERS[name] for name in names if name in FITTERS), None)
+    if found is None:
+        known = ", ".join(sorted(".".join(name) for name in FITTERS))
+        raise UsageError(
+            f"make_trainer(trial) returned a {type(trainer).__name__} where a trainer must stand",
+            hint=f"the trainers that are known: {known}",
+        )
+    importlib.import_module(found).fit_made(trial, made)

@@ -18,15 +18,14 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any
 
 import torch
 
 from bssearch.errors import UsageError
-from bssearch.integrations.alone import print_evaluation
-from bssearch.integrations.asked import refuse_state
-from bssearch.integrations.lightning_rates import adopt_learning_rate, adopt_weight_decay
+from bssearch.integrations.assignment import print_evaluation
 from bssearch.integrations.own_loop import LoopTrial
 
 OLDEST, BELOW = (2, 6, 5), (2, 7)
@@ -86,7 +85,6 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._steers = trial.is_searched or trial.given.get("evaluate_every") is not None
         self._is_awaited = False
         self._micro_batches = 0
-        self._samples: int | None = 0
         self._steps = 0
         self._horizon = math.inf
 
@@ -94,13 +92,20 @@ class TrialCallback(Callback):  # type: ignore[misc]
         """Check a fit that is to begin, and have the Trainer accumulate as the trial says."""
         if stage != "fit":
             return
-        refuse_state(self._trial.has_state)
-        self._trial.refuse_growing("a Lightning Trainer", "its loader is made once")
-        _refuse_manual_optimization(pl_module)
+        self._trial.check_trainer("a Lightning Trainer")
+        if not pl_module.automatic_optimization:
+            raise UsageError(
+                f"{type(pl_module).__name__}.automatic_optimization = False: with manual optimization, as several "
+                "optimizers need it, the Trainer does not know the steps",
+                hint='a loop of your own, see "A loop of your own" in `bssearch guide own-training`',
+            )
         _refuse_what_decides_for_itself(trainer)
         others = [one for one in trainer.callbacks if one is not self]
         if self._trial.is_searched:
-            _refuse_other_devices(trainer, self._trial.device)
+            wanted = torch.device(self._trial.device)
+            devices = 1 if wanted.index is None else [wanted.index]
+            hint = f"Trainer(accelerator={wanted.type!r}, devices={devices}), or executor.device in the spec"
+            self._trial.check_device(trainer.strategy.root_device, trainer.world_size, hint)
             trainer.accumulate_grad_batches = self._trial.accumulation_steps
             trainer.num_sanity_val_steps = 0
         if self._trial.is_look:
@@ -124,7 +129,12 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if self._trial.is_look:
             self._lift_limits(trainer)
         if self._steers:
-            _refuse_without_validation(trainer)
+            if not trainer.enable_validation:
+                raise UsageError(
+                    "the Trainer has nothing to validate with: no validation loader, no validation_step, or "
+                    f"limit_val_batches = {trainer.limit_val_batches}",
+                    hint="trainer.fit(module, train_loader, validation_loader)",
+                )
             self._plan(trainer)
             if self._is_awaited:
                 _validate(trainer)
@@ -151,8 +161,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             )
         if self._trial.is_searched and self._trial.steps == 0 and self._micro_batches == 0:
             self._trial.check_size(batch)
-        samples = self._trial.samples_in(batch)
-        self._samples = None if samples is None or self._samples is None else self._samples + samples
+        self._trial.add_samples(self._trial.samples_in(batch))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count a step of the optimizer; have validation run after it where that is due."""
@@ -162,8 +171,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             return
         self._steps = step
         self._check_window()
-        samples, self._samples = self._samples, 0
-        self._trial.step(samples)
+        self._trial.stepped()
         if self._steers:
             self._plan(trainer)
         if step >= self._horizon:
@@ -185,11 +193,10 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Say that the training is over."""
-        self._close(trainer)
+        if not self._trial.is_over:
+            self._trial.close(_why_it_ended(trainer))
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Say it where the training did not even begin."""
-        self._close(trainer)
+    on_fit_end = on_train_end  # of a training that did not even begin
 
     def _plan(self, trainer: Any) -> None:
         """Have the Trainer validate after this batch, or not."""
@@ -228,10 +235,6 @@ class TrialCallback(Callback):  # type: ignore[misc]
             raise UsageError(f"metric = {self._metric!r} of TrialCallback: validation logs {logged}")
         return found if self._metric is None else {self._metric: found[self._metric]}
 
-    def _close(self, trainer: Any) -> None:
-        if not self._trial.is_over:
-            self._trial.close(_why_it_ended(trainer))
-
 
 def fit_made(trial: LoopTrial, made: Any) -> None:
     """Fit what a ``make_trainer`` has returned: the Trainer, the module, and its data where the module has none.
@@ -257,15 +260,6 @@ def _kinds(callback: Any) -> set[str]:
     return {one.__name__ for one in type(callback).__mro__}
 
 
-def _refuse_manual_optimization(module: Any) -> None:
-    if not module.automatic_optimization:
-        raise UsageError(
-            f"{type(module).__name__}.automatic_optimization = False: with manual optimization, as several optimizers "
-            "need it, the Trainer does not know the steps",
-            hint='a loop of your own, see "A loop of your own" in `bssearch guide own-training`',
-        )
-
-
 def _refuse_what_decides_for_itself(trainer: Any) -> None:
     for one in trainer.callbacks:
         if DECIDES_FOR_ITSELF & _kinds(one):
@@ -273,29 +267,6 @@ def _refuse_what_decides_for_itself(trainer: Any) -> None:
                 f"the Trainer has the callback {type(one).__name__}, which decides what the trial is to decide",
                 hint="leave it out, and what adds it: Tuner(trainer).scale_batch_size and lr_find",
             )
-
-
-def _refuse_other_devices(trainer: Any, device: str) -> None:
-    wanted, found = torch.device(device), trainer.strategy.root_device
-    if trainer.world_size > 1:
-        raise UsageError(
-            f"the Trainer trains in {trainer.world_size} processes; a trial trains in one", hint="Trainer(devices=1)"
-        )
-    if wanted.type != found.type or (None not in (wanted.index, found.index) and wanted.index != found.index):
-        devices = 1 if wanted.index is None else [wanted.index]
-        raise UsageError(
-            f"the Trainer trains on {found}, and the trial is to run on {device}",
-            hint=f"Trainer(accelerator={wanted.type!r}, devices={devices}), or executor.device in the spec",
-        )
-
-
-def _refuse_without_validation(trainer: Any) -> None:
-    if not trainer.enable_validation:
-        raise UsageError(
-            "the Trainer has nothing to validate with: no validation loader, no validation_step, or "
-            f"limit_val_batches = {trainer.limit_val_batches}",
-            hint="trainer.fit(module, train_loader, validation_loader)",
-        )
 
 
 def _validate(trainer: Any) -> None:
@@ -316,3 +287,74 @@ def _why_it_ended(trainer: Any) -> str:
         return "Trainer(max_time=...)"
     others = ", ".join(type(one).__name__ for one in trainer.callbacks if ENDS_BY_ITSELF & _kinds(one))
     return f"trainer.should_stop was set{f', as by {others}' if others else ''}" if trainer.should_stop else "the fit"
+
+
+GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
+"""What a parameter group has in the unit of a learning rate, of PyTorch's optimizers and schedules."""
+
+SCHEDULE_RATES = ("base_lrs", "max_lrs", "min_lrs", "eta_min", "_last_lr")
+"""What a schedule of PyTorch has in that unit; what else it derives it takes from these and from the groups."""
+
+Scale = Callable[[Any], Any]
+
+
+def adopt_learning_rate(trial: LoopTrial, optimizers: Iterable[Any], schedules: Iterable[Any]) -> None:
+    """Scale every learning rate by the trial's over that given to `current_trial`.
+
+    ``schedules`` are Lightning's configurations of them. Nothing changes where the script has read
+    ``trial.learning_rate``, or where it gave none: a function that is given its trial sets its rates itself.
+    Raises `UsageError` where the learning rate that was given is not above 0.
+    """
+    given = trial.given.get("learning_rate")
+    if given is None or trial.has_asked("learning_rate"):
+        return
+    if not given > 0:
+        raise UsageError(f"current_trial(learning_rate={given}): must be > 0, for the others are scaled by it")
+    scale = scaling(float(given), trial.learning_rate)
+    for optimizer in optimizers:
+        _scale_groups(optimizer, GROUP_RATES, scale)
+    for one in schedules:
+        _scale_schedule(one.scheduler, scale)
+
+
+def adopt_weight_decay(trial: LoopTrial, optimizers: Iterable[Any]) -> None:
+    """Scale the weight decay of all groups that have one, where the study sets it and the script has not read it.
+
+    It is relative to the one given to `current_trial`, without one to the largest of a group.
+    """
+    name = "weight_decay"
+    found = list(optimizers)
+    largest = max((float(group.get(name) or 0.0) for one in found for group in one.param_groups), default=0.0)
+    if name not in trial.parameters or trial.has_asked(name) or not largest:
+        return
+    wanted: Any = trial.parameters[name]
+    scale = scaling(float(trial.given.get(name) or largest), float(wanted))
+    for optimizer in found:
+        _scale_groups(optimizer, (name,), scale)
+
+
+def scaling(given: float, wanted: float) -> Scale:
+    """Return what scales a value by wanted over given; the one that was given becomes exactly what is wanted."""
+
+    def scale(value: Any) -> Any:
+        return wanted if value == given else value * (wanted / given)
+
+    return scale
+
+
+def _scale_groups(optimizer: Any, names: Iterable[str], scale: Scale) -> None:
+    for group in optimizer.param_groups:
+        for name in names:
+            if group.get(name):
+                group[name] = scale(group[name])
+
+
+def _scale_schedule(schedule: Any, scale: Scale) -> None:
+    for name in SCHEDULE_RATES:
+        value = getattr(schedule, name, None)
+        if isinstance(value, list):
+            setattr(schedule, name, [scale(one) for one in value])
+        elif value:
+            setattr(schedule, name, scale(value))
+    for part in getattr(schedule, "_schedulers", ()):
+        _scale_schedule(part, scale)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from bssearch.batch_schedule import constant_configurations
 from bssearch.errors import UsageError
-from bssearch.executors.messages import Assign, Described, MemoryMeasured, Reply, StepTimeMeasured
-from bssearch.integrations.assignment import Evaluate, Metrics, Untimed, ended_by, number_of
-from bssearch.integrations.growing.stages import LoopStages
-from bssearch.integrations.loop_clock import HostClock, LoopClock, contention_meter
+from bssearch.executors.base import Ended
+from bssearch.executors.loaded import failed, program_refused
+from bssearch.executors.messages import Answer, Assign, Reply
+from bssearch.integrations.assignment import Assignment, Line, LoopStages, Metrics, ended_by, number_of
+from bssearch.integrations.trial_run import HostClock, LoopClock, TrialRun, contention_meter
 from bssearch.probes.cadence import eval_every_steps
 from bssearch.probes.memory import STEPS
 from bssearch.probes.step_time import (
@@ -31,46 +33,32 @@ from bssearch.probes.step_time import (
     why_contended,
 )
 from bssearch.records import (
+    MemoryRequest,
     MemoryUse,
+    ParameterValue,
     StepTime,
     StepTimeRequest,
+    TrialRequest,
     WorkloadDescription,
 )
-from bssearch.training.core_pace import CorePace, ReferenceKernel
+from bssearch.training.contention import CorePace, ReferenceKernel
+from bssearch.training.course import first_line
 from bssearch.training.environment import describe_program
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, peak_process_memory_bytes, reset_peak_memory
-from bssearch.training.trial_checkpoint import first_line
 
 
-class AnswerLine(Protocol):
-    """Where an answer is sent."""
+class Looked(Assignment):
+    """What the looks at a loop have in common.
 
-    def send(self, reply: Reply) -> None:
-        """Send a reply; raise `ValueError` where it holds NaN."""
-        ...
-
-    def progressed(self) -> None:
-        """Take note of progress."""
-        ...
-
-
-class Looked(Untimed):
-    """What the looks at a loop have in common; see `bssearch.integrations.assignment.Assignment`.
-
-    Each is at one batch size: of a configuration whose batch grows at the first one.
+    Each is at one batch size: if the batch grows, at the first one.
     """
 
-    cycles = True
-    evaluates_passes = False
     is_look = True
 
-    def __init__(self, assign: Assign, line: AnswerLine) -> None:
-        self.configuration = constant_configurations(assign.configuration)[0]
-        self.stages = LoopStages(self.configuration)
+    def __init__(self, assign: Assign, line: Line) -> None:
+        super().__init__(constant_configurations(assign.configuration)[0])
         self.parameters = assign.parameters
         self.device = assign.device
-        self.seed = 0
-        self.is_over = False
         self._line = line
         self._metric = assign.metric
         self._torch_device = torch.device(assign.device)
@@ -89,12 +77,6 @@ class Looked(Untimed):
         self._line.progressed()
         number_of(metrics, self._metric)
 
-    def test(self, evaluate: Evaluate) -> None:
-        """Nothing is tested."""
-
-    def warned(self, sentence: str) -> None:
-        """What is looked at has no outcome to warn in."""
-
     def looped(self, step: int, because: str = "") -> None:
         """Raise `UsageError`: the loop was to go on."""
         raise UsageError(
@@ -102,22 +84,15 @@ class Looked(Untimed):
             hint="while not trial.should_stop, or for batch in trial.batches(loader)",
         )
 
-    def failed(self, error: BaseException) -> bool:
-        """Return whether an error is an answer: none is."""
-        return False
-
-    def finish(self) -> None:
-        """The answer has been sent."""
-
-    def _answer(self, reply: Reply) -> None:
+    def _answer(self, answer: Answer) -> None:
         self.is_over = True
-        self._line.send(reply)
+        self._line.send(answer)
 
 
 class DescribedLoop(Looked):
     """A loop that says what it is: it evaluates, takes a step, and ends."""
 
-    def __init__(self, assign: Assign, line: AnswerLine) -> None:
+    def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
         self.stages = LoopStages(assign.configuration)  # what cannot grow is refused before the search
         self._revision = assign.revision
@@ -141,7 +116,7 @@ class DescribedLoop(Looked):
             self._metrics = {str(name): number_of(metrics, name) for name in metrics if _is_number(metrics[name])}
             self._first = step
         if self._steps:
-            self._answer(Described(description=self._description()))
+            self._answer(self._description())
 
     def looped(self, step: int, because: str = "") -> None:
         """Raise `UsageError` naming what the loop lacks."""
@@ -177,7 +152,7 @@ def _is_number(value: Any) -> bool:
 class MeasuredMemory(Looked):
     """A loop that takes three whole steps and an evaluation at a micro-batch size."""
 
-    def __init__(self, assign: Assign, line: AnswerLine) -> None:
+    def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
         reset_peak_memory(self._torch_device)
 
@@ -201,32 +176,22 @@ class MeasuredMemory(Looked):
         use = MemoryUse(
             micro_batch_size=self.configuration.micro_batch_size, fits=fits, peak_memory_bytes=peak, reason=reason
         )
-        self._answer(MemoryMeasured(memory=use))
-
-
-@dataclass(slots=True)
-class _Row:
-    """Steps that are timed together: their seconds, and how many they are."""
-
-    seconds: float = 0.0
-    steps: int = 0
+        self._answer(use)
 
 
 class TimedLoop(Looked):
     """A loop whose steps are timed, between evaluations as often as in a trial; see `probes.step_time`."""
 
-    def __init__(
-        self, request: StepTimeRequest, assign: Assign, line: AnswerLine, *, clock: HostClock | None = None
-    ) -> None:
+    def __init__(self, request: StepTimeRequest, assign: Assign, line: Line, *, clock: HostClock | None = None) -> None:
         super().__init__(assign, line)
         self._request = request
         self._clock = LoopClock(clock or HostClock(self._torch_device), request.threads)
         self._core = CorePace() if self._torch_device.type == "cpu" else None
-        self._contention = contention_meter(self._torch_device, request.threads, self._core)
+        self.contention = contention_meter(self._torch_device, request.threads, self._core)
         self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.threads)
         self._first: list[float] = []
         self._evaluations: list[float] = []
-        self._row = _Row()
+        self._untimed_steps = 0
         self._runs: list[TimedRun] = []
         self._last = 0.0
         self._steps = self._cadence = 0
@@ -243,7 +208,7 @@ class TimedLoop(Looked):
 
     def pause(self) -> None:
         """Time an evaluation."""
-        self._clock.evaluate()
+        self._clock.enter("evaluation")
 
     def resume(self) -> None:
         """Go on timing steps."""
@@ -257,9 +222,9 @@ class TimedLoop(Looked):
         taken = step - before
         guess = min(self._first, default=0.0)
         is_due = any(self.is_due(one) for one in range(before + 1, step + 1))
-        is_short_row = guess > 0 and (self._row.steps + taken) * guess < RUN_SECONDS and not is_due
+        is_short_row = guess > 0 and (self._untimed_steps + taken) * guess < RUN_SECONDS and not is_due
         if before >= WARM_UP_STEPS and is_short_row:
-            self._row.steps += taken
+            self._untimed_steps += taken
             return
         self._clock.clock.wait()
         now = self._clock.clock.train_seconds_so_far
@@ -267,11 +232,11 @@ class TimedLoop(Looked):
         if before < WARM_UP_STEPS:
             self._first.append(passed / taken)
             if step >= WARM_UP_STEPS:
-                self._begin_to_count()
+                self.contention.start()
+                if self._core is not None:
+                    self._core.look()
             return
-        self._row.steps += taken
-        self._row.seconds += passed
-        self._close_row()
+        self._keep(passed, self._untimed_steps + taken)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Time an evaluation; the first meets every shape for the first time, and does not count."""
@@ -291,13 +256,8 @@ class TimedLoop(Looked):
         if self.is_over or not is_out_of_memory(error):
             return False
         self._clock.pause()
-        self._answer(StepTimeMeasured(step_time=StepTime.where_memory_ran_out(self.configuration)))
+        self._answer(StepTime.where_memory_ran_out(self.configuration))
         return True
-
-    def _begin_to_count(self) -> None:
-        self._contention.start()
-        if self._core is not None:
-            self._core.look()
 
     def _steps_between_evaluations(self) -> int:
         guess = max(min(self._first), 1e-9)
@@ -306,14 +266,14 @@ class TimedLoop(Looked):
             return most
         return max(1, min(most, eval_every_steps(guess, self._evaluations[-1], self._request.trial_train_seconds)))
 
-    def _close_row(self) -> None:
-        """Look at the core's pace, off the training's time, and keep what was timed."""
-        row, self._row = self._row, _Row()
+    def _keep(self, seconds: float, steps: int) -> None:
+        """Look at the core's pace, off the training's time, and keep the seconds of steps that were timed together."""
+        self._untimed_steps = 0
         self._clock.pause()
         look = 0.0 if self._core is None else self._core.look()
         if self._reference is not None:
             self._reference.look()
-        self._runs.append(TimedRun(row.seconds / row.steps, row.steps, look))
+        self._runs.append(TimedRun(seconds / steps, steps, look))
         self._clock.train()
         self._last = self._clock.clock.train_seconds_so_far
 
@@ -330,7 +290,7 @@ class TimedLoop(Looked):
 
     def _tell(self) -> None:
         clock, threads = self._clock.clock, self._request.threads
-        contention = self._contention.stop()
+        contention = self.contention.stop()
         step = timing_of(self._runs, self._core, self._request.precision)
         share = clock.undelayed_train_seconds(threads)
         total = clock.seconds("train")
@@ -350,4 +310,40 @@ class TimedLoop(Looked):
             contended=reason is not None,
             reason=reason,
         )
-        self._answer(StepTimeMeasured(step_time=measured))
+        self._answer(measured)
+
+
+def work_of(assign: Assign, parameters: Mapping[str, ParameterValue], line: Line) -> TrialRun | Looked:
+    """Return what a loop is asked to do; ``parameters`` are all but batch size and learning rate, by bare names."""
+    assign = replace(assign, parameters=parameters)
+    match assign.work:
+        case TrialRequest() as request:
+            return TrialRun(request, parameters, assign.device, line, assign.revision)
+        case StepTimeRequest() as request:
+            return TimedLoop(request, assign, line)
+        case MemoryRequest():
+            return MeasuredMemory(assign, line)
+        case _:
+            return DescribedLoop(assign, line)
+
+
+def end_work(
+    work: Assignment, assign: Assign, line: Line, error: BaseException | None, close: Callable[[], None]
+) -> None:
+    """Tell how the user's code has ended: with an ``error``, or by itself, after which ``close`` ends the loop."""
+    if error is None and not work.is_over:
+        try:
+            close()
+        except UsageError as lacks:
+            error = lacks
+    if work.is_over:
+        work.finish()
+    elif error is not None and not work.failed(error):
+        line.send(failure_of(assign, error))
+
+
+def failure_of(assign: Assign, error: BaseException) -> Reply:
+    """Return what is said of work in which the user's code has failed."""
+    if isinstance(assign.work, TrialRequest):
+        return Ended(assign.work.number, failed(error))
+    return program_refused(error, assign.memory_limit_bytes)

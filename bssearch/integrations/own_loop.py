@@ -20,17 +20,12 @@ from typing import Any, Self, TypeVar
 import torch
 
 from bssearch.errors import TrialStopped, UsageError
-from bssearch.integrations.asked import Asked, AskedParameters
 from bssearch.integrations.assignment import Assignment, Evaluate, Metrics
-from bssearch.integrations.batch_rows import BatchRows
-from bssearch.integrations.branching import FromCheckpoint
-from bssearch.integrations.growing.followed import Followed
-from bssearch.integrations.growing.passes import Given, Passes
-from bssearch.integrations.growing.sampler import sampler_of
-from bssearch.integrations.optimizer_steps import OptimizerSteps
-from bssearch.integrations.random_numbers import kept_random_numbers, unmoved
-from bssearch.integrations.sampler import SeededSampler
+from bssearch.integrations.following import Asked, AskedParameters, BatchRows, Followed, OptimizerSteps
+from bssearch.integrations.passes import Given, Passes, SeededSampler, sampler_of
+from bssearch.integrations.trial_run import kept_random_numbers, unmoved
 from bssearch.records import Configuration
+from bssearch.training.optimizers import take_over_states
 
 T = TypeVar("T")
 
@@ -43,7 +38,7 @@ MOST_SKIPPED = 100
 SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
 
 
-class LoopTrial(FromCheckpoint):
+class LoopTrial:
     """The trial that a loop trains: what to train with, and where it says how far it is.
 
     ``batch_size`` is that of an optimizer step, made of ``accumulation_steps`` micro-batches of ``micro_batch_size``;
@@ -52,7 +47,8 @@ class LoopTrial(FromCheckpoint):
     ``seed`` is the trial's; the global generators of random, numpy and torch are set to it. ``now`` gives the seconds
     by which waits for data are timed, ``searched`` the names of what the study searches: the loop must ask for the
     learning rate, and is warned of others that it has not asked for, by the end of its first step. ``given`` is what
-    the script gave to `current_trial`, by its names.
+    the script gave to `current_trial`, by its names. ``is_searched`` says that a search has asked for the training;
+    ``is_look`` that the training is only described or measured.
 
     Steps are those of the optimizers given to `state`, or else one per batch. Samples are those of the micro-batches
     of `batches`, or those told to `step`. If ``needs_samples``, a loop that does not tell its samples is refused.
@@ -69,6 +65,7 @@ class LoopTrial(FromCheckpoint):
         self._now_seconds = now
         self._assignment = assignment
         self.given: Mapping[str, Any] = {}
+        self.is_searched, self.is_look = assignment.cycles, assignment.is_look
         configuration = assignment.configuration
         self.seed = assignment.seed
         self.device = assignment.device
@@ -117,27 +114,46 @@ class LoopTrial(FromCheckpoint):
         return self._now.learning_rate
 
     @property
-    def is_searched(self) -> bool:
-        """Return whether a search has asked for the training; it runs alone where not."""
-        return self._assignment.cycles
-
-    @property
-    def is_look(self) -> bool:
-        """Return whether the training is only looked at: described, or measured."""
-        return self._assignment.is_look
-
-    @property
     def is_over(self) -> bool:
         """Return whether the trial has ended; unlike `should_stop` it begins nothing."""
         return self._assignment.is_over
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Return the path of the checkpoint to begin with: the training is a branch of a longer run. Else None."""
+        return self._assignment.checkpoint()
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        """Give an optimizer a saved state, and let it keep its learning rate and all other options.
+
+        ``load_state_dict`` would restore the rate of the run, which is not the branch's. Raises `UsageError` if the
+        state is that of another kind of optimizer, or of other parameters.
+        """
+        try:
+            take_over_states((optimizer,), state)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"load_optimizer(): the state is not that of this optimizer: {error}") from error
 
     def has_asked(self, name: str) -> bool:
         """Return whether the script has read the learning rate, or a value of ``parameters``."""
         return self._asked.has(name) if name == "learning_rate" else name in self.parameters.asked
 
-    def refuse_growing(self, who: str, why: str) -> None:
-        """Raise `UsageError` where the batch grows, which ``who`` cannot follow, for that is ``why``."""
-        self._stages.refuse(who, why)
+    def check_trainer(self, who: str) -> None:
+        """Raise `UsageError` if the Trainer of a library, ``who``, cannot train the trial."""
+        if self.has_state:
+            raise UsageError(
+                "trial.state(...) beside a Trainer: it trains a trial from its start, and cannot go on from a pause",
+                hint="leave trial.state(...) out: the trial is then stopped where others are paused",
+            )
+        self._stages.refuse(who, "its loader is made once")
+
+    def check_device(self, found: torch.device, processes: int, hint: str) -> None:
+        """Raise `UsageError` if a Trainer trains in several processes, or on another device than the trial's."""
+        wanted = torch.device(self.device)
+        if processes > 1:
+            raise UsageError(f"the Trainer trains in {processes} processes; a trial of a Trainer has one")
+        if wanted.type != found.type or (wanted.index or 0) != (found.index or 0):
+            raise UsageError(f"the Trainer trains on {found}, and the trial is to run on {wanted}", hint=hint)
 
     def warn(self, sentence: str) -> None:
         """Say what makes the trial less than it seems."""
@@ -209,25 +225,29 @@ class LoopTrial(FromCheckpoint):
         Raises `TrialStopped` where the trial has ended and the loop goes on all the same, `UsageError` where it has
         not evaluated when that was due.
         """
+        if samples is not None and samples < 1:
+            raise UsageError(f"trial.step(samples={samples}): must be >= 1", hint="trial.step(samples=len(x))")
+        if samples is None and self._sampler is not None:
+            samples = self._now.batch_size  # the sampler leaves an incomplete batch out
+        if samples is None:
+            self._untold("trial.step() does not say the samples of the step", "trial.step(samples=len(x))")
+        self.add_samples(samples)
+        self.stepped()
+
+    def stepped(self) -> None:
+        """Say that a step is done over the samples that `add_samples` has added; see `step`."""
         if self._is_in_batch:
             raise UsageError("step() in the body of batches(), which counts the steps by itself")
         if self._assignment.is_over:
             raise TrialStopped("the trial has ended; the loop ends where trial.should_stop is true")
-        if samples is not None and samples < 1:
-            raise UsageError(f"trial.step(samples={samples}): must be >= 1", hint="trial.step(samples=len(x))")
         if not self._has_begun:
             self._begin()
             self._taken_before -= min(1, self._optimizer_steps.taken)  # the step that this call tells of
         self._check_evaluated()
-        if samples is None and self._sampler is not None:
-            samples = self._now.batch_size  # the sampler leaves an incomplete batch out
-        self._add_samples(samples)
         step = self._step_at_hand_after(is_whole=True)
         if step is None:
             self._check_steps()
         else:
-            if samples is None:
-                self._untold("trial.step() does not say the samples of the step", "trial.step(samples=len(x))")
             self._count(step)
             self._go_on(step)
         self._settle()
@@ -356,9 +376,6 @@ class LoopTrial(FromCheckpoint):
         """Return the number of ranks, of which each has as many samples as this one."""
         return 1
 
-    def _is_over(self) -> bool:
-        return self._assignment.is_over
-
     def _count(self, step: int) -> None:
         """Take note of a step once, whether the loop's body asks after it or the loop goes on."""
         if self._counted == step:
@@ -392,19 +409,19 @@ class LoopTrial(FromCheckpoint):
         self._begin()
         self._evaluate_where_due(evaluate)
         count = 0
-        while not self._is_over() and (self._assignment.cycles or count < epochs):
+        while not self._assignment.is_over and (self._assignment.cycles or count < epochs):
             if count:
-                passes.next(self._samples_at_once)
+                passes.begin(self._samples_at_once)
             count += 1
             for batch in passes.batches():
                 if self._followed.awaits_batch:
                     self.check_size(batch)
-                self._add_samples(self.samples_in(batch))
+                self.add_samples(self.samples_in(batch))
                 self._micro_batches += 1
                 self._is_in_batch = True
                 yield batch
                 self._after_batch(evaluate)
-                if self._is_over() or self._followed.awaits_batch:
+                if self.is_over or self._followed.awaits_batch:
                     break
             if evaluate is not None and self._assignment.evaluates_passes and self._evaluated_at != self.steps:
                 self._evaluated_at = self.steps
@@ -440,7 +457,7 @@ class LoopTrial(FromCheckpoint):
         self._evaluate_where_due(evaluate)
         self._settle()
 
-    def _add_samples(self, samples: int | None) -> None:
+    def add_samples(self, samples: int | None) -> None:
         """Add samples to those of the step at hand; they are not known once some of them are not."""
         self._samples = None if samples is None or self._samples is None else self._samples + samples
 

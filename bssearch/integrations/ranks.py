@@ -8,7 +8,7 @@ or a limit takes effect at the next evaluation, and no rank waits for one that h
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
@@ -16,18 +16,13 @@ import torch
 from torch import distributed
 
 from bssearch.errors import UsageError
-from bssearch.executors.messages import Assign, MeasureStepTime, Run
-from bssearch.integrations.alone import Alone
-from bssearch.integrations.assignment import Assignment, Evaluate, Metrics, Untimed
-from bssearch.integrations.growing.stages import LoopStages
-from bssearch.integrations.line import Line
-from bssearch.integrations.measuring import AnswerLine, Looked, TimedLoop
+from bssearch.executors.messages import Assign
+from bssearch.integrations.assignment import Assignment, Evaluate, Line, Metrics
+from bssearch.integrations.measuring import Looked, TimedLoop, work_of
 from bssearch.integrations.own_loop import LoopTrial
-from bssearch.integrations.sampler import RankSampler, SeededSampler
+from bssearch.integrations.passes import RankSampler, SeededSampler
 from bssearch.integrations.trial_run import TrialRun
-from bssearch.integrations.work import WorkLine, work_of
-from bssearch.records import COULD_NOT_PAUSE, ParameterValue, StepTimeRequest, TrialRequest, TrialState
-from bssearch.training.course import Ending
+from bssearch.records import ParameterValue, TrialRequest
 
 T = TypeVar("T")
 
@@ -40,15 +35,12 @@ class Ranks(Protocol):
 
     def share(self, said: T | None) -> T | None:
         """Return to each rank what the first one says."""
-        ...
 
     def wait(self) -> None:
         """Wait for all ranks."""
-        ...
 
     def device_of(self, device: str) -> str:
         """Return the device of this rank, where the first one's is such."""
-        ...
 
 
 class DistributedRanks:
@@ -113,20 +105,15 @@ class Word:
     tests: bool = False
 
 
-class Follower(Untimed):
-    """The assignment of a rank that is not the first; see `bssearch.integrations.assignment.Assignment`."""
-
-    cycles = True
-    evaluates_passes = False
+class Follower(Assignment):
+    """The assignment of a rank that is not the first."""
 
     def __init__(self, assign: Assign, parameters: Mapping[str, ParameterValue], ranks: Ranks) -> None:
-        self.configuration = assign.configuration
-        self.stages = LoopStages(assign.configuration)
+        super().__init__(assign.configuration)
         self.parameters = parameters
         self.device = assign.device
-        self.seed = assign.work.request.seed if isinstance(assign.work, Run) else 0
-        self.is_look = not isinstance(assign.work, Run)
-        self.is_over = False
+        self.is_look = not isinstance(assign.work, TrialRequest)
+        self.seed = assign.work.seed if isinstance(assign.work, TrialRequest) else 0
         self._ranks = ranks
         self._steps = 0
         self._word = _heard(ranks)
@@ -155,30 +142,24 @@ class Follower(Untimed):
         if self._word.tests:
             evaluate()
 
-    def warned(self, sentence: str) -> None:
-        """The first rank warns of it, too."""
-
     def looped(self, step: int, because: str = "") -> None:
         """The first rank tells of it."""
         self.is_over = True
 
 
-class Leader:
-    """The assignment of the first rank, which does the ``work``; see `bssearch.integrations.assignment.Assignment`."""
+class Leader(Assignment):
+    """The assignment of the first rank, which does the ``work``.
 
-    branch = None
-    cycles = True
-    evaluates_passes = False
+    The trial ends at an evaluation alone, where all ranks hear of it, and nothing of it is paused.
+    """
 
-    def __init__(self, assign: Assign, parameters: Mapping[str, ParameterValue], line: WorkLine, ranks: Ranks) -> None:
+    def __init__(self, assign: Assign, parameters: Mapping[str, ParameterValue], line: Line, ranks: Ranks) -> None:
+        super().__init__(assign.configuration)
         self.work = _led_work(assign, parameters, line)
-        self.configuration = assign.configuration
-        self.stages = LoopStages(assign.configuration)
         self.parameters = parameters
         self.device = assign.device
         self.seed = self.work.seed
         self.is_look = self.work.is_look
-        self.is_over = False
         self._ranks = ranks
         self._steps = 0
         first = self._due_after(-1)
@@ -226,26 +207,9 @@ class Leader:
         if self._word.tests:
             self.work.test(evaluate)
 
-    def diverged(self, reason: str) -> bool:
-        """Nothing ends here: the other ranks hear of an end at an evaluation alone."""
-        return False
-
     def warned(self, sentence: str) -> None:
         """Keep a sentence for the outcome."""
         self.work.warned(sentence)
-
-    def settle(self) -> None:
-        """Go on: the trial ends at an evaluation alone, where all ranks hear of it."""
-
-    def passes(self, loader: object, in_order: bool) -> int | None:
-        """Begin a pass over a loader; nothing was paused."""
-        return self.work.passes(loader, in_order)
-
-    def skipped(self) -> None:
-        """Nothing was paused."""
-
-    def pass_ended(self) -> None:
-        """Nothing is paused."""
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
         """Take note of what is to stay finite; nothing is saved."""
@@ -263,12 +227,6 @@ class Leader:
 class LedRun(TrialRun):
     """A trial of several ranks: it ends at an evaluation alone, and is stopped where it would be paused."""
 
-    def __init__(
-        self, request: TrialRequest, parameters: Mapping[str, ParameterValue], device: str, line: Line, revision: str
-    ) -> None:
-        super().__init__(request, parameters, device, line, revision)
-        self._contention.count_siblings()
-
     @property
     def awaits_test(self) -> bool:
         """Return whether the test part is to be evaluated."""
@@ -279,30 +237,8 @@ class LedRun(TrialRun):
         super().evaluated(step, metrics, loss)
         self.settle()
 
-    def _paused(self, ending: Ending) -> Ending:
-        if ending.state is not TrialState.PAUSED:
-            return ending
-        reason = f"{ending.reason}; {COULD_NOT_PAUSE}: a trial of several ranks is not saved"
-        return replace(ending, state=TrialState.PRUNED, reason=reason)
-
-
-class LedTimes(TimedLoop):
-    """The timing of steps of several ranks: none of them is other work on the machine."""
-
-    def __init__(self, request: StepTimeRequest, assign: Assign, line: AnswerLine) -> None:
-        super().__init__(request, assign, line)
-        self._contention.count_siblings()
-
-
-class SilentAlone(Alone):
-    """The assignment of a rank that is not the first, of a loop that runs without a search: it prints nothing."""
-
-    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """The first rank prints it."""
-
-    def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test part with the first rank."""
-        evaluate()
+    def _save(self, path: str) -> str:
+        return "a trial of several ranks is not saved"
 
 
 class RankTrial(LoopTrial):
@@ -367,12 +303,14 @@ def check_evaluated(word: Word, step: int) -> None:
         )
 
 
-def _led_work(assign: Assign, parameters: Mapping[str, ParameterValue], line: WorkLine) -> TrialRun | Looked:
-    if isinstance(assign.work, Run):
-        return LedRun(assign.work.request, parameters, assign.device, line, assign.revision)
-    if isinstance(assign.work, MeasureStepTime):
-        return LedTimes(assign.work.request, replace(assign, parameters=parameters), line)
-    return work_of(assign, parameters, line)
+def _led_work(assign: Assign, parameters: Mapping[str, ParameterValue], line: Line) -> TrialRun | Looked:
+    """Return the work of the first rank; the other ranks count as its own use of the machine."""
+    work = work_of(assign, parameters, line)
+    if isinstance(assign.work, TrialRequest):
+        work = LedRun(assign.work, parameters, assign.device, line, assign.revision)
+    if isinstance(work, TrialRun | TimedLoop):
+        work.contention.count_siblings()
+    return work
 
 
 def _heard(ranks: Ranks) -> Word:

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from bssearch.errors import TrialStopped
 from bssearch.executors.lifeline import become_subreaper, die_with_parent, outlive_parent
 from bssearch.executors.messages import TRIAL_VARIABLE
-from bssearch.executors.programs.script_process import HOST
+from bssearch.executors.programs.script import HOST
 from bssearch.records import MAKE_TRAINER
 
 TICK_SECONDS = 0.02
@@ -145,7 +145,7 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
     Of a ``file.py:make_trainer`` the trainer that it makes is fitted.
     """
     from bssearch.integrations import current
-    from bssearch.integrations.made_trainer import train_made
+    from bssearch.integrations.current import train_made
 
     os.environ[TRIAL_VARIABLE] = str(line)
     session = current.session()

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+import statistics
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from bssearch.errors import CheckpointError, UsageError
-from bssearch.integrations.assignment import Evaluate, Metrics, ended_by, number_of
-from bssearch.integrations.branching import RequestedBranch
-from bssearch.integrations.growing.stages import LoopStages
-from bssearch.integrations.line import Line
-from bssearch.integrations.loop_clock import HostClock, LoopClock, contention_meter
-from bssearch.integrations.saved_parts import (
-    Attributes,
-    LateRandomState,
-    Pass,
-    StateDict,
-    first_non_finite,
-    generators_of,
-    refuse_unreadable,
-)
+from bssearch.executors.base import Ended, Observed
+from bssearch.integrations.assignment import Assignment, Evaluate, Line, Metrics, ended_by, number_of
 from bssearch.records import (
-    COULD_NOT_PAUSE,
-    Configuration,
     Observation,
     ParameterValue,
     TrialOutcome,
@@ -36,23 +28,268 @@ from bssearch.records import (
     TrialState,
     is_metric,
 )
-from bssearch.training.contention import Contention
-from bssearch.training.core_pace import CorePace, ReferenceKernel
-from bssearch.training.course import Course, Ending, not_finite
-from bssearch.training.device_use import DeviceMeter
+from bssearch.training.clock import Clock, Ledger
+from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel, cpu_use
+from bssearch.training.course import Course, Ending, first_line, not_finite, paused, where
 from bssearch.training.loop import TESTED_STATES
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter
-from bssearch.training.trial_checkpoint import Checkpoint, Saved, first_line
+from bssearch.training.nvml import DeviceMeter
+from bssearch.training.trial_checkpoint import Checkpoint, Part, RandomState, Saved
+
+WARM_UP_STEPS = 3
+"""The steps at the start of a loop whose excess over the later ones is no training: a choice."""
+
+TIMED_STEPS = WARM_UP_STEPS + 20
+"""The steps that are timed one by one to tell that excess: a choice; on a GPU each of them is waited for."""
+
+RUN_PROCESSES = 3
+"""The processes above that of a script which are its run's: its server, the worker and the driver."""
+
+
+def contention_meter(device: torch.device, threads: int, core: CorePace | None) -> ContentionMeter:
+    """Return what tells whether others use the machine: none of the processes that started this one for its run."""
+    above = [one.pid for one in psutil.Process().parents()[:RUN_PROCESSES]]
+    return ContentionMeter(device, threads, core, lambda: cpu_use(parents=above))
+
+
+class HostClock(Clock):
+    """Times a loop by the host between two synchronisations, on whichever device and streams it computes.
+
+    Events on one stream, as for bssearch's own loop, would miss what the user's code puts on others.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        now: Callable[[], float] = time.perf_counter,
+        cpu_now: Callable[[], float] = time.thread_time,
+        delay_now: Callable[[], float | None] | None = None,
+    ) -> None:
+        self._device = device
+        super().__init__(now, cpu_now, delay_now)
+
+    def start(self) -> None:
+        """Set the wall time and every ledger to zero."""
+        super().start()
+        self._knows_delays = self._knows_delays and self._device.type == "cpu"
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Return the share of the train seconds in which this thread had a processor; None on a GPU."""
+        return super().cpu_share if self._device.type == "cpu" else None
+
+    def book_rest(self, name: Ledger) -> None:
+        """Add to a ledger the wall time up to now that is in none."""
+        self._seconds[name] += max(0.0, self.wall_seconds - sum(self._seconds.values()))
+
+    def wait(self) -> None:
+        """Wait until the device has done what was asked of it."""
+        self._synchronize()
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        elif self._device.type == "mps":
+            torch.mps.synchronize()
+
+
+class LoopClock:
+    """Books a loop's time: training goes on unless something else is timed.
+
+    ``excess`` is by how much the first steps (`WARM_UP_STEPS`) took longer than the median of the later ones:
+    compilation, autotuning, caches. It is booked as warm-up, of each part of a trial that was paused. All are the
+    seconds that count of a training on ``threads``, see `Clock.counted_train_seconds`.
+    """
+
+    def __init__(self, clock: HostClock, threads: int) -> None:
+        self.clock = clock
+        self._threads = threads
+        self.excess = 0.0
+        self._excess_before = 0.0
+        self._opened = ExitStack()
+        self._name: Ledger | None = None
+        self._steps: list[float] = []
+        self._step_began = 0.0
+        self._told = 0.0
+
+    def train(self) -> None:
+        """Go on timing the training; nothing changes where it is timed already."""
+        if self._name != "train":
+            self.enter("train")
+            self._step_began = self._counted
+
+    def enter(self, name: Ledger) -> None:
+        """Book in a ledger from now on."""
+        self.pause()
+        self._opened.enter_context(self.clock.ledger(name))
+        self._name = name
+
+    def pause(self) -> None:
+        """Wait for the device and close what is being timed."""
+        self._name = None
+        self._opened.close()
+
+    def stepped(self) -> None:
+        """Take note that a step has ended, while its training is timed or just after."""
+        if len(self._steps) >= TIMED_STEPS:
+            return
+        if self._name == "train":
+            self.clock.wait()
+        now = self._counted
+        self._steps.append(now - self._step_began)
+        self._step_began = now
+        self.excess = self._excess_before + _excess(self._steps)
+
+    def state(self) -> dict[str, Any]:
+        """Return what the first steps took too long, to be saved."""
+        return {"excess": self.excess, "told": self._told}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved: the first steps of this process are warm-up again."""
+        self.excess = self._excess_before = state["excess"]
+        self._told = state["told"]
+
+    @property
+    def _counted(self) -> float:
+        return self.clock.counted_train_seconds(self._threads)
+
+    def train_seconds(self, *, is_hit: bool = False) -> float:
+        """Return the train seconds that count, without the excess of the first steps; they never run backwards.
+
+        While that excess is not known, in the first steps, they stand still: less than it was is a bound of when the
+        target was missed. It is none of when it was met (``is_hit``).
+        """
+        if len(self._steps) <= WARM_UP_STEPS and not is_hit:
+            return self._told
+        self._told = max(self._told, self._counted - self.excess)
+        return self._told
+
+
+def _excess(steps: list[float]) -> float:
+    later = steps[WARM_UP_STEPS:] or steps[1:]
+    if not later:
+        return 0.0
+    typical = statistics.median(later)
+    return sum(max(0.0, seconds - typical) for seconds in steps[:WARM_UP_STEPS])
+
+
+class Pass:
+    """The pass over the data that a trial is in: the random numbers at its start, and the micro-batches behind it.
+
+    Those that a loader draws from generators of its own (`generators_of`) are kept beside the global ones. ``own`` are
+    those of the loader at hand. A trial that was paused as a pass ended has ``restored`` the latter alone.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._random = RandomState(device)
+        self._at_start: dict[str, Any] = {}
+        self._own_at_start: list[torch.Tensor] = []
+        self.own: Sequence[torch.Generator] = ()
+        self.micro_batches = 0
+        self.restored = False
+
+    def begin(self) -> None:
+        """Begin a pass."""
+        self._at_start, self.micro_batches, self.restored = self._random.state(), 0, False
+        self._own_at_start = [generator.get_state() for generator in self.own]
+
+    def end(self) -> None:
+        """End the pass before its loader does: a trial that is paused now goes on with the next one."""
+        self._at_start, self.micro_batches = {}, 0
+        self._own_at_start = [generator.get_state() for generator in self.own]
+
+    def rewind(self) -> None:
+        """Draw as at the start of the pass."""
+        self._random.restore(self._at_start)
+        self.restored = False
+
+    def rewind_own(self) -> None:
+        """Let the loader's own generators draw as at the start of the pass."""
+        for generator, state in zip(self.own, self._own_at_start, strict=True):
+            generator.set_state(state)
+
+    @property
+    def was_within(self) -> bool:
+        """Return whether the trial was paused within the pass."""
+        return self.restored and bool(self._at_start)
+
+    def state(self) -> dict[str, Any]:
+        """Return what is saved."""
+        return {"at_start": self._at_start, "own_at_start": self._own_at_start, "micro_batches": self.micro_batches}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._at_start, self.micro_batches = state["at_start"], state["micro_batches"]
+        self._own_at_start = state["own_at_start"]
+        self.restored = bool(self._at_start or self._own_at_start)
+
+
+def generators_of(loader: object) -> list[torch.Generator]:
+    """Return the random generators of a `DataLoader` itself, and of its samplers, each once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def refuse_unreadable(state: dict[str, Any]) -> None:
+    """Raise what reading a state raises where it holds more than tensors and plain values; tensors are not copied."""
+    file = io.BytesIO()
+    torch.save(_without_tensors(state), file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return None
+    if type(value) in (dict, OrderedDict):
+        return {name: _without_tensors(one) for name, one in value.items()}
+    if type(value) in (list, tuple):
+        return [_without_tensors(one) for one in value]
+    return value
+
+
+def first_non_finite(objects: Mapping[str, Any]) -> str | None:
+    """Return the name of the first parameter that is not finite in the models among some objects; waits for them."""
+    named = [
+        (f"the parameter {name} of {owner}", parameter.detach())
+        for owner, model in objects.items()
+        if isinstance(model, torch.nn.Module)
+        for name, parameter in model.named_parameters()
+    ]
+    if not named:
+        return None
+    finite = torch.stack([parameter.isfinite().all().cpu() for _, parameter in named]).tolist()
+    return next((name for (name, _), is_finite in zip(named, finite, strict=True) if not is_finite), None)
+
+
+def unmoved(evaluate: Evaluate) -> Metrics:
+    """Return what an evaluation finds; whatever it draws, the training's random numbers are those without it."""
+    put_back = kept_random_numbers()
+    try:
+        return evaluate()
+    finally:
+        put_back()
+
+
+def kept_random_numbers() -> Callable[[], None]:
+    """Return what puts the global random generators back to where they are now."""
+    states = RandomState(_device_of_generators())
+    kept = states.state()
+    return lambda: states.restore(kept)
+
+
+def _device_of_generators() -> torch.device:
+    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu")
+
 
 NO_STATE = "the script has named no trial.state(...), which one with a Trainer does not"
 
 
-class TrialRun:
-    """The assignment to train one trial; see `bssearch.integrations.assignment.Assignment`."""
-
-    cycles = True
-    evaluates_passes = False
-    is_look = False
+class TrialRun(Assignment):
+    """The assignment to train one trial."""
 
     def __init__(
         self,
@@ -64,20 +301,19 @@ class TrialRun:
         *,
         clock: HostClock | None = None,
     ) -> None:
-        self.configuration: Configuration = request.configuration
-        self.stages = LoopStages(request.configuration)
+        super().__init__(request.configuration)
         self.seed = request.seed
         self.device = device
         self.parameters = parameters
         self._request = request
-        self.branch = RequestedBranch(request)
+        self._has_read_checkpoint = False
         self._line = line
         self._revision = revision
         self._torch_device = torch.device(device)
         self._clock = LoopClock(clock or HostClock(self._torch_device), request.threads)
         self._course = Course(request, None)
         core = CorePace() if self._torch_device.type == "cpu" else None
-        self._contention = contention_meter(self._torch_device, request.threads, core)
+        self.contention = contention_meter(self._torch_device, request.threads, core)
         self._clock.clock.meter = self._device_meter = DeviceMeter(self._torch_device)
         self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.threads)
         self._memory = peak_memory_meter(self._torch_device)
@@ -86,27 +322,34 @@ class TrialRun:
         self._has_ended = False
         self._steps = self._samples = 0
         self._data_seconds: float | None = None
-        self._random = LateRandomState(self._torch_device)
+        self._random = RandomState(self._torch_device)
+        self._saved_random: dict[str, Any] | None = None
         self._pass = Pass(self._torch_device)
         self._test_metric: float | None = None
         self._memory.start()
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether the trial has ended."""
-        return self._ending is not None
+    def checkpoint(self) -> str | None:
+        """Return the checkpoint of the run of which the trial is a branch; the script has then asked for it."""
+        self._has_read_checkpoint = True
+        return None if self._request.branch is None else self._request.branch.checkpoint
 
     def begin(self) -> None:
         """Begin the training's time; what the script did before is no training."""
-        self.branch.check_begins(self.stages)
+        if (branch := self._request.branch) is not None:
+            self.stages.refuse("a branch of a longer run", "it ends after as many steps of one size")
+            if not self._has_read_checkpoint:
+                raise UsageError(
+                    f"the script is to go on from {branch.checkpoint}, and has not read trial.checkpoint",
+                    hint="if trial.checkpoint is not None: load the model, and the optimizer by trial.load_optimizer()",
+                )
         clock = self._clock.clock
         clock.book_rest("other")
         with clock.ledger("other"):
             self._device_meter.start()
-            self._contention.start()
+            self.contention.start()
         if self._request.resumes and not self._objects:
             raise CheckpointError(f"trial {self._request.number} cannot go on: {NO_STATE}")
-        self._random.apply()
+        self.skipped()
         self._clock.train()
 
     def passes(self, loader: object, in_order: bool) -> int | None:
@@ -122,8 +365,9 @@ class TrialRun:
         return 0 if was_within else None
 
     def skipped(self) -> None:
-        """Go on with the random numbers of the moment of the pause."""
-        self._random.apply()
+        """Go on with the random numbers of the moment of the pause, if the trial was paused."""
+        if self._saved_random is not None:
+            self._random.restore(self._saved_random)
 
     def pass_ended(self) -> None:
         """End a pass before its loader does."""
@@ -139,7 +383,7 @@ class TrialRun:
     def pause(self) -> None:
         """Leave the training's time: an evaluation begins."""
         self._clock.pause()
-        self._clock.evaluate()
+        self._clock.enter("evaluation")
 
     def resume(self) -> None:
         """Go on with the training's time."""
@@ -191,7 +435,7 @@ class TrialRun:
                 return
             broken = first_non_finite(self._objects)
             if broken is not None:
-                self._end(Ending(TrialState.DIVERGED, f"{broken} is not finite: {self._where(step)}"))
+                self._end(Ending(TrialState.DIVERGED, f"{broken} is not finite: {where(self.stages.last(step), step)}"))
                 return
             observation = Observation(
                 step=step,
@@ -203,10 +447,10 @@ class TrialRun:
             )
             ending = self._course.observe(observation, is_over=self._is_at_last(step))
             self._device_meter.sample()
-            self._contention.look()
+            self.contention.look()
             if self._reference is not None:
                 self._reference.look()
-            self._line.observed(self._request.number, observation)
+            self._line.send(Observed(self._request.number, observation))
         if ending is not None:
             self._end(ending)
 
@@ -214,7 +458,7 @@ class TrialRun:
         """Evaluate the test part, where the request asks for it and the trial ended well."""
         if self._has_ended or not self._is_tested:
             return
-        self._clock.evaluate()
+        self._clock.enter("evaluation")
         metric = number_of(evaluate(), self._request.target.metric)
         self._test_metric = metric if is_metric(metric) else None
         self.finish()
@@ -252,7 +496,6 @@ class TrialRun:
         if self._request.resumes:
             assert self._request.checkpoint is not None, "a trial that resumes has a checkpoint"
             self._checkpoint(self._request.checkpoint).restore(*self._parts())
-            self._samples = self._samples or self.stages.samples(self._steps)  # a checkpoint may lack them
         return self._steps, self._samples
 
     def finish(self) -> None:
@@ -261,14 +504,23 @@ class TrialRun:
             return
         self._has_ended = True
         self._clock.pause()
-        self._line.ended(self._request.number, self._outcome(self._ending))
+        self._line.send(Ended(self._request.number, self._outcome(self._ending)))
 
     def close(self) -> None:
         """End what measures the memory, of a trial that may not have ended."""
         self._memory.close()
 
+    def state(self) -> dict[str, Any]:
+        """Return what is counted, to be saved."""
+        return {"steps": self._steps, "samples": self._samples, "data_seconds": self._data_seconds}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._steps, self._samples, self._data_seconds = state["steps"], state["samples"], state["data_seconds"]
+
     def _is_at_last(self, step: int) -> bool:
-        return self.branch.last_step is not None and step >= self.branch.last_step
+        branch = self._request.branch
+        return branch is not None and step >= branch.samples // self.configuration.batch_size
 
     @property
     def _is_tested(self) -> bool:
@@ -289,30 +541,25 @@ class TrialRun:
 
     def _end(self, ending: Ending) -> None:
         self._clock.pause()
-        self._ending = self._paused(self._course.reached_before(ending))
+        ending = self._course.reached_before(ending)
+        self._ending, self.is_over = paused(ending, self._request.checkpoint, self._save), True
         if self._is_tested:
-            self._clock.rest()  # until the script tests, or ends
+            self._clock.enter("other")  # until the script tests, or ends
         else:
             self.finish()
 
-    def _paused(self, ending: Ending) -> Ending:
-        """Save a trial that is to be paused; one that cannot be saved ends as pruned."""
-        if ending.state is not TrialState.PAUSED:
-            return ending
-        if self._request.checkpoint is None:
-            return replace(ending, state=TrialState.PRUNED)
-        problem = None if self._objects else NO_STATE
-        if problem is None:
-            self._course.progress.note_peak(self._memory.peak_bytes())
-            try:
-                for one in self._objects.values():
-                    refuse_unreadable(one.state_dict())
-                self._checkpoint(self._request.checkpoint).save(*self._parts())
-            except Exception as error:
-                problem = first_line(error)
-        if problem is None:
-            return ending
-        return replace(ending, state=TrialState.PRUNED, reason=f"{ending.reason}; {COULD_NOT_PAUSE}: {problem}")
+    def _keep_random(self, state: dict[str, Any]) -> None:
+        self._saved_random = state
+
+    def _save(self, path: str) -> str | None:
+        """Save the trial; return why that cannot be."""
+        if not self._objects:
+            return NO_STATE
+        self._course.progress.note_peak(self._memory.peak_bytes())
+        for one in self._objects.values():
+            refuse_unreadable(one.state_dict())
+        self._checkpoint(path).save(*self._parts())
+        return None
 
     def _checkpoint(self, path: str) -> Checkpoint:
         request = self._request
@@ -329,13 +576,15 @@ class TrialRun:
         return Checkpoint(Path(path), identity, self._clock.clock, self._line.progressed)
 
     def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
-        training: dict[str, Saved] = {f"own.{name}": StateDict(one) for name, one in self._objects.items()}
-        training["random"], training["pass"] = self._random, self._pass
+        training: dict[str, Saved] = {
+            f"own.{name}": Part(one.state_dict, one.load_state_dict) for name, one in self._objects.items()
+        }
+        training["random"], training["pass"] = Part(self._random.state, self._keep_random), self._pass
         measured: dict[str, Saved] = {
             "clock": self._clock.clock,
-            "loop": Attributes(self, ("_steps", "_samples", "_data_seconds")),
+            "loop": self,
             "first_steps": self._clock,
-            "contention": self._contention,
+            "contention": self.contention,
             "device_use": self._device_meter,
             "progress": self._course.progress,
         }
@@ -347,18 +596,14 @@ class TrialRun:
 
     def _not_finite(self, metric: float, step: int) -> str:
         what = "the loss" if is_metric(metric) else self._request.target.metric
-        return f"{not_finite(what, metric)}: {self._where(step)}"
-
-    def _where(self, step: int) -> str:
-        last = self.stages.last(step)
-        return f"batch size {last.batch_size}, learning rate {last.learning_rate:.4g}, step {step}"
+        return f"{not_finite(what, metric)}: {where(self.stages.last(step), step)}"
 
     def _outcome(self, ending: Ending) -> TrialOutcome:
         clock, threads, progress = self._clock.clock, self._request.threads, self._course.progress
         with clock.ledger("other"):
             progress.note_peak(self._memory.peak_bytes())
             self._memory.close()
-            contention = self._contention.stop()
+            contention = self.contention.stop()
             device_use = self._device_meter.stop()
         wall = clock.wall_seconds
         excess, undelayed = self._clock.excess, clock.undelayed_train_seconds(threads)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from bssearch.records import MemoryRequest, MemoryUse
-from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.computation import Computation
 from bssearch.training.memory import (
     allocation_retries,
@@ -14,7 +13,7 @@ from bssearch.training.memory import (
     peak_process_memory_bytes,
     reset_peak_memory,
 )
-from bssearch.training.trainer import Trainer
+from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
 STEPS = 3

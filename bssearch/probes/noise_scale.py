@@ -8,13 +8,12 @@ import time
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.noise import FEWEST_PASSES, Interval, Pass, gradient_noise
 from bssearch.records import GradientNoise, NoiseMeasurement, NoiseRequest
-from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.course import Approach
 from bssearch.training.gradient_noise import GradientPasses
 from bssearch.training.memory import is_out_of_memory
-from bssearch.training.trainer import Trainer
+from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
 PRECISION = 0.15

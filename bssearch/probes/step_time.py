@@ -10,14 +10,12 @@ from dataclasses import dataclass
 
 from bssearch.probes.cadence import eval_every_steps
 from bssearch.records import StepTime, StepTimeRequest
-from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
-from bssearch.training.contention import Contention, ContentionMeter
-from bssearch.training.core_pace import CorePace, ReferenceKernel
+from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from bssearch.training.nvml import is_power_capped
-from bssearch.training.trainer import Trainer
+from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
 WARM_UP_STEPS = 5

@@ -100,7 +100,7 @@ class TrialOutcome:
 
     train + evaluation + warm-up + other seconds are four ledgers, each timed on its own; ``wall_seconds`` is timed
     apart. ``undelayed_train_seconds`` are the train seconds less those that the thread waited for a CPU, where one did
-    the work, and ``reference_seconds`` is what a small fixed kernel took meanwhile (`bssearch.training.core_pace`).
+    the work, and ``reference_seconds`` is what a small fixed kernel took meanwhile (`bssearch.training.contention`).
     ``host_bound_share`` is the share of the train seconds, 0 to 1, in which the host did not wait for a CUDA device,
     see `bssearch.training.clock.CudaClock.host_bound_share`; None on the CPU and in a loop of the user's own.
     The crossing of the target is kept as the interval (last miss, first hit); ``time_to_target_s`` and

@@ -69,10 +69,14 @@ class StepTimeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequest:
-    """Ask a fresh worker for three whole optimizer steps and an evaluation at a configuration's micro-batch size."""
+    """Ask a fresh worker for three whole optimizer steps and an evaluation at a configuration's micro-batch size.
+
+    With ``reserve`` the size must leave a little of the memory free, so that it fits into other processes, too.
+    """
 
     configuration: Configuration
     threads: int = 1
+    reserve: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

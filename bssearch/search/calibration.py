@@ -243,7 +243,7 @@ def confirm_out_of_memory(
         alone = replace(ran_out, batch_size=min(2, ran_out.accumulation_steps) * size).in_micro_batches(size)
         try:
             found = executor.measure_memory(
-                MemoryRequest(configuration=alone, threads=spec.executor.threads), reserve=True
+                MemoryRequest(configuration=alone, threads=spec.executor.threads, reserve=True)
             )
         except BSSearchError as error:
             tell(f"whether a micro-batch of {size} fits could not be tried again: {error}")

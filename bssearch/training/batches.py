@@ -7,11 +7,13 @@ A part that is made of samples always lies on the host: the loader's processes c
 
 from __future__ import annotations
 
+import copy
 import itertools
+import random
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,12 +23,11 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from bssearch.batch_schedule import Stage, batch_schedule_of, stages_of
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.records import Configuration
 from bssearch.training.computation import Computation
-from bssearch.training.growing.growth import Growth, growing_rows
-from bssearch.training.own.batches import CollatedSamples, streamed
-from bssearch.workloads.data import Batch, BatchStream, Data, DatasetPart, HostPart, Part
+from bssearch.workloads.data import Batch, BatchStream, Data, DatasetPart, HostPart, Part, pair_of
 from bssearch.workloads.nested import moved, tensors
 
 DATA_SHARE = 0.3
@@ -133,21 +134,14 @@ def _growing_micro_batches(
         size = growth.stage.micro_batch_size
         return streamed(train, size, computation.device, seed, skip=growth.micro_batches)
     if placement_of(train, computation) == "device":
-        return _gathered(train, _growing_rows(train, computation, seed, growth))
+        return _gathered(train, growing_rows(_ready(_whole_epochs(train, seed, growth), computation), growth))
     if growth.is_measured:
         raise WorkloadError(
             "batch_schedule = 'noise_scale' needs the training part on the device: a loader prepares batches before it "
             "is known how large they are"
         )
-    rows = growing_rows(_whole_epochs(train, seed, growth), growth.ahead(), ahead=True)
+    rows = growing_rows(_whole_epochs(train, seed, growth), copy.copy(growth), ahead=True)
     return _streamed_from_host(train, (one.numpy() for one in rows), computation, seed, growth.micro_batches)
-
-
-def _growing_rows(
-    train: Part, computation: Computation, seed: int, growth: Growth
-) -> Generator[torch.Tensor, None, None]:
-    """Yield what `rows_on_device` does, from where a trial stands whose batch grows."""
-    return growing_rows(_ready(_whole_epochs(train, seed, growth), computation), growth)
 
 
 def _whole_epochs(train: Part, seed: int, growth: Growth) -> Iterator[torch.Tensor]:
@@ -354,3 +348,224 @@ class _MicroBatchRows:
         for order in self._epochs:
             for rows in torch.split(order, self._micro_batch_size):
                 yield rows.numpy()
+
+
+Place = tuple[int, npt.NDArray[np.int64]]
+"""A micro-batch's position in the trial, and its rows."""
+
+_END = object()
+
+
+class CollatedSamples(Dataset[Batch]):
+    """Collates the samples of a micro-batch, in a process that loads data or in the trial's own."""
+
+    def __init__(self, part: DatasetPart, seed: int) -> None:
+        self._part = part
+        self._seed = seed
+
+    def __getitem__(self, place: Place) -> Batch:
+        position, rows = place
+        with seeded(self._seed, position):
+            return self._part.gather(torch.from_numpy(rows))
+
+
+def streamed(
+    stream: BatchStream, micro_batch_size: int, device: torch.device, seed: int, *, skip: int
+) -> Generator[Batch, None, None]:
+    """Return the workload's own micro-batches on the device, epoch after epoch, without the first ``skip``.
+
+    These are made now, and dropped. Raises `WorkloadError` for a batch of another size, and for an epoch without one.
+    """
+    batches = _endless(stream, micro_batch_size, device, seed)
+    for _ in range(skip):
+        next(batches)
+    return batches
+
+
+def _endless(stream: BatchStream, size: int, device: torch.device, seed: int) -> Generator[Batch, None, None]:
+    position, epoch = 0, 0
+    while True:
+        begun_at = position
+        for batch in _whole_batches(_epoch(stream, size, seed, epoch, position), size):
+            yield moved(batch, device)
+            position += 1
+        if position == begun_at:
+            raise WorkloadError(f"train_batches(batch_size={size}) gave no batch of {size} samples in an epoch")
+        epoch += 1
+
+
+def _epoch(stream: BatchStream, size: int, seed: int, epoch: int, position: int) -> Iterator[Batch]:
+    """Yield the batches of one epoch as the workload makes them."""
+    with seeded(seed, position):
+        made = stream.train_batches(size, seed_of(seed, epoch))
+        if not isinstance(made, Iterable):
+            raise WorkloadError(f"train_batches() returned a {type(made).__name__}; it must be an iterable of batches")
+        batches = iter(made)
+    while True:
+        with seeded(seed, position):
+            batch: Any = next(batches, _END)
+        if batch is _END:
+            return
+        yield pair_of(batch, "train_batches()")
+        position += 1
+
+
+def _whole_batches(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
+    """Yield the batches that have as many samples as asked; the last one may have fewer and is left out."""
+    short = None
+    for batch in batches:
+        samples = _samples_in(batch)
+        if short is not None or samples > size:
+            wrong = samples if short is None else short
+            raise WorkloadError(
+                f"train_batches(batch_size={size}) gave a batch of {wrong} samples; it must have {size}, "
+                "and only the last of an epoch may have fewer"
+            )
+        if samples < size:
+            short = samples
+        else:
+            yield batch
+
+
+def _samples_in(batch: Batch) -> int:
+    """Return the rows of the first tensor of a batch."""
+    found = [tensor for part in batch for tensor in tensors(part) if tensor.ndim]
+    if not found:
+        raise WorkloadError("train_batches() gave a batch without a tensor of shape (samples, …)")
+    return len(found[0])
+
+
+def seed_of(seed: int, position: int) -> int:
+    """Return the seed, 32 bits, of one position in the data of a trial's seed."""
+    return int(np.random.SeedSequence([seed % 2**63, position]).generate_state(1)[0])
+
+
+@contextmanager
+def seeded(seed: int, position: int) -> Iterator[None]:
+    """Seed the global generators of the host for one position in the data; afterwards put back their states.
+
+    What is drawn inside is then the same in any process, and leaves the trial's own random numbers alone.
+    """
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    drawn = seed_of(seed, position)
+    random.seed(drawn)
+    np.random.seed(drawn)
+    torch.default_generator.manual_seed(drawn)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+
+
+class Growth:
+    """Where a trial stands in its batch schedule; one without a schedule has a single stage.
+
+    ``samples`` and ``micro_batches`` are those of the steps so far, ``epoch`` and ``offset`` the place of the next
+    step's first sample: the whole epochs before it and the samples of its own. An epoch ends where what is left of it
+    is less than the next batch.
+    ``train_samples`` is None where the workload makes its batches itself. ``place`` is that of the next step's stage.
+    """
+
+    def __init__(self, configuration: Configuration, train_samples: int | None) -> None:
+        self._train_samples = train_samples
+        self.schedule = batch_schedule_of(configuration)
+        self.stages = stages_of(configuration, self.schedule)
+        self.samples = self.micro_batches = self.epoch = self.offset = 0
+        self.place = 0
+        self._check()
+
+    @property
+    def stage(self) -> Stage:
+        """Return the stage of the next step."""
+        return self.stages[self.place]
+
+    @property
+    def next_size(self) -> int | None:
+        """Return the batch size of the stage after this one, None in the last."""
+        following = self.stages[self.place + 1 : self.place + 2]
+        return following[0].batch_size if following else None
+
+    @property
+    def position(self) -> int:
+        """Return the whole steps of the first batch size that see so many samples: the rate's schedule counts these."""
+        return self.samples // self.stages[0].batch_size
+
+    @property
+    def rate_factor(self) -> float:
+        """Return what the learning rate is multiplied by at the batch size of the next step."""
+        return 1.0 if self.schedule is None else self.schedule.rate_factor(self.stage.batch_size)
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether the trial decides by what it measures when its batch grows."""
+        return self.schedule is not None and self.schedule.is_measured
+
+    def stepped(self) -> None:
+        """Take note of a step, and begin the stage that is due."""
+        stage = self.stage
+        self.samples += stage.batch_size
+        self.offset += stage.batch_size
+        self.micro_batches += stage.accumulation_steps
+        if not self.is_measured:
+            while self.place + 1 < len(self.stages) and self.stages[self.place + 1].start_samples <= self.samples:
+                self.place += 1
+        self._end_epoch()
+
+    def grow(self) -> None:
+        """Begin the next stage; of a schedule that is measured, whose trial says when."""
+        self.place += 1
+        self._end_epoch()
+
+    def state(self) -> dict[str, Any]:
+        """Return where it stands, to be saved."""
+        return {
+            "samples": self.samples,
+            "micro_batches": self.micro_batches,
+            "epoch": self.epoch,
+            "offset": self.offset,
+            "place": self.place,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a saved place."""
+        self.samples, self.micro_batches = state["samples"], state["micro_batches"]
+        self.epoch, self.offset, self.place = state["epoch"], state["offset"], state["place"]
+
+    def _end_epoch(self) -> None:
+        if self._train_samples is not None and self.offset + self.stage.batch_size > self._train_samples:
+            self.epoch, self.offset = self.epoch + 1, 0
+
+    def _check(self) -> None:
+        """Raise `WorkloadError` for a batch that the training part does not hold, or a stream cannot make."""
+        for stage in self.stages:
+            if self._train_samples is None and stage.micro_batch_size != self.stages[0].micro_batch_size:
+                raise WorkloadError(
+                    f"batch {stage.batch_size} has micro-batches of {stage.micro_batch_size}: where the workload makes "
+                    f"its batches itself they must stay at {self.stages[0].micro_batch_size}"
+                )
+            if self._train_samples is not None and stage.batch_size > self._train_samples:
+                raise WorkloadError(
+                    f"batch_size = {stage.batch_size} must be <= {self._train_samples}, the number of training samples"
+                )
+
+
+def growing_rows(
+    epochs: Iterator[torch.Tensor], growth: Growth, *, ahead: bool = False
+) -> Generator[torch.Tensor, None, None]:
+    """Yield the rows (micro-batch size,) of each micro-batch of the steps from where a trial stands.
+
+    ``epochs`` are the whole orders (training samples,) from the trial's epoch on. The next step's are those of the
+    stage in force when the first of them is asked for; with ``ahead`` it moves on by itself.
+    """
+    try:
+        for epoch, order in zip(itertools.count(growth.epoch), epochs):
+            while growth.epoch == epoch:
+                stage, begin = growth.stage, growth.offset
+                yield from torch.split(order[begin : begin + stage.batch_size], stage.micro_batch_size)
+                if ahead:
+                    growth.stepped()
+    finally:
+        if isinstance(epochs, Generator):
+            epochs.close()

@@ -93,7 +93,7 @@ class Clock:
         for name in LEDGERS:
             self._seconds[name] += state["seconds"][name]
         self._cpu_seconds += state["cpu_seconds"]
-        self._undelayed_seconds += state.get("undelayed_seconds", state["cpu_seconds"])  # not in older files
+        self._undelayed_seconds += state["undelayed_seconds"]
         self._host_train_seconds += state["host_train_seconds"]
         self._started -= state["wall_seconds"]
 
@@ -120,19 +120,12 @@ class Clock:
         """Return the seconds since the start, whatever was booked."""
         return self._now() - self._started
 
-    @property
-    def unaccounted_seconds(self) -> float | None:
-        """Return the wall seconds that no ledger owns, None where they are few (`LEDGER_GAP_SHARE`)."""
-        return self._unaccounted(self.wall_seconds)
-
-    def _unaccounted(self, wall: float) -> float | None:
-        gap = wall - sum(self._seconds.values())
-        return gap if gap > max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS) else None
-
     def warnings(self, wall: float) -> list[str]:
         """Return the warning of wall seconds that no ledger owns, if they are many; ``wall`` is all of the trial's."""
-        gap = self._unaccounted(wall)
-        return [] if gap is None else [f"{gap:.3g} s of the trial's {wall:.3g} s are in no ledger ({gap / wall:.1%})"]
+        gap = wall - sum(self._seconds.values())
+        if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
+            return []
+        return [f"{gap:.3g} s of the trial's {wall:.3g} s are in no ledger ({gap / wall:.1%})"]
 
     def pace(self, micro_batches: int = 1) -> None:
         """Keep the host from running far ahead of the device; called after every step. Nothing to do on the CPU."""
@@ -282,8 +275,8 @@ class CudaClock(Clock):
     def restore(self, state: dict[str, Any]) -> None:
         """Add what was booked in an earlier part; of one that an older version saved, the host's share is not known."""
         super().restore(state)
-        self._working_seconds += state.get("working_seconds", 0.0)
-        self._watched_seconds += state.get("watched_seconds", 0.0)
+        self._working_seconds += state["working_seconds"]
+        self._watched_seconds += state["watched_seconds"]
 
     def pace(self, micro_batches: int = 1) -> None:
         """Wait for the device where the host is far ahead of it (`RUN_AHEAD`)."""

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+from bssearch.errors import LaunchError, WorkloadError
 from bssearch.records import WITH_CUDA_GRAPHS, ParameterValue, TrainingSettings
-from bssearch.training.activation_checkpointing import checkpoint_activations
-from bssearch.training.compilation import compile_in_place, share_storage
-from bssearch.training.core_pace import CorePace
-from bssearch.training.ghost_norm import convert_batch_norms
-from bssearch.training.precision import allow_tf32, autocast, resolve_precision
+from bssearch.training.contention import CorePace
 from bssearch.workloads.base import Workload
 from bssearch.workloads.nested import mapped
 
@@ -175,3 +175,256 @@ def _channels_last(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor) and leaf.ndim == 4 and leaf.is_floating_point():
         return leaf.contiguous(memory_format=torch.channels_last)
     return leaf
+
+
+BACKEND = "inductor"
+
+GRAPHS_PER_FUNCTION = 4096
+"""Past this many graphs of one function PyTorch would silently run it uncompiled; its own limit is 8, less than a
+ladder of batch sizes has."""
+
+
+def compile_in_place(model: nn.Module, mode: str) -> None:
+    """Compile a model's forward pass in a ``mode`` of ``torch.compile``, one graph for each shape of the inputs.
+
+    The model stays the same object, an instance of its class, with the names it has: a workload may look into it. If
+    ``torch.compile`` raises, the model is unchanged.
+    """
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit = GRAPHS_PER_FUNCTION
+    dynamo.accumulated_recompile_limit = GRAPHS_PER_FUNCTION
+    kind: Any = type(model)
+    compiled = _compiled_class(kind, BACKEND, mode)
+    for module in model.modules():
+        if type(module) is nn.Dropout and 0 < module.p < 1:
+            module.__class__ = TracedDropout
+            module.register_buffer("keep", torch.tensor(1 - module.p), persistent=False)
+    model.__class__ = compiled
+
+
+def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
+    """Move a model's parameters and buffers to where those of the models before it lie, with the values they have.
+
+    A CUDA graph reads its weights at the addresses that it was recorded with. ``places`` (by the tensors' names) is
+    filled by the first model. The model before loses its values: only the last one that was built can be used.
+    """
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        place = places.setdefault(name, tensor.detach())
+        if place.data_ptr() != tensor.data_ptr():
+            place.copy_(tensor.detach())
+            tensor.data = place
+
+
+class TracedDropout(nn.Dropout):
+    """Dropout whose probability is data and not code: one graph serves all values. ``keep`` is 1 − p, shape ()."""
+
+    keep: torch.Tensor
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Zero each element with the probability p and scale the others by 1 / (1 − p)."""
+        if not self.training:
+            return input
+        kept = torch.rand_like(input, dtype=torch.float32) < self.keep
+        return torch.where(kept, input / self.keep, 0.0)
+
+
+@functools.cache
+def _compiled_class(kind: Any, backend: str, mode: str) -> Any:
+    """Return the one class for compiled models of a kind: graphs are found again by their module's class.
+
+    The compiled function has a frame of its own: those of ``torch.nn``'s containers are not compiled by themselves.
+    """
+
+    def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
+        return kind.forward(self, *arguments, **named)
+
+    compiled = torch.compile(forward, backend=backend, mode=mode, dynamic=False)
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "forward": compiled})
+
+
+AMPERE = (8, 0)
+"""The first compute capability that has tf32 and bf16."""
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def available_precisions(device: torch.device) -> tuple[str, ...]:
+    """Return the precisions that a device has. The CPU computes bf16 natively or emulates it, and has no fp16 here."""
+    if device.type != "cuda":
+        return "fp32", "bf16"
+    if torch.cuda.get_device_capability(device) < AMPERE:
+        return "fp32", "fp16"
+    return "fp32", "tf32", "bf16", "fp16"
+
+
+def resolve_precision(wanted: str, device: torch.device) -> str:
+    """Return the precision to compute in; ``auto`` is bf16 on a CUDA device that has it, else fp32.
+
+    Raises `LaunchError`, naming the device and what it has, for a precision that it lacks.
+    """
+    available = available_precisions(device)
+    if wanted == "auto":
+        return "bf16" if device.type == "cuda" and "bf16" in available else "fp32"
+    if wanted not in available:
+        raise LaunchError(
+            f"precision = {wanted!r} is not available on {_describe(device)}; it has {', '.join(available)}",
+            hint="tf32 and bf16 need a CUDA device of compute capability 8.0 or more (bf16 also runs on the CPU), "
+            "fp16 any CUDA device",
+        )
+    return wanted
+
+
+def autocast(precision: str, device: torch.device, *, keep_casts: bool = True) -> AbstractContextManager[object]:
+    """Return what to put around a forward pass and its loss: nothing for fp32 and tf32.
+
+    With ``keep_casts`` the weights are cast once, and must not change inside.
+    """
+    dtype = _AUTOCAST.get(precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=keep_casts)
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Let this process's matrix products and convolutions on CUDA round to tf32, or forbid it (cuDNN's default is on).
+
+    These are PyTorch's older switches; its compiler still reads them and refuses a mixture of both kinds.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _describe(device: torch.device) -> str:
+    if device.type != "cuda":
+        return str(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{device} ({torch.cuda.get_device_name(device)}, compute capability {major}.{minor})"
+
+
+def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
+    """Let the modules of ``workload.checkpointed_modules(model)`` forget their activations until the backward pass.
+
+    In training they keep their inputs alone and run a second time when the gradients are due, with the same random
+    numbers: the gradients are the same, and what the first run counted (running statistics) is not counted twice.
+    Raises `WorkloadError` where the workload names no such modules.
+    """
+    checkpointed_modules = getattr(workload, "checkpointed_modules", None)
+    if checkpointed_modules is None:
+        raise WorkloadError(
+            "activation_checkpointing = true needs a workload that has checkpointed_modules(model); "
+            f"{type(workload).__name__} has none"
+        )
+    modules: list[Any] = list(checkpointed_modules(model))
+    if not modules:
+        raise WorkloadError("checkpointed_modules(model) returned no module; it must name at least one")
+    checkpoint_modules(modules)
+
+
+def checkpoint_modules(modules: Iterable[Any]) -> None:
+    """Let each of these modules forget its activations until the backward pass, as `checkpoint_activations` says."""
+    for module in modules:
+        module.__class__ = _checkpointed_class(module.__class__)
+
+
+@functools.cache
+def _checkpointed_class(kind: Any) -> Any:
+    """Return the one class for checkpointed modules of a kind: compiled graphs are found again by it."""
+
+    def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
+        if self.training and torch.is_grad_enabled():
+            # A compiled graph changes buffers once, however often it computes; it takes no contexts of ours.
+            contexts: dict[str, Any] = {}
+            if not torch.compiler.is_compiling():
+                contexts["context_fn"] = lambda: (nullcontext(), _buffers_kept(self))  # of the first run, the second
+            return checkpoint(kind.forward, self, *arguments, use_reentrant=False, **contexts, **named)
+        return kind.forward(self, *arguments, **named)
+
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "forward": forward})
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+Running = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
+def convert_batch_norms(model: nn.Module, ghost_batch_size: int) -> int:
+    """Turn the batch norms of a model into ghost batch norms, in place; return how many there are.
+
+    They are `BATCH_NORMS` and classes derived from them. Parameters, buffers and their names stay.
+    """
+    norms: list[Any] = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
+    for norm in norms:
+        norm.__class__ = _ghost_class(norm.__class__)
+        norm.ghost_batch_size = ghost_batch_size
+    return len(norms)
+
+
+class GhostNorm:
+    """What goes before a batch norm's class, to be mixed into it.
+
+    In training each ``ghost_batch_size`` consecutive samples are normalised by their own mean and (biased) variance;
+    the samples that are left over, or a batch smaller than that, form a smaller group; a single one that is left over
+    joins the last group. The running statistics move, by the norm's momentum, toward the mean over the groups of their
+    means and unbiased variances. Evaluation is that of the batch norm. Raises `ValueError`, as the batch norm does, for
+    a batch of one value per channel.
+    """
+
+    ghost_batch_size: int
+
+    def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
+        """Normalise inputs (samples, channels, …)."""
+        samples, channels = input.shape[:2]
+        if not self.training or samples <= self.ghost_batch_size:
+            whole: torch.Tensor = super().forward(input)  # type: ignore[misc]
+            return whole
+        self._check_input_dim(input)
+        groups, rest = divmod(samples, self.ghost_batch_size)
+        if rest == 1:
+            groups, rest = groups - 1, self.ghost_batch_size + 1
+        pieces = [(input[: samples - rest], groups, self._running(groups))] if groups else []
+        if rest:
+            pieces.append((input[samples - rest :], 1, self._running(1)))
+        momentum = self._count_batch()
+        outputs = [self._normalise(*piece, momentum) for piece in pieces]
+        if self.track_running_stats:
+            means, variances = zip(*(running for _, _, running in pieces), strict=True)
+            self.running_mean.copy_(torch.cat(means).view(-1, channels).mean(0))
+            self.running_var.copy_(torch.cat(variances).view(-1, channels).mean(0))
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+    def _running(self: Any, groups: int) -> Running:
+        """Return the running mean and variance (groups · channels) of each group, which all start from the norm's."""
+        if not self.track_running_stats:
+            return None, None
+        return self.running_mean.repeat(groups), self.running_var.repeat(groups)
+
+    def _normalise(self: Any, input: torch.Tensor, groups: int, running: Running, momentum: float) -> torch.Tensor:
+        """Normalise groups of equal size: side by side they are channels of one batch norm."""
+        channels, rest = input.shape[1], input.shape[2:]
+        side_by_side = input.reshape(groups, -1, channels, *rest).transpose(0, 1).flatten(1, 2)
+        scale, shift = (self.weight.repeat(groups), self.bias.repeat(groups)) if self.affine else (None, None)
+        output = functional.batch_norm(side_by_side, *running, scale, shift, True, momentum, self.eps)
+        return output.reshape(-1, groups, channels, *rest).transpose(0, 1).flatten(0, 1)
+
+    def _count_batch(self: Any) -> Any:
+        """Count the batch and return the weight of its statistics in the running ones."""
+        if not self.track_running_stats:
+            return 0.0
+        self.num_batches_tracked.add_(1)
+        return 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+
+@functools.cache
+def _ghost_class(kind: Any) -> Any:
+    """Return the one class for ghost norms of a kind: compiled graphs are found again by it."""
+    return type(f"Ghost{kind.__name__}", (GhostNorm, kind), {})

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bssearch.curves import Crossing, crossing, with_crossing
-from bssearch.records import LARGEST_METRIC, MetricInfo, Observation, Target, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import (
+    COULD_NOT_PAUSE,
+    LARGEST_METRIC,
+    Configuration,
+    MetricInfo,
+    Observation,
+    Target,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+)
 
 CHANCE_MARGIN = 0.05
 """The share of the way from chance to the target within which a metric is no better than chance: a choice."""
@@ -55,11 +66,11 @@ class Progress:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what was saved."""
-        last, crossing = state["last"], state.get("crossing")  # older checkpoints are of trials that had none
+        last, crossing = state["last"], state["crossing"]
         self.last = None if last is None else Observation(**last)
         self.best, self.peaks, self.warnings = state["best"], state["peaks"], state["warnings"]
         self.crossing = None if crossing is None else Crossing(**crossing)
-        self.reached = state.get("reached", "")
+        self.reached = state["reached"]
 
 
 class Approach:
@@ -81,6 +92,35 @@ def not_finite(what: str, value: float) -> str:
     """Return that a metric or a loss is none that a trial can go on from: not finite, or too large."""
     is_beyond = LARGEST_METRIC < abs(value) < math.inf
     return f"{what} = {value:g} is beyond {LARGEST_METRIC:g}" if is_beyond else f"{what} is not finite"
+
+
+def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:
+    """Return how a trial ends that was to be paused: as pruned if it cannot be saved.
+
+    ``save`` writes the checkpoint, or returns why that cannot be.
+    """
+    if ending.state is not TrialState.PAUSED:
+        return ending
+    if checkpoint is None:
+        return replace(ending, state=TrialState.PRUNED)
+    try:
+        problem = save(checkpoint)
+    except Exception as error:
+        problem = first_line(error)
+    if problem is None:
+        return ending
+    return replace(ending, state=TrialState.PRUNED, reason=f"{ending.reason}; {COULD_NOT_PAUSE}: {problem}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's kind and the first line of what it says."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}".rstrip(": ")
+
+
+def where(configuration: Configuration, step: int) -> str:
+    """Return at which configuration and step something happened."""
+    size, rate = configuration.batch_size, configuration.learning_rate
+    return f"batch size {size}, learning rate {rate:.4g}, step {step}"
 
 
 class Course:

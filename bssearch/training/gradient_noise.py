@@ -10,6 +10,7 @@ batches, the fewest from which both moments follow; they are pooled over trials 
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,13 +21,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from bssearch.noise import FEWEST_PASSES, Norms, Pass, gradient_noise
-from bssearch.records import Configuration, GradientNoise, Target
+from bssearch.errors import WorkloadError
+from bssearch.noise import FEWEST_PASSES, Norms, Pass, gradient_noise, moments
+from bssearch.records import Configuration, GradientNoise, Target, TrialRequest
 from bssearch.training.computation import Computation
 from bssearch.training.course import Approach
-from bssearch.training.losses import loss_of
 from bssearch.training.memory import is_out_of_memory
-from bssearch.training.trainer import Trainer, seed_everything
+from bssearch.training.trainer import Trainer, loss_of, seed_everything
 from bssearch.workloads.base import Part, WeightedLoss, Workload
 from bssearch.workloads.nested import moved
 
@@ -65,13 +66,6 @@ def small_batch_size(configuration: Configuration, samples: int, small_batches: 
     return min(micro, max(SMALLEST, micro // min(small_batches, SMALL_BATCHES)), LARGEST, samples // small_batches)
 
 
-def _whole_groups(small_batch: int, ghost_batch_size: int | None) -> int:
-    """Return a small batch without what would be left over as a group of its own, of too few samples to normalise."""
-    if ghost_batch_size is None or small_batch <= ghost_batch_size:
-        return small_batch
-    return small_batch - small_batch % ghost_batch_size
-
-
 class GradientPasses:
     """Makes passes over the model of a trainer."""
 
@@ -103,7 +97,9 @@ class GradientPasses:
     def small_batch(self, small_batches: int) -> int:
         """Return the samples of a small batch in a pass of so many; 0 where the training part has too few."""
         size = small_batch_size(self._configuration, len(self._train), small_batches)
-        return _whole_groups(size, self._computation.settings.ghost_batch_size)
+        group = self._computation.settings.ghost_batch_size
+        # Without what would be left over as a group of its own, of too few samples to normalise.
+        return size if group is None or size <= group else size - size % group
 
     def measure(self, small_batches: int = SMALL_BATCHES) -> Pass | None:
         """Make a pass of so many small batches; return None where a gradient is not finite. Waits for the device."""
@@ -281,7 +277,7 @@ class NoiseMeter:
         self._ended = state["ended"]
         self._passes = [_pass_of(one) for one in state["passes"]]
         self._made, self._spent = state["made"], state["spent"]
-        self._small_batches, self._earned = state.get("small_batches"), state.get("earned", 0.0)  # of older checkpoints
+        self._small_batches, self._earned = state["small_batches"], state["earned"]
 
     def result(self) -> GradientNoise:
         """Return the noise scale and its moments; no interval where fewer passes than one needs were made."""
@@ -392,3 +388,92 @@ def _square(gradients: dict[nn.Parameter, torch.Tensor], divisors: Divisors | No
         if divisors is None or parameter in divisors
     ]
     return torch.stack(norms).square().sum()
+
+
+PASSES = 2
+"""Passes after each evaluation: a choice."""
+
+REMEMBERED = 8
+"""The newest passes whose moments are averaged: a choice. The noise scale grows while the model trains."""
+
+
+class NoiseGrowth:
+    """Lets a trial's batch grow, after its evaluations, to the largest of its sizes within a share of the noise scale.
+
+    The share is the schedule's. Under Adam the noise scale is that of the gradients as Adam divides them. The passes
+    are as many for each trial of a seed, so that the same request takes the same steps.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        computation: Computation,
+        trainer: Trainer,
+        configuration: Configuration,
+        train: Part,
+        seed: int,
+    ) -> None:
+        self._make = GradientPasses(workload, computation, trainer, configuration, train, seed)
+        self._growth = trainer.growth
+        assert self._growth.schedule is not None, "the trial has a schedule"
+        self._share = self._growth.schedule.noise_share or 0.0
+        self._moments: list[tuple[float, float]] = []
+
+    def after_evaluation(self) -> None:
+        """Measure, and begin the stage that the noise scale allows. Waits for the device."""
+        if self._growth.next_size is None:
+            return
+        for _ in range(PASSES):
+            measured = self._make.measure(SMALL_BATCHES)
+            if measured is not None:
+                self._moments.append(moments(measured, measured.adam or measured.plain))
+        del self._moments[:-REMEMBERED]
+        scale = self.noise_scale
+        while scale is not None and (size := self._growth.next_size) is not None and size <= self._share * scale:
+            self._growth.grow()
+
+    @property
+    def noise_scale(self) -> float | None:
+        """Return the noise scale (samples) of the newest passes; None where they do not tell it from an endless one."""
+        if not self._moments:
+            return None
+        trace, square = (statistics.fmean(column) for column in zip(*self._moments, strict=True))
+        return max(0.0, trace / square) if square > 0 else None
+
+    def state(self) -> dict[str, Any]:
+        """Return what the next passes and their answer hang on, to be saved."""
+        return {"generator": self._make.state(), "moments": [list(pair) for pair in self._moments]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on after saved passes."""
+        self._make.restore(state["generator"])
+        self._moments = [(trace, square) for trace, square in state["moments"]]
+
+
+def noise_meter(
+    request: TrialRequest,
+    workload: Workload,
+    computation: Computation,
+    trainer: Trainer,
+    train: Part,
+    budget: NoiseBudget | None,
+) -> NoiseMeter | None:
+    """Return what measures the noise scale near a trial's target; None where nobody asked, or it cannot be."""
+    if request.branch is not None or not computation.settings.measure_noise or not trainer.has_noise:
+        return None
+    given = workload, computation, trainer, request.configuration, train, request.target, request.seed
+    return NoiseMeter(*given, budget=budget)
+
+
+def noise_growth(
+    request: TrialRequest, workload: Workload, computation: Computation, trainer: Trainer, train: Part
+) -> NoiseGrowth | None:
+    """Return what lets a batch grow with the noise scale, None where it does not; `WorkloadError` where it cannot."""
+    if not trainer.growth.is_measured:
+        return None
+    small = small_batch_size(request.configuration, len(train)) if trainer.has_noise else 0
+    if small == 0:
+        why = f"the training part has too few samples for {SMALL_BATCHES} gradients"
+        reason = why if trainer.has_noise else "the gradient of single samples cannot be taken"
+        raise WorkloadError(f"batch_schedule = 'noise_scale' measures the gradient noise scale: {reason}")
+    return NoiseGrowth(workload, computation, trainer, request.configuration, train, request.seed)

@@ -24,36 +24,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
-from bssearch.errors import CheckpointError
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bssearch.errors import CheckpointError, WorkloadError
 from bssearch.records import (
-    COULD_NOT_PAUSE,
     GradientNoise,
+    ModelDescription,
     Observation,
+    ParameterValue,
     TrialOutcome,
     TrialRequest,
     TrialState,
     is_metric,
 )
 from bssearch.space.batch_norm import batch_norm_caveats
-from bssearch.training.beginning.meters import noise_growth, noise_meter
-from bssearch.training.beginning.warm_up import warm_up
-from bssearch.training.branches.continuation import continue_from
+from bssearch.training.branch import continue_from
 from bssearch.training.clock import Clock
-from bssearch.training.computation import Computation
-from bssearch.training.contention import Contention, ContentionMeter
-from bssearch.training.core_pace import ReferenceKernel
-from bssearch.training.course import Course, Ending, not_finite
-from bssearch.training.device_use import DeviceMeter
-from bssearch.training.gradient_noise import NoiseBudget, NoiseMeter
-from bssearch.training.growing.by_noise import NoiseGrowth
-from bssearch.training.inspection import batch_norm_layers, tokens_per_sample
+from bssearch.training.computation import NO_PARAMETERS, Computation
+from bssearch.training.contention import Contention, ContentionMeter, ReferenceKernel
+from bssearch.training.course import Course, Ending, not_finite, paused, where
+from bssearch.training.gradient_noise import NoiseBudget, NoiseGrowth, NoiseMeter, noise_growth, noise_meter
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused_memory
-from bssearch.training.trainer import Trainer
-from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
+from bssearch.training.nvml import DeviceMeter
+from bssearch.training.trainer import Trainer, seed_everything, warm_up
+from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, identity_of
 from bssearch.workloads.base import Data, Workload
+from bssearch.workloads.evaluation import measure, metric_value
 
 TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
 """The ends after which the test part is evaluated, where the request asks for it."""
@@ -127,7 +126,7 @@ class Trial:
             self._contention.start()
         try:
             ending = yield from self._train_and_evaluate()
-            ending = self._paused(self._course.reached_before(ending))
+            ending = paused(self._course.reached_before(ending), self._request.checkpoint, self._save)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -180,20 +179,10 @@ class Trial:
         last = self._progress.last
         return last is None or (last.step != trainer.steps and self._evaluation_is_due(trainer))
 
-    def _paused(self, ending: Ending) -> Ending:
-        """Save a trial that is to be paused; one that cannot be saved ends as pruned."""
-        if ending.state is not TrialState.PAUSED:
-            return ending
-        if self._request.checkpoint is None:
-            return replace(ending, state=TrialState.PRUNED)
+    def _save(self, path: str) -> None:
         self._progress.note_peak(self._memory.peak_bytes())
         self._progress.warnings = self._standing_warnings()
-        try:
-            self._checkpoint(self._request.checkpoint).save(*self._parts())
-        except Exception as error:
-            reason = f"{ending.reason}; {COULD_NOT_PAUSE}: {first_line(error)}"
-            return replace(ending, state=TrialState.PRUNED, reason=reason)
-        return ending
+        self._checkpoint(path).save(*self._parts())
 
     def _restore(self) -> None:
         """Go on from the checkpoint; raise `CheckpointError` where that cannot be."""
@@ -299,18 +288,16 @@ class Trial:
     def _stuck_at_chance(self, trainer: Trainer) -> Ending | None:
         if trainer.position <= trainer.schedule.warmup_steps:
             return None
-        return self._course.stuck_at_chance(self._counted_seconds, self._where(trainer))
+        return self._course.stuck_at_chance(self._counted_seconds, where(trainer.now, trainer.steps))
 
     def _not_finite(self, trainer: Trainer, loss: float | None, metric: float) -> Ending:
         what = "the training loss" if is_metric(metric) else self._request.target.metric
         first = trainer.first_non_finite()
-        return Ending(
-            TrialState.DIVERGED,
-            f"{not_finite(what, metric)}: {self._where(trainer)}" + ("" if first is None else f"; {first}"),
-        )
+        reason = f"{not_finite(what, metric)}: {where(trainer.now, trainer.steps)}"
+        return Ending(TrialState.DIVERGED, reason + ("" if first is None else f"; {first}"))
 
     def _out_of_memory(self, error: Exception) -> Ending:
-        when = "before the first step" if self._trainer is None else self._where(self._trainer)
+        when = "before the first step" if self._trainer is None else where(self._trainer.now, self._trainer.steps)
         lines = str(error).strip().splitlines() or [type(error).__name__]
         now = self._request.configuration if self._trainer is None else self._trainer.now
         return Ending(
@@ -333,13 +320,6 @@ class Trial:
 
     def _standing_warnings(self) -> list[str]:
         return list(dict.fromkeys([*self._progress.warnings, *self._computation.warnings]))
-
-    def _where(self, trainer: Trainer) -> str:
-        configuration = trainer.now
-        return (
-            f"batch size {configuration.batch_size}, learning rate {configuration.learning_rate:.4g}, "
-            f"step {trainer.steps}"
-        )
 
     def _outcome(self, ending: Ending) -> TrialOutcome:
         trainer, clock = self._trainer, self._clock
@@ -377,3 +357,50 @@ class Trial:
             noise=GradientNoise() if self._noise is None else self._noise.result(),
         )
         return self._course.with_target(outcome)
+
+
+def describe_model(
+    workload: Workload,
+    data: Data,
+    computation: Computation,
+    *,
+    dropout: float = 0.0,
+    seed: int = 0,
+    own: Mapping[str, ParameterValue] = NO_PARAMETERS,
+) -> ModelDescription:
+    """Build a model from a seed, evaluate it on the validation part, and return what was found.
+
+    ``own`` are the user's own parameters of the model.
+    Every metric that the workload declares is in ``initial_metrics``. Raises `WorkloadError` where ``evaluate`` does
+    not return one of them, and lets the workload's own exceptions through. It changes the random state.
+    """
+    seed_everything(seed)
+    model = computation.build_model(workload, dropout, own)
+    with computation.evaluating():
+        metrics = measure(workload, model, data.validation)
+    values = {name: metric_value(workload, metrics, name) for name in workload.metrics}
+    return ModelDescription(
+        parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        batch_norm_layers=batch_norm_layers(model),
+        initial_metrics={name: value if math.isfinite(value) else None for name, value in values.items()},
+    )
+
+
+def tokens_per_sample(workload: Workload) -> int | None:
+    """Return the tokens of a training sample, None where the workload does not count them.
+
+    Raises `WorkloadError` where it is no whole number of at least one.
+    """
+    tokens = getattr(workload, "tokens_per_sample", None)
+    if tokens is not None and (type(tokens) is not int or tokens < 1):
+        raise WorkloadError(f"tokens_per_sample = {tokens!r} must be a whole number >= 1, or left out")
+    return tokens
+
+
+def batch_norm_layers(model: nn.Module) -> int:
+    """Return how many layers of a model in training mode take their statistics from the batch.
+
+    A batch norm that the model keeps in evaluation mode uses its running ones, if it has them.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    return sum(norm.training or norm.running_mean is None for norm in norms)

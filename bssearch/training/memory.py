@@ -7,7 +7,7 @@ import re
 import resource
 import threading
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import psutil
 import torch
@@ -83,38 +83,6 @@ def reset_peak_memory(device: torch.device) -> None:
 def peak_memory_bytes(device: torch.device) -> int | None:
     """Return the most memory that tensors held on the device since the reset; None on the CPU, which does not tell."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
-class PeakMemoryMeter(Protocol):
-    """Measures the peak memory of one trial: what `MemoryBasis` says, in bytes.
-
-    ``start`` it before the trial's model is made; ``restart`` forgets the peak so far, not what it counts from.
-    """
-
-    basis: ClassVar[MemoryBasis]
-
-    def start(self) -> None:
-        """Count from what is held now."""
-
-    def restart(self) -> None:
-        """Forget the peak so far."""
-
-    def peak_bytes(self) -> int | None:
-        """Return the peak since the last start or restart, None before any."""
-
-    def close(self) -> None:
-        """End what measures."""
-
-
-def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> PeakMemoryMeter:
-    """Return what measures a trial's peak memory on a device."""
-    if device.type == "cuda":
-        return DeviceMemoryMeter(device)
-    try:
-        _reset_high_water_mark(clear_refs)
-    except OSError:  # another system, or a container that does not permit it
-        return SampledMemoryMeter()
-    return ResidentMemoryMeter()
 
 
 class DeviceMemoryMeter:
@@ -207,6 +175,24 @@ class SampledMemoryMeter:
 
     def _resident(self) -> int:
         return int(self._process.memory_info().rss)
+
+
+PeakMemoryMeter = DeviceMemoryMeter | ResidentMemoryMeter | SampledMemoryMeter
+"""Measures the peak memory of one trial: what `MemoryBasis` says, in bytes.
+
+``start`` it before the trial's model is made; ``restart`` forgets the peak so far, not what it counts from.
+"""
+
+
+def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> PeakMemoryMeter:
+    """Return what measures a trial's peak memory on a device."""
+    if device.type == "cuda":
+        return DeviceMemoryMeter(device)
+    try:
+        _reset_high_water_mark(clear_refs)
+    except OSError:  # another system, or a container that does not permit it
+        return SampledMemoryMeter()
+    return ResidentMemoryMeter()
 
 
 def trim_heap() -> None:

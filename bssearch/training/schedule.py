@@ -7,12 +7,14 @@ epochs, so that they mean the same at every batch size.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration
 from bssearch.space import DECAY_SHARE, ScheduleName
+from bssearch.workloads.base import Workload
 
 KINDS: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
@@ -103,3 +105,75 @@ def schedule_of(configuration: Configuration, train_samples: int) -> Schedule:
         horizon_steps=None if horizon is None else horizon_steps(float(horizon), configuration.batch_size),
         decay_share=float(configuration.parameters.get("decay_share") or DECAY_SHARE),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSchedule:
+    """The workload's factors on the learning rate, until the horizon that the configuration has, if any.
+
+    ``warmup_steps`` are those of the configuration, during which a trial is not judged to be stuck.
+    """
+
+    factor_at: Callable[[int], Any]
+    configured: Schedule
+
+    @property
+    def warmup_steps(self) -> int:
+        """Return the configuration's optimizer steps of warm-up."""
+        return self.configured.warmup_steps
+
+    def factor(self, step: int) -> float:
+        """Return the factor on the learning rate for a step; raise `WorkloadError` where it is no number >= 0."""
+        factor = self.factor_at(step)
+        try:
+            value = float(factor)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not 0 <= value < math.inf:
+            raise WorkloadError(f"build_schedule()'s function gave {factor!r} at step {step}; it must be a number >= 0")
+        return value
+
+    def is_over(self, step: int) -> bool:
+        """Return whether the horizon has come: this step is not run any more."""
+        return self.configured.is_over(step)
+
+
+def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> Schedule | OwnSchedule:
+    """Return the schedule of a trial: the workload's, where it builds one.
+
+    Raises `WorkloadError` where ``build_schedule`` returns no function, and what `schedule_of` raises.
+    """
+    configured = schedule_of(configuration, train_samples)
+    build = getattr(workload, "build_schedule", None)
+    if build is None:
+        return configured
+    factor_at = build(configuration, max(1, train_samples // configuration.batch_size))
+    if not callable(factor_at):
+        raise WorkloadError(
+            f"build_schedule() returned a {type(factor_at).__name__}; it must be a function of the step, which "
+            "returns the factor on the learning rate"
+        )
+    return OwnSchedule(factor_at, configured)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchSchedule:
+    """The run's schedule from the checkpoint on, for ``steps`` steps; ``offset`` are the steps before.
+
+    Where the optimizer begins anew the rate may rise over the first ``rise`` steps: step s has (s + 1)/(rise + 1) of
+    it. The run's own warmup is no warmup of the branch.
+    """
+
+    run: Schedule | OwnSchedule
+    offset: int
+    steps: int
+    rise: int = 0
+    warmup_steps: int = 0
+
+    def factor(self, step: int) -> float:
+        """Return the factor on the learning rate for a step of the branch, counted from 0."""
+        return self.run.factor(self.offset + step) * min(1.0, (step + 1) / (self.rise + 1))
+
+    def is_over(self, step: int) -> bool:
+        """Return whether the branch has seen its samples."""
+        return step >= self.steps

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import nn
 
 from bssearch.batch_schedule import constant_configurations
-from bssearch.errors import UsageError, WorkloadError
+from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.records import Configuration, parameters_of_group
-from bssearch.training.batches import micro_batches, placement_of
-from bssearch.training.branches.continuation import BranchSchedule
+from bssearch.training.batches import Growth, micro_batches, placement_of
 from bssearch.training.computation import Computation
-from bssearch.training.growing.growth import Growth
-from bssearch.training.losses import LossSum, loss_of
-from bssearch.training.model_state import extra_state, named_tensors, restore_model
-from bssearch.training.own.optimizers import built_optimizers, flat
-from bssearch.training.own.schedule import OwnSchedule, schedule_for
-from bssearch.training.own.step import OwnStep, own_training_step
-from bssearch.training.own.updates import Updates
-from bssearch.training.schedule import Schedule
+from bssearch.training.memory import is_out_of_memory
+from bssearch.training.optimizers import built_optimizers, flat, ignored_learning_rate
+from bssearch.training.schedule import BranchSchedule, OwnSchedule, Schedule, schedule_for
+from bssearch.training.updates import OwnStep, Updates, own_training_step
 from bssearch.workloads.base import WeightedLoss, Workload
-from bssearch.workloads.data import Batch, BatchStream, Part
+from bssearch.workloads.data import Batch, BatchStream, Data, Part
 from bssearch.workloads.evaluation import measure, metric_value
 
 
@@ -37,7 +35,8 @@ class Trainer:
     Each epoch is a new permutation of the training part; its last, incomplete batch is dropped. ``dropped_samples``
     says how many samples that is, ``data_placement`` whether the training part lies on the ``device`` or on the
     ``host``. Close it, or leave its ``with`` block, to end the processes that load the data of the latter. Where the
-    workload makes its batches itself, their order is its own and ``dropped_samples`` is None.
+    workload makes its batches itself, their order is its own and ``dropped_samples`` is None. ``now`` is the
+    configuration of the last step, or of the first one before it has run.
     """
 
     def __init__(
@@ -54,14 +53,14 @@ class Trainer:
         own = parameters_of_group(configuration.parameters, "model")
         self.model = computation.build_model(workload, configuration.dropout, own)
         built = built_optimizers(workload, self.model, configuration, computation.fused)
-        self._updates = Updates(self.model, flat(built, self.model), configuration, computation)
+        self.updates = Updates(self.model, flat(built, self.model), configuration, computation)
         take = own_training_step(workload, computation)
-        self._own_step = take and OwnStep(take, self.model, built, configuration, computation, self._updates)
+        self._own_step = take and OwnStep(take, self.model, built, configuration, computation, self.updates)
         self._workload = workload
         self._augment = getattr(workload, "augment", None)
         self._loss = loss_of(workload, configuration)
         self._configurations = constant_configurations(configuration)
-        self._configuration, self._now = configuration, self._configurations[0]
+        self._configuration, self.now = configuration, self._configurations[0]
         self._computation = computation
         self._train = train
         self._seed = seed
@@ -97,14 +96,9 @@ class Trainer:
         """Return whether the schedule has ended: no further step is run."""
         return self.schedule.is_over(self.position)
 
-    @property
-    def now(self) -> Configuration:
-        """Return the configuration of the last step, or of the first one before it has run."""
-        return self._now
-
     def has_seen_again(self, samples: int) -> bool:
         """Return whether the last step has seen the last of another ``samples`` of the training, or none was taken."""
-        return self.samples % samples < self._now.batch_size
+        return self.samples % samples < self.now.batch_size
 
     @property
     def learning_rate(self) -> float:
@@ -117,17 +111,17 @@ class Trainer:
 
         They count as steps all the same: the data were seen and the schedule moved on.
         """
-        return None if self._updates.scaler is None else int(self._updates.skipped.item())
+        return None if self.updates.scaler is None else int(self.updates.skipped.item())
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """Return the optimizers, all that the workload built or bssearch's own one."""
-        return self._updates.optimizers
+        return self.updates.optimizers
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """Return the first optimizer."""
-        return self._updates.optimizers[0]
+        return self.updates.optimizers[0]
 
     @property
     def has_noise(self) -> bool:
@@ -136,33 +130,34 @@ class Trainer:
 
     def step(self) -> None:
         """Run one optimizer step: all its micro-batches, then clipping, update and average once."""
-        self._now, self._last_factor = self._configurations[self.growth.place], self._factor
-        self._updates.begin(self._last_factor)
+        self.now, self._last_factor = self._configurations[self.growth.place], self._factor
+        self.updates.begin(self._last_factor)
         if self._own_step is None:
             self._accumulate()
             self.update()
         else:
-            self._losses.add(self._own_step.run(self.steps, self._augmented(), self._now))
-            self._updates.end()
+            self._losses.add(self._own_step.run(self.steps, self._augmented(), self.now))
+            self.updates.end()
         self.steps += 1
         self.growth.stepped()
 
     def update(self) -> None:
         """Apply the gradient that lies there: clip, optimizers, average; once per step whatever the accumulation."""
         if self._own_step is None:
-            self._updates.apply()
+            self.updates.apply()
         else:
-            self._updates.apply_each()
+            self.updates.apply_each()
 
     def state(self) -> dict[str, Any]:
         """Return all that the next steps hang on but the random state, to be saved; the tensors are those in use."""
+        model = self.model
         return {
             "steps": self.steps,
-            "model": {name: tensor.detach() for name, tensor in named_tensors(self.model)},
-            "extra": extra_state(self.model),
-            **self._updates.state(),
+            "model": {name: one.detach() for name, one in (*model.named_parameters(), *model.named_buffers())},
+            "extra": {name: value for name, value in model.state_dict().items() if name.endswith("_extra_state")},
+            **self.updates.state(),
             "losses": self._losses.state(),
-            "growth": {**self.growth.state(), "last": self._configurations.index(self._now)},
+            "growth": {**self.growth.state(), "last": self._configurations.index(self.now)},
             "factor": self._last_factor,
         }
 
@@ -172,19 +167,15 @@ class Trainer:
         Raises `WorkloadError` where the model is another one.
         """
         restore_model(self.model, state["model"], state["extra"])
-        self._updates.restore(state)
+        self.updates.restore(state)
         self._losses.restore(state["losses"])
         self.steps = state["steps"]
-        self._last_factor = state.get("factor", self.schedule.factor(max(0, self.steps - 1)))  # of older checkpoints
+        self._last_factor = state["factor"]
         if self.growth.schedule is not None:
             self.growth.restore(state["growth"])
-            self._now = self._configurations[state["growth"]["last"]]
+            self.now = self._configurations[state["growth"]["last"]]
         self._batches.close()
         self._batches = self._micro_batches()
-
-    def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
-        """Begin with another run's optimizer; see `bssearch.training.own.updates.Updates.take_over`."""
-        self._updates.take_over(optimizer, average)
 
     def take_mean_loss(self) -> float | None:
         """Return the mean training loss since the last call, None without a step. Waits for the device."""
@@ -229,7 +220,7 @@ class Trainer:
         Where weights are averaged they are those of the average. Raises `WorkloadError` where the workload does not
         return one of them as a number.
         """
-        weights = nullcontext() if self._updates.average is None else self._updates.average.in_place()
+        weights = nullcontext() if self.updates.average is None else self.updates.average.in_place()
         with weights, self._computation.evaluating():
             found = measure(self._workload, self.model, part)
             return {name: metric_value(self._workload, found, name) for name in names}
@@ -237,15 +228,15 @@ class Trainer:
     def _accumulate(self) -> None:
         """Add up the gradients of the step's micro-batches."""
         weights: list[torch.Tensor | float] = []
-        for _ in range(self._now.accumulation_steps):
+        for _ in range(self.now.accumulation_steps):
             inputs, targets = next(self._batches)
             loss = self._micro_batch_loss(inputs, targets)
             self._add_gradient(loss)
             self._losses.add(loss)
             if isinstance(loss, WeightedLoss):
                 weights.append(loss.weight)
-        if weights and self._now.accumulation_steps > 1:
-            if len(weights) < self._now.accumulation_steps:
+        if weights and self.now.accumulation_steps > 1:
+            if len(weights) < self.now.accumulation_steps:
                 raise WorkloadError(
                     "loss() returned a WeightedLoss for some micro-batches of a batch and not for others"
                 )
@@ -290,17 +281,17 @@ class Trainer:
         The weight of a batch is known after its last micro-batch: until then its number of samples stands for it,
         which keeps the gradients in the range of fp16.
         """
-        accumulates = self._now.accumulation_steps > 1
+        accumulates = self.now.accumulation_steps > 1
         if isinstance(loss, WeightedLoss):
-            share = loss.total / (self._now.batch_size if accumulates else loss.weight)
+            share = loss.total / (self.now.batch_size if accumulates else loss.weight)
         else:
-            share = loss / self._now.accumulation_steps if accumulates else loss
-        self._updates.backward(share)
+            share = loss / self.now.accumulation_steps if accumulates else loss
+        self.updates.backward(share)
 
     def _divide_gradient(self, whole: torch.Tensor) -> None:
         """Divide the gradient by the weight of the whole batch, in place of its number of samples."""
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        factor = torch.as_tensor(self._now.batch_size / whole, dtype=gradients[0].dtype)
+        factor = torch.as_tensor(self.now.batch_size / whole, dtype=gradients[0].dtype)
         torch._foreach_mul_(gradients, factor)
 
 
@@ -323,3 +314,139 @@ def check_split(configuration: Configuration, train_samples: int) -> None:
         )
     if batch_size > train_samples:
         raise WorkloadError(f"batch_size = {batch_size} must be <= {train_samples}, the number of training samples")
+
+
+Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor | WeightedLoss]
+
+
+def loss_of(workload: Workload, configuration: Configuration) -> Loss:
+    """Return a workload's loss of (model, inputs, targets) with a configuration's own parameters.
+
+    One with a training step of its own may have none: nothing calls it then.
+    """
+    own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
+    loss: Any = getattr(workload, "loss", _no_loss)
+    return partial(loss, label_smoothing=configuration.label_smoothing, **own)
+
+
+def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
+    raise WorkloadError("the workload has a training step of its own, and no loss()")
+
+
+class LossSum:
+    """The losses of micro-batches and the weights behind them; a mean loss weighs one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._total = torch.zeros((), dtype=torch.float64, device=device)
+        self._weight: torch.Tensor | float = 0.0
+        self._losses = 0
+
+    def clear(self) -> None:
+        """Start again from nothing."""
+        self._total.zero_()
+        if isinstance(self._weight, torch.Tensor):
+            self._weight.zero_()
+        else:
+            self._weight = 0.0
+        self._losses = 0
+
+    def add(self, loss: torch.Tensor | WeightedLoss) -> None:
+        """Take in the loss of one micro-batch, without waiting for it."""
+        self._losses += 1
+        if isinstance(loss, WeightedLoss):
+            self._total += loss.total.detach()
+            if isinstance(loss.weight, torch.Tensor) and not isinstance(self._weight, torch.Tensor):
+                self._weight = torch.full((), self._weight, dtype=torch.float64, device=loss.weight.device)
+            self._weight += loss.weight.reshape(()) if isinstance(loss.weight, torch.Tensor) else loss.weight
+        else:
+            self._total += loss.detach()
+            self._weight = self._weight + 1.0
+
+    def state(self) -> dict[str, Any]:
+        """Return the sums, to be saved."""
+        weight = self._weight if isinstance(self._weight, torch.Tensor) else float(self._weight)
+        return {"total": self._total, "weight": weight, "losses": self._losses}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from saved sums."""
+        weight = state["weight"]
+        self._total.copy_(state["total"])
+        if isinstance(self._weight, torch.Tensor):
+            self._weight.copy_(torch.as_tensor(weight))
+        else:
+            self._weight = weight.to(self.device) if isinstance(weight, torch.Tensor) else weight
+        self._losses = state["losses"]
+
+    def mean(self) -> float | None:
+        """Return the sum of the losses over that of their weights, None of no loss. Waits for the device."""
+        return (self._total / self._weight).item() if self._losses else None
+
+
+@torch.no_grad()
+def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], extra: dict[str, Any]) -> None:
+    """Give a model the tensors, wherever they lie, and the extra state of another one.
+
+    Raises `WorkloadError` where a parameter is missing or of another shape.
+    """
+    for name, parameter in model.named_parameters():
+        if name not in saved or saved[name].shape != parameter.shape:
+            was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"
+            raise WorkloadError(f"the parameter {name} of shape {tuple(parameter.shape)} was saved {was}")
+    device = next(model.parameters()).device
+    for name, tensor in saved.items():
+        _put(model, name, tensor.to(device))
+    model.load_state_dict(extra, strict=False)
+
+
+def _put(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+    """Give a parameter or buffer its value where it lies; a buffer that the first steps made or replaced is made."""
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    present = getattr(owner, leaf, None)
+    if isinstance(present, torch.Tensor) and present.shape == value.shape and present.dtype == value.dtype:
+        present.copy_(value)
+    else:
+        owner.register_buffer(leaf, value)
+
+
+WARM_UP_STEPS = 2
+
+
+def warm_up(
+    workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
+) -> None:
+    """Let the device and the libraries meet every shape of a trial before its time starts.
+
+    A throw-away model evaluates the validation part once and takes the first two steps of the trial, on the rows that
+    its seed draws for them: no batch is met here that the trial does not meet itself. Where the batch grows, others
+    take two steps of each size. Where it fails compiled and not uncompiled, compiling is given up. It changes the
+    random state: build the trial's own trainer afterwards, which seeds it and is then what it would be without the
+    warm-up. Raises `WorkloadError` where a batch is larger than the training part.
+    """
+    check_split(configuration, len(data.train))
+    try:
+        _take_first_steps(workload, configuration, data, computation, metric, seed)
+    except BSSearchError:
+        raise
+    except Exception as error:
+        if not computation.compiles or is_out_of_memory(error):
+            raise
+        with computation.without_compiling():
+            _take_first_steps(workload, configuration, data, computation, metric, seed)
+        computation.fallback(error)
+
+
+def _take_first_steps(
+    workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
+) -> None:
+    # The trial's own rows: made-up ones, or the first of a part that is sorted by length, may hold not a single token.
+    for place, one in enumerate(constant_configurations(replace(configuration, warmup_epochs=0.0))):
+        with Trainer(workload, one, data.train, computation, seed) as trainer:
+            if place == 0:
+                trainer.evaluate(data.validation, metric)
+            for _ in range(WARM_UP_STEPS):
+                trainer.step()
+            ignored = ignored_learning_rate(workload, trainer.model, one)
+            if ignored is not None:
+                computation.warn(ignored)

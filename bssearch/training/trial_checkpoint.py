@@ -14,10 +14,9 @@ import random
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, BinaryIO, Protocol, Self, cast
+from typing import IO, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from bssearch.files import new_guarded_file
 from bssearch.records import TrialRequest
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
+from bssearch.training.course import first_line
 from bssearch.training.environment import workload_revision
 from bssearch.workloads.base import Workload
 
@@ -73,11 +73,17 @@ class Saved(Protocol):
 
     def state(self) -> State:
         """Return what it goes on from."""
-        ...
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: State, /) -> None:
         """Go on from there."""
-        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a checkpoint by the functions that return and take its state; see `Saved`."""
+
+    state: Callable[[], State]
+    restore: Callable[[State], None]
 
 
 class Checkpoint:
@@ -94,11 +100,33 @@ class Checkpoint:
 
         What the file system or the serialisation raises goes through, and nothing is left of the try.
         """
-        with _Draft(self._path, self._identity, self._on_progress) as draft:
+        part = self._path.with_name(self._path.name + ".part")
+        file = new_guarded_file(part)
+        archive = zipfile.ZipFile(file, "w")
+        try:
             with self._clock.ledger("other"):
-                draft.write_training({name: part.state() for name, part in training.items()})
+                archive.writestr(IDENTITY, json.dumps(self._identity))
+                self._write(archive, {name: one.state() for name, one in training.items()})
             with self._clock.ledger("other"):
-                draft.finish({name: part.state() for name, part in measured.items()})
+                states = {name: one.state() for name, one in measured.items()}
+                archive.writestr(_MEASURED, json.dumps(states, allow_nan=False))
+                archive.close()
+                file.close()
+                part.replace(self._path)
+        finally:
+            for opened in (archive, file):
+                with suppress(OSError, ValueError):  # a full disk says so twice
+                    opened.close()
+            part.unlink(missing_ok=True)
+
+    def _write(self, archive: zipfile.ZipFile, state: State) -> None:
+        """Write the large part."""
+        with archive.open(TRAINING, "w", force_zip64=True) as member:
+            file = _InChunks(member, self._on_progress)
+            try:
+                torch.save(state, cast("IO[bytes]", file))
+            except Exception as error:
+                raise file.error or error from None
 
     def restore(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
         """Restore the parts that are in the file, in their order.
@@ -142,56 +170,6 @@ class RandomState:
         torch.set_rng_state(state["torch"])
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda"], self._device)
-
-
-def first_line(error: BaseException) -> str:
-    """Return an error's kind and the first line of what it says."""
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}".rstrip(": ")
-
-
-class _Draft:
-    """Writes a checkpoint beside its place and moves it there once it is whole; otherwise leaves nothing behind."""
-
-    def __init__(self, path: Path, identity: Identity, on_progress: Callable[[], None]) -> None:
-        self._path = path
-        self._part = path.with_name(path.name + ".part")
-        self._identity = identity
-        self._on_progress = on_progress
-        self._file: BinaryIO | None = None
-        self._archive: zipfile.ZipFile | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            for opened in (self._archive, self._file):
-                with suppress(OSError, ValueError):  # a full disk says so twice
-                    if opened is not None:
-                        opened.close()
-            self._part.unlink(missing_ok=True)
-
-    def write_training(self, state: State) -> None:
-        """Write the large part."""
-        self._file = new_guarded_file(self._part)
-        self._archive = zipfile.ZipFile(self._file, "w")
-        self._archive.writestr(IDENTITY, json.dumps(self._identity))
-        with self._archive.open(TRAINING, "w", force_zip64=True) as member:
-            file = _InChunks(member, self._on_progress)
-            try:
-                torch.save(state, cast("IO[bytes]", file))
-            except Exception as error:
-                raise file.error or error from None
-
-    def finish(self, measured: State) -> None:
-        """Write what was measured until now, JSON values, and put the file in its place."""
-        assert self._archive is not None and self._file is not None, "the large part is written first"
-        self._archive.writestr(_MEASURED, json.dumps(measured, allow_nan=False))
-        self._archive.close()
-        self._file.close()
-        self._part.replace(self._path)
 
 
 def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tuple[State, State]:

@@ -27,8 +27,8 @@ import torch
 import typer
 from torch.utils.data import DataLoader, TensorDataset
 
-from bssearch.integrations.loop_clock import TIMED_STEPS
 from bssearch.integrations.own_loop import LoopTrial
+from bssearch.integrations.trial_run import TIMED_STEPS
 from bssearch.workloads.digits import Digits
 from tests.benchmarks.harness import one_of, ratio, script, turned
 from tests.benchmarks.loop_overhead import misses_bar

@@ -26,10 +26,9 @@ import torch
 import typer
 from torch.utils.data import DataLoader, TensorDataset
 
-from bssearch.integrations.line import SocketLine
-from bssearch.integrations.loop_clock import TIMED_STEPS
+from bssearch.integrations.current import SocketLine
 from bssearch.integrations.own_loop import LoopTrial
-from bssearch.integrations.trial_run import TrialRun
+from bssearch.integrations.trial_run import TIMED_STEPS, TrialRun
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from bssearch.workloads.digits import Digits
 from tests.benchmarks.harness import ratio, script, turned

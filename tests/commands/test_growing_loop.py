@@ -14,7 +14,7 @@ from bssearch.commands.growing.loop import training_loop
 from bssearch.commands.growing.values import ScheduledTraining, schedule_values
 from bssearch.records import Configuration
 from bssearch.scaling import LearningRateRule
-from bssearch.training.growing.growth import Growth
+from bssearch.training.batches import Growth
 from bssearch.training.schedule import schedule_of
 
 SAMPLES = 100

@@ -242,10 +242,10 @@ def test_where_the_whole_training_part_fits_it_was_run_and_nothing_is_named_abov
 
 def test_a_probe_that_broke_off_goes_on_where_it_stopped_and_a_limit_is_another_device(store: Store) -> None:
     class Breaks(LawExecutor):
-        def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
+        def measure_memory(self, request: MemoryRequest) -> MemoryUse:
             if len(self.sizes_run) == 4:
                 raise KeyboardInterrupt
-            return super().measure_memory(request, reserve=reserve)
+            return super().measure_memory(request)
 
     with pytest.raises(KeyboardInterrupt):
         probe(store, Breaks(fits_up_to=300))

@@ -155,7 +155,7 @@ class FakeExecutor:
             peak_memory_bytes=None,
         )
 
-    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
+    def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         self._refuse_while_a_trial_runs()
         micro_batch_size = request.configuration.micro_batch_size
         fits = self._fits(micro_batch_size)

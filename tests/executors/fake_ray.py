@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from bssearch.executors.failures import Death
-from bssearch.executors.messages import Describe, Described, Exit, Load, Loaded, Reply, Run, decode_command, encode
+from bssearch.executors.messages import Load, Loaded, Reply, decode_command, encode
 from bssearch.executors.ray import executor as ray_executor
 from bssearch.executors.ray.actor import Heard, Place
 from bssearch.executors.ray.cluster import Node
+from bssearch.records import TrialRequest
 from tests.executors.fake import DESCRIPTION
 
 
@@ -81,9 +82,9 @@ class Actor:
         command = decode_command(line)
         self.told.append(command)
         match command:
-            case Describe():
-                self.say(Described(description=DESCRIPTION))
-            case Exit():
+            case "describe":
+                self.say(DESCRIPTION)
+            case "exit":
                 self.do_kill()
             case Load():
                 self.say(Loaded(device="cuda:0", device_uuid=f"GPU-{self.node}", device_name=self.kind))
@@ -104,7 +105,7 @@ class Actor:
     def runs(self) -> list[int]:
         """Return the numbers of the trials that it was to run, once there is one."""
         deadline = time.monotonic() + 30
-        while not (found := [one.request.number for one in self.told if isinstance(one, Run)]):
+        while not (found := [one.number for one in self.told if isinstance(one, TrialRequest)]):
             assert time.monotonic() < deadline, "it was told of no trial"
             time.sleep(0.01)
         return found

@@ -44,7 +44,7 @@ def loaded(
 ) -> LoadedCommand:
     """Return a command, loaded in this process; a text is a script of bash."""
     words = script(command) if isinstance(command, str) else command
-    return LoadedCommand(Load.of(settings(folder, words, report, hang_seconds=hang_seconds), 0))
+    return LoadedCommand(Load(settings=settings(folder, words, report, hang_seconds=hang_seconds), slot=0))
 
 
 def request(*, seconds: float = 30.0, **changes: object) -> TrialRequest:
@@ -61,7 +61,7 @@ def run(
 ) -> tuple[TrialOutcome, list[Observation]]:
     """Run a trial to its end; return its outcome and what it observed."""
     observed: list[Observation] = []
-    return command.trial(asked or request(), stop=stop).run(observed.append), observed
+    return command.run(asked or request(), observed.append, stop=stop), observed
 
 
 def python(code: str) -> list[str]:

@@ -11,24 +11,16 @@ from typing import Any
 import pytest
 
 from bssearch.executors import local
-from bssearch.executors.driven_worker import Inbox
 from bssearch.executors.failures import Death
 from bssearch.executors.messages import (
     Command,
-    Describe,
-    Described,
-    Exit,
     Load,
     Loaded,
-    MeasureMemory,
-    MeasureStepTime,
-    MemoryMeasured,
     Refused,
     Reply,
-    Run,
-    StepTimeMeasured,
 )
-from bssearch.records import MemoryUse, StepTime
+from bssearch.executors.process import Inbox
+from bssearch.records import MemoryRequest, MemoryUse, StepTime, StepTimeRequest, TrialRequest
 from tests.executors.fake import DESCRIPTION
 
 
@@ -99,30 +91,28 @@ class ScriptedWorker:
                 name = f"cuda:{self.device}" if self._node.devices else "cpu"
                 uuid = f"GPU-{self.device}" if self._node.devices else None
                 self.say(Loaded(device=name, device_uuid=uuid, devices=max(1, self._node.devices)))
-            case Describe():
-                self.say(Described(description=DESCRIPTION))
-            case MeasureStepTime() if self.device == self._node.refuses:
+            case "describe":
+                self.say(DESCRIPTION)
+            case StepTimeRequest() if self.device == self._node.refuses:
                 self.say(Refused(error="launch", message="no device"))
-            case MeasureStepTime():
-                one, seconds = command.request.configuration, self._node.step_seconds.get(self.device, 0.01)
+            case StepTimeRequest():
+                one, seconds = command.configuration, self._node.step_seconds.get(self.device, 0.01)
                 self.say(
-                    StepTimeMeasured(
-                        step_time=StepTime(
-                            batch_size=one.batch_size,
-                            micro_batch_size=one.micro_batch_size,
-                            step_seconds=seconds,
-                            evaluation_seconds=seconds,
-                            steps_timed=10,
-                            peak_memory_bytes=None,
-                        )
+                    StepTime(
+                        batch_size=one.batch_size,
+                        micro_batch_size=one.micro_batch_size,
+                        step_seconds=seconds,
+                        evaluation_seconds=seconds,
+                        steps_timed=10,
+                        peak_memory_bytes=None,
                     )
                 )
-            case MeasureMemory():
-                micro = command.request.configuration.micro_batch_size
-                self.say(MemoryMeasured(memory=MemoryUse(micro_batch_size=micro, fits=True, peak_memory_bytes=None)))
-            case Exit():
+            case MemoryRequest():
+                micro = command.configuration.micro_batch_size
+                self.say(MemoryUse(micro_batch_size=micro, fits=True, peak_memory_bytes=None))
+            case "exit":
                 self.kill()
-            case Run():
+            case TrialRequest():
                 pass
 
     def say(self, reply: Reply) -> None:

@@ -19,14 +19,14 @@ import pytest
 from bssearch.errors import LaunchError, UsageError, WorkloadError
 from bssearch.executors.base import Ended
 from bssearch.executors.local import LocalExecutor
-from bssearch.executors.messages import Load, MeasureMemory, MeasureNoise, MeasureStepTime
+from bssearch.executors.messages import Load
 from bssearch.executors.programs import command_process
-from bssearch.executors.programs.command import LoadedCommand
-from bssearch.executors.programs.command_files import LARGEST_FILE
+from bssearch.executors.programs.command import LARGEST_FILE, LoadedCommand
 from bssearch.executors.programs.command_process import CommandProcess
 from bssearch.records import (
     Configuration,
     MemoryRequest,
+    MemoryUse,
     NoiseRequest,
     SecondsBasis,
     StepTime,
@@ -327,9 +327,9 @@ def test_a_log_may_be_silent_before_its_training(tmp_path: Path) -> None:
 
 def timed(command: LoadedCommand) -> StepTime:
     asked = StepTimeRequest(configuration=DEFAULT, threads=1, trial_train_seconds=10.0, seconds_limit=1.0)
-    measured = command.measure(MeasureStepTime(request=asked))
-    assert measured.kind == "step_time_measured"
-    return measured.step_time
+    measured = command.measure(asked)
+    assert isinstance(measured, StepTime)
+    return measured
 
 
 @pytest.mark.slow
@@ -361,18 +361,18 @@ def test_what_cannot_be_measured_of_a_command_is_said(tmp_path: Path) -> None:
         eval_every_steps=1,
     )
     with pytest.raises(WorkloadError, match="keeps its loss to itself"):
-        loaded(tmp_path, BEGINS).measure(MeasureNoise(request=noise))
+        loaded(tmp_path, BEGINS).measure(noise)
 
 
 def test_a_program_without_memory_does_not_fit(tmp_path: Path) -> None:
     full = loaded(tmp_path, "echo 'RESOURCE_EXHAUSTED: Out of memory'; exit 1")
     assert timed(full).out_of_memory
     asked = MemoryRequest(configuration=DEFAULT, threads=1)
-    measured = full.measure(MeasureMemory(request=asked))
-    assert measured.kind == "memory_measured" and not measured.memory.fits
+    measured = full.measure(asked)
+    assert isinstance(measured, MemoryUse) and not measured.fits
     fits = loaded(tmp_path, """for i in 1 2 3; do echo '{"step": '$i'}'; done; SLEEP""")
-    measured = fits.measure(MeasureMemory(request=asked))
-    assert measured.kind == "memory_measured" and measured.memory.fits
+    measured = fits.measure(asked)
+    assert isinstance(measured, MemoryUse) and measured.fits
 
 
 def test_a_command_is_known_by_the_files_in_its_folder(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_a_command_is_known_by_the_files_in_its_folder(tmp_path: Path) -> None:
     with (tmp_path / "data.bin").open("wb") as file:
         file.truncate(LARGEST_FILE + 1)
     words = ["/bin/bash", "train.sh", "--config=my.cfg", "data.bin", "{seed}"]
-    load = Load.of(settings(tmp_path, words), 0)
+    load = Load(settings=settings(tmp_path, words), slot=0)
     known = LoadedCommand(load).revision
     assert LoadedCommand(replace(load, revision=known)).revision == known
     for changed in ("train.sh", "my.cfg"):

@@ -13,10 +13,10 @@ import pytest
 
 from bssearch.errors import WorkloadError
 from bssearch.executors.base import Program
-from bssearch.executors.messages import Load, MeasureStepTime, StepTimeMeasured
+from bssearch.executors.messages import Load
 from bssearch.executors.programs.command import LoadedCommand
-from bssearch.executors.programs.connected_command import Patience
-from bssearch.records import Configuration, StepTimeRequest, TrialState
+from bssearch.executors.programs.command_process import Patience
+from bssearch.records import Configuration, StepTime, StepTimeRequest, TrialState
 from tests.executors.own_command import BEGINS, DEFAULT, loaded, request, run, settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a command leaves is found on Linux")
@@ -73,7 +73,7 @@ def test_a_program_that_has_reported_cannot_ask_and_needs_its_places(tmp_path: P
     assert plain.program is not None
     lacks = replace(plain, program=replace(plain.program, searched=("batch_size", "learning_rate")))
     with pytest.raises(WorkloadError, match=r"learning_rate is searched, and .* not take \{learning_rate\}"):
-        LoadedCommand(Load.of(lacks, 0)).describe()
+        LoadedCommand(Load(settings=lacks, slot=0)).describe()
 
 
 @pytest.mark.slow
@@ -127,9 +127,9 @@ def last_words(printed: str) -> list[list[str]]:
 def test_two_ranks_train_one_trial_and_stop_at_the_same_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = program(tmp_path, RANKS, *TORCHRUN)
     assert command.describe().model.initial_metrics == {"accuracy": 0.0}
-    answer = command.measure(MeasureStepTime(request=StepTimeRequest(configuration=DEFAULT, seconds_limit=0.2)))
-    assert isinstance(answer, StepTimeMeasured)
-    assert answer.step_time.step_seconds is not None and 0 < answer.step_time.step_seconds < 1
+    answer = command.measure(StepTimeRequest(configuration=DEFAULT, seconds_limit=0.2))
+    assert isinstance(answer, StepTime)
+    assert answer.step_seconds is not None and 0 < answer.step_seconds < 1
     capfd.readouterr()
     outcome, observed = run(command)
     assert (outcome.state, outcome.steps, outcome.seconds_basis) == (TrialState.REACHED, 10, None)
@@ -174,4 +174,4 @@ def test_a_command_with_a_log_that_is_read_may_ask_too(tmp_path: Path) -> None:
         report={"step": "step ([0-9]+)", "accuracy": "acc=(.*)"},
     )
     plain = settings(tmp_path, ["true"])
-    assert LoadedCommand(Load.of(replace(plain, program=read), 0)).describe().metrics.keys() == {"accuracy"}
+    assert LoadedCommand(Load(settings=replace(plain, program=read), slot=0)).describe().metrics.keys() == {"accuracy"}

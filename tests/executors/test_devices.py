@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bssearch.errors import LaunchError
-from bssearch.executors.devices import CONTEXT_BYTES, choose_device, memory_limit_of_slot, uuid_of
+from bssearch.executors.devices import CONTEXT_BYTES, device_of, memory_limit_of_slot, uuid_of
 from bssearch.training import nvml
 from tests.training.fake_nvml import FakeNvml
 
@@ -39,13 +39,13 @@ TWO = [(12, "ollama"), (34, "train.py")]
 @pytest.mark.parametrize("wanted", ["auto", "cpu"])
 def test_without_cuda_it_is_the_cpu(machine: Machine, wanted: str) -> None:
     machine(0)
-    assert choose_device(wanted, slot=3) == torch.device("cpu")
+    assert device_of(wanted, slot=3)[0] == torch.device("cpu")
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])
 def test_slots_take_turns(machine: Machine, wanted: str) -> None:
     current = machine(2)
-    assert [choose_device(wanted, slot).index for slot in range(4)] == [0, 1, 0, 1]
+    assert [device_of(wanted, slot)[0].index for slot in range(4)] == [0, 1, 0, 1]
     assert [device.index for device in current] == [0, 1, 0, 1]
 
 
@@ -57,19 +57,19 @@ def test_a_device_that_is_not_there_is_named_with_those_that_are(
 ) -> None:
     machine(devices)
     with pytest.raises(LaunchError, match=f"'{wanted}' is not there; this machine has {present}$") as raised:
-        choose_device(wanted, slot=0)
+        device_of(wanted, slot=0)[0]
     assert raised.value.exit_code == 6
 
 
 def test_idle_devices_are_preferred(machine: Machine) -> None:
     machine(3, busy={1: ONE})
-    assert [choose_device("auto", slot).index for slot in range(4)] == [0, 2, 0, 2]
+    assert [device_of("auto", slot)[0].index for slot in range(4)] == [0, 2, 0, 2]
 
 
 def test_a_busy_device_is_refused_naming_its_programs(machine: Machine) -> None:
     machine(2, busy={1: TWO})
     with pytest.raises(LaunchError, match=r"cuda:1 by process 12 \(ollama\), process 34 \(train.py\)") as raised:
-        choose_device("cuda:1", slot=0)
+        device_of("cuda:1", slot=0)[0]
     assert raised.value.exit_code == 6
     assert raised.value.hint is not None and "--allow-busy" in raised.value.hint
 
@@ -77,18 +77,18 @@ def test_a_busy_device_is_refused_naming_its_programs(machine: Machine) -> None:
 def test_auto_is_refused_where_every_device_is_busy(machine: Machine) -> None:
     machine(2, busy={0: ONE, 1: TWO})
     with pytest.raises(LaunchError, match=r"cuda:0 by process 4711 \(python3\); cuda:1 by process 12"):
-        choose_device("auto", slot=0)
+        device_of("auto", slot=0)[0]
 
 
 def test_busy_devices_are_taken_where_that_is_allowed(machine: Machine) -> None:
     machine(2, busy={0: ONE, 1: TWO})
-    assert [choose_device("auto", slot, allow_busy=True).index for slot in range(3)] == [0, 1, 0]
-    assert choose_device("cuda:1", slot=0, allow_busy=True).index == 1
+    assert [device_of("auto", slot, allow_busy=True)[0].index for slot in range(3)] == [0, 1, 0]
+    assert device_of("cuda:1", slot=0, allow_busy=True)[0].index == 1
 
 
 def test_an_idle_device_is_preferred_even_where_busy_ones_are_allowed(machine: Machine) -> None:
     machine(2, busy={0: ONE})
-    assert choose_device("auto", slot=0, allow_busy=True).index == 1
+    assert device_of("auto", slot=0, allow_busy=True)[0].index == 1
 
 
 def test_a_gpu_and_a_part_of_one_are_told_apart_by_uuid_and_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from bssearch.executors.failures import Death
 from bssearch.executors.inline import InlineExecutor
 from bssearch.executors.local import LocalExecutor
 from bssearch.executors.messages import Load, Loaded
-from bssearch.executors.slot import Slot, SlotState
+from bssearch.executors.slots import Slot, SlotState
 from bssearch.records import StepTimeRequest, TrialState
 from tests.executors.line_workload import (
     opened,
@@ -156,7 +156,7 @@ def test_a_trial_is_told_with_the_gpu_of_its_slot_though_the_worker_died(tmp_pat
     (tmp_path / "log").touch()
     slot = Slot(0, tmp_path / "log", keeps_log=True)
     worker: Any = Recording()
-    slot.start(worker, Load.of(ExecutorSettings(workload="line.py:Line"), 0))
+    slot.start(worker, Load(settings=ExecutorSettings(workload="line.py:Line"), slot=0))
     slot.take(Loaded(device="cuda:1", device_uuid="GPU-1"))
     slot.run(request_trial(7))
     ended = slot.bury()

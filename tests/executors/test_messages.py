@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors import messages
+from bssearch.executors.base import Ended, ExecutorSettings, Observed, Program
 from bssearch.executors.messages import Command, Lines, Reply, decode_command, decode_reply, encode
 from bssearch.records import (
     Environment,
+    MemoryRequest,
     MetricInfo,
     ModelDescription,
     Observation,
     StepTime,
     StepTimeRequest,
     TrialOutcome,
+    TrialRequest,
     TrialState,
     WorkloadDescription,
 )
@@ -62,40 +66,58 @@ STEP_TIME = StepTime(
 )
 OUTCOME = TrialOutcome(state=TrialState.REACHED, reason="two\nlines", steps_to_target=3, traceback="a\n\tb\u2028c")
 
+
+def kind_of(message: Command | Reply) -> str:
+    return message if isinstance(message, str) else type(message).__name__
+
+
 COMMANDS: list[Command] = [
     messages.Load(
-        workload="a.py:B",
-        workload_settings={"x": 1, "y": "2"},
-        folder="/a b",
-        device="auto",
+        settings=ExecutorSettings(
+            workload="a.py:B",
+            workload_settings={"x": 1, "y": "2"},
+            folder=Path("/a b"),
+            slots="auto",
+            threads=2,
+            program=Program(default=REQUEST.configuration, metric="accuracy", command=("train", "{seed}")),
+            log_folder=Path("logs"),
+        ),
         slot=1,
-        threads=2,
     ),
-    messages.Describe(),
-    messages.MeasureStepTime(request=StepTimeRequest(configuration=REQUEST.configuration, threads=3)),
-    messages.Run(request=REQUEST),
+    messages.Assign(
+        work=MemoryRequest(configuration=REQUEST.configuration, reserve=True),
+        configuration=REQUEST.configuration,
+        parameters={"momentum": 0.9},
+        metric="accuracy",
+        device="cpu",
+        revision="0",
+    ),
+    MemoryRequest(configuration=REQUEST.configuration),
+    "describe",
+    StepTimeRequest(configuration=REQUEST.configuration, threads=3),
+    REQUEST,
     messages.Stop(number=3, state=TrialState.PRUNED, reason="too slow"),
-    messages.Exit(),
+    "exit",
 ]
 REPLIES: list[Reply] = [
     messages.Loaded(device="cuda:1"),
-    messages.Described(description=DESCRIPTION),
+    DESCRIPTION,
     messages.Refused(error="workload", message="no", hint=None),
-    messages.Heartbeat(),
-    messages.StepTimeMeasured(step_time=STEP_TIME),
-    messages.TrialObserved(number=3, observation=OBSERVATION),
-    messages.TrialEnded(number=3, outcome=OUTCOME, broken=True),
+    "heartbeat",
+    STEP_TIME,
+    Observed(number=3, observation=OBSERVATION),
+    Ended(number=3, outcome=OUTCOME, broken=True),
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.kind)
+@pytest.mark.parametrize("command", COMMANDS, ids=kind_of)
 def test_a_command_arrives_as_it_was_sent(command: Command) -> None:
     line = encode(command)
     assert line.count(b"\n") == 1
     assert decode_command(line) == command
 
 
-@pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: reply.kind)
+@pytest.mark.parametrize("reply", REPLIES, ids=kind_of)
 def test_a_reply_arrives_as_it_was_sent(reply: Reply) -> None:
     line = encode(reply)
     assert line.count(b"\n") == 1
@@ -103,19 +125,19 @@ def test_a_reply_arrives_as_it_was_sent(reply: Reply) -> None:
 
 
 def test_parameters_keep_their_types_and_with_them_the_configurations_key() -> None:
-    decoded = decode_command(encode(messages.Run(request=REQUEST)))
-    assert isinstance(decoded, messages.Run)
-    parameters = decoded.request.configuration.parameters
+    decoded = decode_command(encode(REQUEST))
+    assert isinstance(decoded, TrialRequest)
+    parameters = decoded.configuration.parameters
     assert {name: type(value) for name, value in parameters.items()} == {
         name: type(value) for name, value in REQUEST.configuration.parameters.items()
     }
-    assert decoded.request.configuration.key == REQUEST.configuration.key
+    assert decoded.configuration.key == REQUEST.configuration.key
 
 
 @pytest.mark.parametrize("metric", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinities_are_refused(metric: float) -> None:
     with pytest.raises(ValueError):
-        encode(messages.TrialObserved(number=1, observation=replace(OBSERVATION, metric=metric)))
+        encode(Observed(number=1, observation=replace(OBSERVATION, metric=metric)))
 
 
 @pytest.mark.parametrize("line", [b"", b"hello", b"{}", b'{"kind": "run"}', b'{"kind": "heartbeat"}'])

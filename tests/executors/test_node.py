@@ -13,13 +13,13 @@ import pytest
 
 from bssearch.errors import LaunchError
 from bssearch.executors import devices
-from bssearch.executors.base import Ended, ExecutorSettings, Program
+from bssearch.executors.base import Ended, ExecutorSettings, Observed, Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.local import LocalExecutor
-from bssearch.executors.messages import Load, MeasureStepTime, Run, TrialObserved
+from bssearch.executors.messages import Load
 from bssearch.executors.process import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
-from bssearch.executors.slot_executor import COMPILE_SECONDS
-from bssearch.records import Observation, StepTimeRequest, TrainingSettings, TrialState
+from bssearch.executors.slots import COMPILE_SECONDS
+from bssearch.records import Observation, StepTimeRequest, TrainingSettings, TrialRequest, TrialState
 from bssearch.training import memory
 from tests.executors.line_workload import request_trial, write_workload
 from tests.executors.scripted_worker import Node, ScriptedWorker
@@ -41,7 +41,7 @@ def test_auto_is_a_slot_for_each_device(devices: int, slots: int, monkeypatch: p
         for number in range(1, slots + 1):
             executor.submit(request_trial(number))
         assert sorted(worker.slot for worker in node.workers) == [*range(slots)]
-        assert len(node.told(Run)) == slots
+        assert len(node.told(TrialRequest)) == slots
 
 
 def test_devices_that_no_slot_uses_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_slots_that_share_a_device_are_not_apart_and_know_how_many_they_are(monk
         assert executor.describe().notice is None
         assert not executor.slots_apart
         executor.submit(request_trial(1))
-        assert [(load.slot, load.slots) for _, load in node.told(Load)] == [(0, 3), (1, 3), (2, 3)]
+        assert [(load.slot, load.settings.slots) for _, load in node.told(Load)] == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_workers_have_segments_that_grow_and_programs_what_they_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_a_worker_keeps_to_its_slots_share_of_the_memory_and_says_that_it_has_no
     monkeypatch.setattr(devices, "memory_limit_of_slot", lambda device, slot, slots, of, limit: 2**30 // slots)
     monkeypatch.setattr(memory, "limit_memory", lambda device, limit_bytes: limits.append(limit_bytes))
     settings = ExecutorSettings(workload="line.py:Line", folder=tmp_path, device="cpu", slots=4)
-    loaded = LoadedWorkload(Load.of(settings, 0))
+    loaded = LoadedWorkload(Load(settings=settings, slot=0))
     assert limits == [2**28]
     assert loaded.describe().environment.device_memory_bytes == 2**28
 
@@ -102,7 +102,7 @@ def test_a_gpu_draws_its_kernels_anew_for_each_visit_to_a_batch_size(monkeypatch
         for _ in range(3):
             for size in (8, 16, 32):
                 executor.measure_step_time(times_of(size))
-    timed = [(worker, asked.request.configuration.batch_size) for worker, asked in node.told(MeasureStepTime)]
+    timed = [(worker, asked.configuration.batch_size) for worker, asked in node.told(StepTimeRequest)]
     assert timed == [(worker, size) for worker in range(3) for size in (8, 16, 32)]
 
 
@@ -111,7 +111,7 @@ def test_a_slot_stays_on_its_device_whichever_devices_come_free(monkeypatch: pyt
         executor.describe()
         for _ in range(2):
             executor.measure_step_times([times_of(8), times_of(16)])
-        loads = [(load.slot, load.device, load.devices) for _, load in node.told(Load)]
+        loads = [(load.slot, load.settings.device, load.devices) for _, load in node.told(Load)]
     assert loads == [(0, "auto", None), (1, "auto", 2), (0, "cuda:0", 2), (1, "cuda:1", 2)]
 
 
@@ -137,7 +137,7 @@ def test_before_its_first_evaluation_a_model_may_be_compiled_for_longer_than_a_t
         executor.submit(request_trial(2))
         worker = node.workers[-1]
         seen = Observation(step=1, samples=8, train_seconds=0.1, metric=0.1, loss=None, learning_rate=0.1)
-        worker.say(TrialObserved(number=2, observation=seen))
+        worker.say(Observed(number=2, observation=seen))
         executor.events(0.0)
         assert states_after(executor, worker, 299.0) == []
         assert states_after(executor, worker, 301.0) == [TrialState.FAILED]
@@ -167,9 +167,7 @@ def test_the_devices_of_a_node_time_steps_at_once_each_visit_in_new_processes(mo
         "GPU-1": 0.01,
         "GPU-2": 0.02,
     }
-    timed = [
-        (node.workers[at].slot, asked.request.configuration.batch_size) for at, asked in node.told(MeasureStepTime)
-    ]
+    timed = [(node.workers[at].slot, asked.configuration.batch_size) for at, asked in node.told(StepTimeRequest)]
     assert len(node.workers) == 6, "two for each device"
     assert sorted(timed)[:4] == [(0, 8), (0, 8), (0, 64), (0, 64)]
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bssearch.executors.driven_worker import Inbox
 from bssearch.executors.messages import LONGEST_LINE_BYTES, Lines
-from bssearch.executors.process import SECRETS, WorkerProcess, allocator_environment, worker_environment
+from bssearch.executors.process import SECRETS, Inbox, WorkerProcess, allocator_environment, worker_environment
 
 
 def test_a_worker_has_what_repeatable_sums_on_a_gpu_need_unless_the_user_chose_otherwise() -> None:

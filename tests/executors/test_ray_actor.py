@@ -12,22 +12,18 @@ from pathlib import Path
 
 import psutil
 
-from bssearch.executors.base import ExecutorSettings
+from bssearch.executors.base import Ended, ExecutorSettings
 from bssearch.executors.messages import (
-    Describe,
-    Described,
     Load,
     Loaded,
     Refused,
     Reply,
-    Run,
     Stop,
-    TrialEnded,
     decode_reply,
     encode,
 )
 from bssearch.executors.ray.actor import MOST_LOG_BYTES, Heard, SlotActor
-from bssearch.records import TrialState
+from bssearch.records import TrialState, WorkloadDescription
 from tests.executors.line_workload import request_endless_trial, write_workload
 
 CHATTY = """
@@ -49,7 +45,7 @@ def started(folder: Path, code: str = "") -> Iterator[SlotActor]:
     actor.start(0, 1, {})
     try:
         settings = ExecutorSettings(workload="line.py:Line", folder=folder, device="cpu")
-        actor.tell(encode(Load.of(settings, 0)))
+        actor.tell(encode(Load(settings=settings, slot=0)))
         assert isinstance(until(actor, Loaded)[-1], Loaded)
         yield actor
     finally:
@@ -62,7 +58,7 @@ def heard(actor: SlotActor) -> Iterator[Heard]:
         yield actor.hear(0.5)
 
 
-def until(actor: SlotActor, kind: type[Reply]) -> list[Reply]:
+def until(actor: SlotActor, kind: type[object]) -> list[Reply]:
     """Return what the worker says up to a reply of a kind."""
     replies: list[Reply] = []
     for one in heard(actor):
@@ -75,13 +71,13 @@ def until(actor: SlotActor, kind: type[Reply]) -> list[Reply]:
 
 def test_a_long_log_comes_in_pieces_and_before_the_reply_that_followed_it(tmp_path: Path) -> None:
     with started(tmp_path, CHATTY) as actor:
-        actor.tell(encode(Run(request=request_endless_trial(1, seconds=0.01))))
+        actor.tell(encode(request_endless_trial(1, seconds=0.01)))
         log = b""
         for one in heard(actor):
             assert len(one.log) <= MOST_LOG_BYTES
             log += one.log
             replies = [decode_reply(line) for line in one.replies]
-            if any(isinstance(reply, TrialEnded) for reply in replies):
+            if any(isinstance(reply, Ended) for reply in replies):
                 break
         assert log.count(b"!") >= 1 and log.endswith(b"!\n")
         assert actor._log.stat().st_size == 0, "what has been passed on does not fill the node's disk"
@@ -89,9 +85,9 @@ def test_a_long_log_comes_in_pieces_and_before_the_reply_that_followed_it(tmp_pa
 
 def test_a_stop_goes_in_and_a_dead_worker_is_told_once_with_its_signal(tmp_path: Path) -> None:
     with started(tmp_path) as actor:
-        actor.tell(encode(Run(request=request_endless_trial(1))))
+        actor.tell(encode(request_endless_trial(1)))
         actor.tell(encode(Stop(number=1, state=TrialState.PRUNED, reason="as asked")))
-        (ended,) = [one for one in until(actor, TrialEnded) if isinstance(one, TrialEnded)]
+        (ended,) = [one for one in until(actor, Ended) if isinstance(one, Ended)]
         assert (ended.outcome.state, ended.outcome.reason) == (TrialState.PRUNED, "as asked")
         assert actor._worker is not None
         os.kill(actor._worker.pid, signal.SIGKILL)
@@ -115,12 +111,12 @@ def test_a_worker_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None:
         while actor._worker is None:
             time.sleep(0.01)
         settings = ExecutorSettings(workload="line.py:Line", folder=tmp_path, device="cpu")
-        actor.tell(encode(Load.of(settings, 0)))
+        actor.tell(encode(Load(settings=settings, slot=0)))
         assert isinstance(until(actor, Loaded)[-1], Loaded)
         has_loaded.set()
         thread.join()
-        actor.tell(encode(Describe()))
-        assert isinstance(until(actor, Described)[-1], Described)
+        actor.tell(encode("describe"))
+        assert isinstance(until(actor, WorkloadDescription)[-1], WorkloadDescription)
     finally:
         has_loaded.set()
         actor.leave()

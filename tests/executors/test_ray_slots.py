@@ -19,7 +19,6 @@ from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Ended, ExecutorSettings, make_executor
 from bssearch.executors.messages import Load
 from bssearch.executors.ray import executor as ray_executor
-from bssearch.executors.ray import worker
 from bssearch.executors.ray.actor import Heard
 from bssearch.executors.ray.cluster import Cluster, Node, said_by
 from bssearch.executors.ray.executor import RayExecutor
@@ -70,7 +69,7 @@ def test_auto_is_a_slot_for_each_gpu_and_each_slot_sees_its_own(monkeypatch: pyt
         assert [one["num_gpus"] for one in ray.asked] == [1] * 4
         assert [(one["num_cpus"], one["max_restarts"], one["max_task_retries"]) for one in ray.asked] == [(2, 0, 0)] * 4
         loads = [next(one for one in actor.told if isinstance(one, Load)) for actor in here]
-        assert [(load.device, load.slot, load.slots) for load in loads] == [("cuda", 0, 1)] * 4
+        assert [(load.settings.device, load.slot, load.settings.slots) for load in loads] == [("cuda", 0, 1)] * 4
         assert not any(slot.trial.contended for slot in executor._slots if slot.trial)
 
 
@@ -181,7 +180,7 @@ def test_an_actor_that_does_not_answer_is_lost_in_bounded_time(monkeypatch: pyte
         lost = outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))[1]
         assert (lost.state, lost.reason) == (
             TrialState.LOST,
-            f"host of a has not answered for {worker.SILENCE_SECONDS:g} s",
+            f"host of a has not answered for {ray_executor.SILENCE_SECONDS:g} s",
         )
         assert here[0].is_killed, "it may live on, with a GPU"
 
@@ -191,7 +190,7 @@ def test_a_description_whose_node_is_lost_is_made_on_another(monkeypatch: pytest
     tell = Actor.do_tell
 
     def die(self: Actor, line: bytes) -> None:
-        if self is here[0] and b'"describe"' in line:
+        if self is here[0] and line == b"describe\n":
             self.is_gone = True
         else:
             tell(self, line)

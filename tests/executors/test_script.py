@@ -17,13 +17,15 @@ import pytest
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Ended, ExecutorSettings, Program
 from bssearch.executors.local import LocalExecutor
-from bssearch.executors.messages import Load, MeasureMemory, MeasureStepTime, MemoryMeasured, StepTimeMeasured
+from bssearch.executors.messages import Load
 from bssearch.executors.process import THREAD_VARIABLES
 from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import (
     Configuration,
     MemoryRequest,
+    MemoryUse,
     Observation,
+    StepTime,
     StepTimeRequest,
     Target,
     TrialOutcome,
@@ -142,12 +144,14 @@ class Script:
     def run(self, behaviour: str = "", request: TrialRequest = REQUEST) -> tuple[TrialOutcome, list[Observation]]:
         self.behaves(behaviour)
         seen: list[Observation] = []
-        return self.loaded.trial(request, stop=lambda: None).run(seen.append), seen
+        return self.loaded.run(request, seen.append, stop=lambda: None), seen
 
 
 def load_of(folder: Path, **changes: Any) -> Load:
-    settings = {"workload": "train.py", "device": "cpu", "slot": 0, "threads": 1, "program": PROGRAM, **changes}
-    return Load(workload_settings={}, folder=str(folder), **settings)
+    settings = ExecutorSettings(
+        workload="train.py", folder=folder, device="cpu", program=changes.pop("program", PROGRAM)
+    )
+    return Load(settings=settings, slot=0, **changes)
 
 
 @contextmanager
@@ -259,17 +263,17 @@ def test_a_script_is_described_and_measured(script: Script) -> None:
     found = script.loaded.describe()
     assert set(found.metrics) == {"score", "other"} and found.notice is None
     assert found.model.initial_metrics == {"score": 0.0, "other": 1.0}
-    timed = script.loaded.measure(MeasureStepTime(request=StepTimeRequest(configuration=AT, seconds_limit=0.05)))
-    assert isinstance(timed, StepTimeMeasured) and timed.step_time.step_seconds is not None
-    fits = script.loaded.measure(MeasureMemory(request=MemoryRequest(configuration=AT)))
-    assert isinstance(fits, MemoryMeasured) and fits.memory.fits
+    timed = script.loaded.measure(StepTimeRequest(configuration=AT, seconds_limit=0.05))
+    assert isinstance(timed, StepTime) and timed.step_seconds is not None
+    fits = script.loaded.measure(MemoryRequest(configuration=AT))
+    assert isinstance(fits, MemoryUse) and fits.fits
 
 
 @pytest.mark.parametrize("behaviour", ["exit", "no trial", "raise", "never evaluates", "never steps", "empty"])
 def test_a_script_that_cannot_be_described_is_an_error_of_the_workload(behaviour: str, script: Script) -> None:
     script.behaves(behaviour)
     with pytest.raises(WorkloadError):
-        script.loaded.measure(MeasureStepTime(request=StepTimeRequest(configuration=AT, seconds_limit=0.05)))
+        script.loaded.measure(StepTimeRequest(configuration=AT, seconds_limit=0.05))
 
 
 def test_a_script_that_ignores_the_learning_rate_that_is_searched_is_refused(script: Script) -> None:
@@ -282,14 +286,14 @@ def test_a_batch_size_that_the_script_refuses_is_an_error_of_the_workload(script
     script.behaves("picky")
     at = replace(AT, batch_size=6, micro_batch_size=6)
     with pytest.raises(WorkloadError, match="6 is no multiple of 4"):
-        script.loaded.measure(MeasureStepTime(request=StepTimeRequest(configuration=at, seconds_limit=0.05)))
+        script.loaded.measure(StepTimeRequest(configuration=at, seconds_limit=0.05))
 
 
 def test_a_stop_ends_a_trial_and_a_line_that_says_nonsense_is_no_trial(script: Script) -> None:
     script.behaves("slow")
     seen: list[Observation] = []
     asked = TrialState.PRUNED, "far behind"
-    outcome = script.loaded.trial(NEVER, stop=lambda: asked if len(seen) > 2 else None).run(seen.append)
+    outcome = script.loaded.run(NEVER, seen.append, stop=lambda: asked if len(seen) > 2 else None)
     assert (outcome.state, outcome.reason) == asked
     assert outcome.steps < 1000
 
@@ -297,7 +301,7 @@ def test_a_stop_ends_a_trial_and_a_line_that_says_nonsense_is_no_trial(script: S
         raise UsageError("the driver is gone")
 
     with pytest.raises(UsageError, match="the driver is gone"):
-        script.loaded.trial(NEVER, stop=lambda: None).run(fails)
+        script.loaded.run(NEVER, fails, stop=lambda: None)
     assert script.run()[0].state is TrialState.REACHED, "its end was waited for"
 
 

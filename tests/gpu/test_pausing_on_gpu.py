@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from bssearch.records import TrialRequest, TrialState
-from bssearch.training.computation import Computation
-from bssearch.training.precision import available_precisions
+from bssearch.training.computation import Computation, available_precisions
 from bssearch.workloads.digits import Digits
 from tests.gpu.conftest import MakeComputation
 from tests.gpu.runs import curve, digits_request, run

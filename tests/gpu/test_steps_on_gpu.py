@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bssearch.records import TrialState
-from bssearch.training.precision import available_precisions
+from bssearch.training.computation import available_precisions
 from bssearch.workloads.digits import Digits
 from tests.evidence.task import can_build_kernels
 from tests.gpu.conftest import MakeComputation

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bssearch.executors.messages import Assign, Describe, MeasureMemory, MeasureStepTime, Reply
-from bssearch.integrations.loop_clock import HostClock
+from bssearch.executors.base import Ended, Observed
+from bssearch.executors.messages import Assign, Reply, Work
 from bssearch.integrations.own_loop import LoopTrial
-from bssearch.integrations.trial_run import TrialRun
+from bssearch.integrations.trial_run import HostClock, TrialRun
 from bssearch.records import (
     Configuration,
     MemoryRequest,
@@ -41,12 +41,6 @@ class FakeLine:
     outcomes: list[TrialOutcome] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
 
-    def observed(self, number: int, observation: Observation) -> None:
-        self.observations.append(observation)
-
-    def ended(self, number: int, outcome: TrialOutcome) -> None:
-        self.outcomes.append(outcome)
-
     def progressed(self) -> None:
         pass
 
@@ -54,7 +48,13 @@ class FakeLine:
         return self.stop()
 
     def send(self, reply: Reply) -> None:
-        self.replies.append(reply)
+        match reply:
+            case Observed():
+                self.observations.append(reply.observation)
+            case Ended():
+                self.outcomes.append(reply.outcome)
+            case _:
+                self.replies.append(reply)
 
     @property
     def outcome(self) -> TrialOutcome:
@@ -183,9 +183,7 @@ def trained(form: str, request: TrialRequest, stop_at: int | None = None, **sett
     return started, training
 
 
-def assign(
-    work: Describe | MeasureStepTime | MeasureMemory, at: Configuration | None = None, metric: str = "accuracy"
-) -> Assign:
+def assign(work: Work, at: Configuration | None = None, metric: str = "accuracy") -> Assign:
     """Return what a worker asks of a program."""
     return Assign(
         work=work, configuration=at or configuration(), parameters={}, metric=metric, device="cpu", revision="abc"

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from bssearch.errors import UsageError
-from bssearch.executors.messages import Describe, Described
 from bssearch.integrations.measuring import DescribedLoop
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.trial_run import TrialRun
-from bssearch.records import ParameterValue
+from bssearch.records import ParameterValue, WorkloadDescription
 from bssearch.training.trainer import seed_everything
 from tests.integrations.loops import FakeLine, Started, asked, assign
 
@@ -60,12 +59,12 @@ def test_a_loop_is_warned_of_each_other_parameter_that_it_did_not_ask_for(
 @pytest.mark.parametrize(("searched", "told"), [((), None), (("depth",), "the study searches depth, and")])
 def test_what_a_loop_ignores_is_told_with_its_description(searched: tuple[str, ...], told: str | None) -> None:
     line = FakeLine()
-    described = DescribedLoop(replace(assign(Describe()), parameters=PARAMETERS), line)
+    described = DescribedLoop(replace(assign("describe"), parameters=PARAMETERS), line)
     trial = LoopTrial(described, searched=searched)
     for _ in trial.batches([[0] * trial.batch_size] * 2, evaluate=lambda: {"accuracy": 0.5}):
         pass
-    assert isinstance(line.replies[0], Described)
-    notice = line.replies[0].description.notice
+    assert isinstance(line.replies[0], WorkloadDescription)
+    notice = line.replies[0].notice
     assert notice is None if told is None else (notice is not None and told in notice)
 
 

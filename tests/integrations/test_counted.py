@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 
 from bssearch.commands.opening import program_of
 from bssearch.errors import UsageError
-from bssearch.executors.messages import MeasureStepTime
 from bssearch.integrations.measuring import TimedLoop
 from bssearch.integrations.own_loop import MOST_SKIPPED, LoopTrial
 from bssearch.integrations.ranks import RankTrial
@@ -233,7 +232,7 @@ def test_several_steps_a_batch_are_timed_each() -> None:
     time, line = FakeTime(), FakeLine()
     timed = TimedLoop(
         step_time_request(seconds_limit=5.0),
-        assign(MeasureStepTime(request=step_time_request())),
+        assign(step_time_request()),
         line,
         clock=clock_of(time),
     )
@@ -244,7 +243,7 @@ def test_several_steps_a_batch_are_timed_each() -> None:
         optimizer.step()
         optimizer.step()
     (reply,) = line.replies
-    assert reply.step_time.step_seconds == pytest.approx(0.5)  # type: ignore[union-attr]
+    assert reply.step_seconds == pytest.approx(0.5)  # type: ignore[union-attr]
 
 
 def test_the_steps_of_a_wrapped_optimizer_are_those_of_the_inner_one() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bssearch.executors.base import Program
+from bssearch.executors.base import ExecutorSettings, Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.messages import Load
 from bssearch.executors.programs.script import LoadedScript
@@ -68,21 +69,25 @@ def test_digits_as_a_workload_and_as_a_loop_take_identical_steps_to_the_target(
         limit_state=TrialState.EXHAUSTED,
         eval_every_steps=7,
     )
-    common = {"folder": str(tmp_path), "device": "cpu", "slot": 0, "threads": 1, "workload_settings": {}}
     training = TrainingSettings(measure_noise=False)
     there: list[Observation] = []
     here: list[Observation] = []
-    workload = LoadedWorkload(Load(workload="digits", training=training, **common))  # type: ignore[arg-type]
+    workload = LoadedWorkload(load(tmp_path, "digits", training=training))
     with_workload = workload.trial(request, stop=lambda: None).run(there.append)
     program = Program(default=at, metric="accuracy", script="train.py")
     with (
         single_threaded(),
-        closing(LoadedScript(Load(workload="train.py", program=program, **common))) as script,  # type: ignore[arg-type]
+        closing(LoadedScript(load(tmp_path, "train.py", program=program))) as script,
     ):
-        with_loop = script.trial(request, stop=lambda: None).run(here.append)
+        with_loop = script.run(request, here.append, stop=lambda: None)
     assert with_loop.state is with_workload.state is TrialState.REACHED
     assert with_loop.steps_to_target == with_workload.steps_to_target
     assert curve(here) == curve(there) and len(here) > 3
+
+
+def load(folder: Path, workload: str, **given: Any) -> Load:
+    """Return what loads a workload on the CPU."""
+    return Load(settings=ExecutorSettings(workload=workload, folder=folder, device="cpu", **given), slot=0)
 
 
 def curve(observations: list[Observation]) -> list[tuple[int, float]]:

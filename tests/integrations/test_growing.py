@@ -16,17 +16,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import bssearch
 from bssearch.batch_schedule import BatchSchedule, Stage, with_batch_schedule
 from bssearch.errors import UsageError
-from bssearch.executors.messages import Describe, MeasureStepTime
-from bssearch.integrations.alone import Alone
-from bssearch.integrations.growing.stages import LoopStages
+from bssearch.integrations.assignment import Alone, LoopStages
 from bssearch.integrations.measuring import DescribedLoop, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.ranks import Follower, RankTrial
 from bssearch.integrations.trial_run import TrialRun
 from bssearch.records import Configuration, TrialRequest, TrialState
 from bssearch.scaling import LearningRateRule
-from bssearch.training.batches import micro_batches
-from bssearch.training.growing.growth import Growth
+from bssearch.training.batches import Growth, micro_batches
 from bssearch.workloads.data import Part
 from tests.documents import DOCUMENTS, blocks
 from tests.integrations.loops import ROWS, FakeLine, Started, asked, assign, step_time_request
@@ -426,7 +423,7 @@ def test_a_schedule_by_the_noise_scale_is_refused_for_a_loop(form: str) -> None:
 def test_several_ranks_and_branches_are_refused() -> None:
     group = Group(1)
     group.said = "anything"
-    follower = Follower(assign(Describe(), at=grows()), {}, FakeRanks(group, 1))
+    follower = Follower(assign("describe", at=grows()), {}, FakeRanks(group, 1))
     with pytest.raises(UsageError, match="a training of 1 ranks cannot let the batch grow"):
         RankTrial(follower, FakeRanks(group, 1))
     started = Started(replace(grown(), branch=BRANCH))
@@ -436,11 +433,11 @@ def test_several_ranks_and_branches_are_refused() -> None:
 
 
 def test_what_cannot_grow_is_told_as_the_loop_is_described_and_steps_are_timed_at_the_first_size() -> None:
-    trial = LoopTrial(DescribedLoop(assign(Describe(), at=by_noise()), FakeLine()))
+    trial = LoopTrial(DescribedLoop(assign("describe", at=by_noise()), FakeLine()))
     assert trial.batch_size == 10
     with pytest.raises(UsageError, match="noise scale"):
         trial.step()
-    timed = TimedLoop(step_time_request(), assign(MeasureStepTime(request=step_time_request()), at=grows()), FakeLine())
+    timed = TimedLoop(step_time_request(), assign(step_time_request(), at=grows()), FakeLine())
     trial = LoopTrial(timed)
     sizes = set()
     for _ in range(8):

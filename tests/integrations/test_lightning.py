@@ -19,14 +19,22 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from bssearch.commands.opening import program_of
 from bssearch.errors import UsageError
+from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.loaded import LoadedWorkload
-from bssearch.executors.messages import Describe, Described, Load, MeasureMemory, MeasureStepTime
+from bssearch.executors.messages import Load
 from bssearch.executors.programs.script import LoadedScript
-from bssearch.integrations.alone import Alone
-from bssearch.integrations.made_trainer import fit_made, train_made
+from bssearch.integrations.assignment import Alone
+from bssearch.integrations.current import fit_made, train_made
 from bssearch.integrations.measuring import DescribedLoop, MeasuredMemory, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
-from bssearch.records import Configuration, MemoryRequest, StepTimeRequest, TrainingSettings, TrialState
+from bssearch.records import (
+    Configuration,
+    MemoryRequest,
+    StepTimeRequest,
+    TrainingSettings,
+    TrialState,
+    WorkloadDescription,
+)
 from bssearch.spec import StudySpec
 from tests.executors.test_script import single_threaded
 from tests.integrations.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
@@ -294,9 +302,9 @@ def test_what_a_search_looks_at_before_it_goes_past_the_ends_of_the_users_traini
     timing = step_time_request(trial_train_seconds=400.0, seconds_limit=20.0)
     fake, line = FakeTime(), FakeLine()
     looks = [
-        DescribedLoop(assign(Describe()), line),
-        MeasuredMemory(assign(MeasureMemory(request=memory_request())), line),
-        TimedLoop(timing, assign(MeasureStepTime(request=timing)), line, clock=clock_of(fake)),
+        DescribedLoop(assign("describe"), line),
+        MeasuredMemory(assign(memory_request()), line),
+        TimedLoop(timing, assign(timing), line, clock=clock_of(fake)),
     ]
     for look in looks:
         trial = LoopTrial(look)
@@ -304,11 +312,11 @@ def test_what_a_search_looks_at_before_it_goes_past_the_ends_of_the_users_traini
         stopper = lightning.pytorch.callbacks.EarlyStopping("accuracy", patience=1, mode="min")
         fit(trial, fake, stopper, module=Tiny(fake, optimizers), max_steps=2, max_time={"seconds": 1000})
     described, memory, timed = line.replies
-    assert isinstance(described, Described)
-    assert set(described.description.metrics) == {"accuracy"}, "not what training logs"
-    assert "Trainer(max_steps=2) ends a trial there" in str(described.description.notice)
-    assert memory.memory.fits and timed.step_time.step_seconds == pytest.approx(1.0)  # type: ignore[union-attr]
-    assert timed.step_time.evaluation_seconds == pytest.approx(100.0)  # type: ignore[union-attr]
+    assert isinstance(described, WorkloadDescription)
+    assert set(described.metrics) == {"accuracy"}, "not what training logs"
+    assert "Trainer(max_steps=2) ends a trial there" in str(described.notice)
+    assert memory.fits and timed.step_seconds == pytest.approx(1.0)  # type: ignore[union-attr]
+    assert timed.evaluation_seconds == pytest.approx(100.0)  # type: ignore[union-attr]
 
 
 class Manual(Tiny):
@@ -470,16 +478,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedScript]:
     folder = tmp_path_factory.mktemp("made")
     (folder / "made.py").write_text(MADE)
     spec = StudySpec.model_validate(SPEC)
-    load = Load(
-        workload=spec.workload,
-        workload_settings={},
-        folder=str(folder),
-        device="cpu",
-        slot=0,
-        threads=1,
-        program=program_of(spec),
-    )
-    with single_threaded(), closing(LoadedScript(load)) as loaded:
+    settings = ExecutorSettings(workload=spec.workload, folder=folder, device="cpu", program=program_of(spec))
+    with single_threaded(), closing(LoadedScript(Load(settings=settings, slot=0))) as loaded:
         assert loaded._server.notice is None, "lightning is safe to fork"
         yield loaded
 
@@ -494,12 +494,12 @@ def test_digits_as_a_workload_and_with_a_trainer_take_identical_steps_to_the_tar
     )
     wanted = replace(request(at, target=0.95, seed=seed, eval_every_steps=7), train_seconds_limit=60.0)
     training = TrainingSettings(measure_noise=False)
-    common: Any = {"folder": ".", "device": "cpu", "slot": 0, "threads": 1, "workload_settings": {}}
     there: list[Any] = []
     here: list[Any] = []
-    workload = LoadedWorkload(Load(workload="digits", training=training, **common))
+    settings = ExecutorSettings(workload="digits", device="cpu", training=training)
+    workload = LoadedWorkload(Load(settings=settings, slot=0))
     with_workload = workload.trial(wanted, stop=lambda: None).run(there.append)
-    with_trainer = made.trial(wanted, stop=lambda: None).run(here.append)
+    with_trainer = made.run(wanted, here.append, stop=lambda: None)
     assert with_trainer.state is with_workload.state is TrialState.REACHED, with_trainer.reason
     logged: Any = [
         (step, pytest.approx(metric, abs=1e-6)) for step, metric in curve(there)
@@ -512,10 +512,10 @@ def test_digits_as_a_workload_and_with_a_trainer_take_identical_steps_to_the_tar
 def test_a_made_trainer_is_described_and_measured_in_its_own_process(made: LoadedScript) -> None:
     assert set(made.describe().metrics) == {"accuracy", "loss"}
     at = Configuration(batch_size=64, micro_batch_size=64, learning_rate=0.05)
-    memory: Any = made.measure(MeasureMemory(request=MemoryRequest(configuration=at)))
-    assert memory.memory.fits
-    timed: Any = made.measure(MeasureStepTime(request=StepTimeRequest(configuration=at, seconds_limit=0.2)))
-    assert timed.step_time.step_seconds > 0
+    memory: Any = made.measure(MemoryRequest(configuration=at))
+    assert memory.fits
+    timed: Any = made.measure(StepTimeRequest(configuration=at, seconds_limit=0.2))
+    assert timed.step_seconds > 0
 
 
 def test_a_make_trainer_is_a_program_and_its_file_is_what_a_database_may_not_name(tmp_path: Path) -> None:
@@ -529,7 +529,7 @@ def test_a_make_trainer_is_a_program_and_its_file_is_what_a_database_may_not_nam
 @pytest.mark.slow
 def test_the_library_is_imported_where_it_is_used_and_it_is_the_package_that_the_script_has() -> None:
     code = """
-import sys, bssearch, bssearch.integrations.made_trainer
+import sys, bssearch, bssearch.integrations.current
 assert not {"lightning", "pytorch_lightning"} & {*sys.modules}
 import pytorch_lightning
 from bssearch.integrations.lightning import TrialCallback

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bssearch.integrations.loop_clock import WARM_UP_STEPS, LoopClock
+from bssearch.integrations.trial_run import WARM_UP_STEPS, LoopClock
 from tests.integrations.loops import clock_of
 from tests.training.toys import FakeTime
 
@@ -18,12 +18,15 @@ def test_training_is_what_nothing_else_is() -> None:
     clock = LoopClock(clock_of(fake), threads=1)
     fake.pass_by(7.0)
     clock.clock.book_rest("other")
-    for begin in (clock.train, clock.evaluate, clock.train, clock.train, clock.rest):
-        begin()
+    for name in ("train", "evaluation", "train", "train", "other"):
+        if name == "train":
+            clock.train()
+        else:
+            clock.enter(name)
         fake.pass_by(1.0)
     clock.pause()
     fake.pass_by(100.0)
-    assert [clock.clock.seconds(name) for name in ("train", "evaluation", "other")] == [3.0, 1.0, 8.0]
+    assert [clock.clock.seconds(one) for one in ("train", "evaluation", "other")] == [3.0, 1.0, 8.0]
 
 
 def test_seconds_stand_still_until_the_excess_of_the_first_steps_is_known_and_never_run_backwards() -> None:

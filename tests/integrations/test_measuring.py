@@ -8,17 +8,14 @@ from typing import Any
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.executors.messages import Describe, Described, MeasureMemory, MeasureStepTime, MemoryMeasured
-from bssearch.executors.messages import StepTimeMeasured as Timed
 from bssearch.integrations import measuring
-from bssearch.integrations.alone import Alone
+from bssearch.integrations.assignment import Alone
 from bssearch.integrations.measuring import DescribedLoop, Looked, MeasuredMemory, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.probes.memory import STEPS
 from bssearch.probes.step_time import SEGMENT_SECONDS, WARM_UP_STEPS
-from bssearch.records import StepTime
-from bssearch.training.contention import ContentionMeter
-from bssearch.training.core_pace import CorePace
+from bssearch.records import MemoryUse, StepTime, WorkloadDescription
+from bssearch.training.contention import ContentionMeter, CorePace
 from tests.integrations.loops import (
     FORMS,
     FakeLine,
@@ -35,11 +32,11 @@ every_form = pytest.mark.parametrize("form", FORMS)
 
 def looked(kind: str, fake: FakeTime, line: FakeLine) -> Looked:
     if kind == "describe":
-        return DescribedLoop(assign(Describe()), line)
+        return DescribedLoop(assign("describe"), line)
     if kind == "memory":
-        return MeasuredMemory(assign(MeasureMemory(request=memory_request())), line)
+        return MeasuredMemory(assign(memory_request()), line)
     request = step_time_request(trial_train_seconds=400.0, seconds_limit=20.0)
-    return TimedLoop(request, assign(MeasureStepTime(request=request)), line, clock=clock_of(fake))
+    return TimedLoop(request, assign(request), line, clock=clock_of(fake))
 
 
 def answer(kind: str, form: str, **settings: Any) -> tuple[Any, Training]:
@@ -55,10 +52,10 @@ def answer(kind: str, form: str, **settings: Any) -> tuple[Any, Training]:
 @every_form
 def test_a_loop_is_described_by_its_first_evaluation_and_a_step(form: str) -> None:
     reply, training = answer("describe", form, metric=lambda step: math.nan if step == 0 else 0.5)
-    assert isinstance(reply, Described)
-    assert set(reply.description.metrics) == {"accuracy"}
-    assert reply.description.model.initial_metrics == {"accuracy": None}
-    assert reply.description.environment.workload_revision == "abc"
+    assert isinstance(reply, WorkloadDescription)
+    assert set(reply.metrics) == {"accuracy"}
+    assert reply.model.initial_metrics == {"accuracy": None}
+    assert reply.environment.workload_revision == "abc"
     assert training.taken == 1
 
 
@@ -66,19 +63,19 @@ def test_a_loop_is_described_by_its_first_evaluation_and_a_step(form: str) -> No
 def test_steps_are_timed_between_evaluations_and_without_them(form: str) -> None:
     slow = {1: 31.0, 2: 9.0}
     reply, training = answer("step-time", form, step_seconds=lambda step: slow.get(step, 2.0))
-    assert isinstance(reply, Timed)
-    assert reply.step_time.step_seconds == pytest.approx(2.0)
-    assert reply.step_time.evaluation_seconds == pytest.approx(100.0)
-    assert reply.step_time.steps_timed == training.taken - WARM_UP_STEPS
-    assert reply.step_time.settled
+    assert isinstance(reply, StepTime)
+    assert reply.step_seconds == pytest.approx(2.0)
+    assert reply.evaluation_seconds == pytest.approx(100.0)
+    assert reply.steps_timed == training.taken - WARM_UP_STEPS
+    assert reply.settled
 
 
 @pytest.mark.slow
 @every_form
 def test_short_steps_are_timed_in_rows_each_step_once(form: str) -> None:
     reply, training = answer("step-time", form, step_seconds=lambda step: SEGMENT_SECONDS / 50)
-    assert reply.step_time.step_seconds == pytest.approx(SEGMENT_SECONDS / 50)
-    assert reply.step_time.steps_timed == training.taken - WARM_UP_STEPS
+    assert reply.step_seconds == pytest.approx(SEGMENT_SECONDS / 50)
+    assert reply.steps_timed == training.taken - WARM_UP_STEPS
 
 
 def timed_on(core: CorePace, monkeypatch: pytest.MonkeyPatch) -> StepTime:
@@ -86,8 +83,8 @@ def timed_on(core: CorePace, monkeypatch: pytest.MonkeyPatch) -> StepTime:
     monkeypatch.setattr(measuring, "CorePace", lambda: core)
     monkeypatch.setattr(measuring, "contention_meter", lambda device, threads, core: ContentionMeter(device, threads))
     reply, _ = answer("step-time", "while", step_seconds=lambda step: 2.0 if (step - WARM_UP_STEPS) % 4 != 3 else 9.0)
-    assert isinstance(reply, Timed)
-    return reply.step_time
+    assert isinstance(reply, StepTime)
+    return reply
 
 
 def test_steps_on_a_slow_core_are_left_out_unless_there_is_little_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +99,7 @@ def test_steps_on_a_slow_core_are_left_out_unless_there_is_little_else(monkeypat
 @every_form
 def test_a_micro_batch_fits_after_three_steps_and_an_evaluation(form: str) -> None:
     reply, training = answer("memory", form)
-    assert isinstance(reply, MemoryMeasured) and reply.memory.fits
+    assert isinstance(reply, MemoryUse) and reply.fits
     assert (training.taken, training.evaluated) == (STEPS, [STEPS])
 
 
@@ -115,7 +112,7 @@ def test_memory_that_runs_out_is_an_answer(kind: str) -> None:
     assert not loop.failed(ValueError("no")) and loop.failed(MemoryError("full"))
     (reply,) = line.replies
     said: Any = reply
-    assert said.memory.fits is False if kind == "memory" else said.step_time.out_of_memory
+    assert said.fits is False if kind == "memory" else said.out_of_memory
 
 
 @pytest.mark.parametrize("kind", ["describe", "memory", "step-time"])

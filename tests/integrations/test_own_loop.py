@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.errors import UsageError
 from bssearch.integrations.own_loop import READINGS_PER_MICRO_BATCH
-from bssearch.integrations.sampler import SeededSampler
+from bssearch.integrations.passes import SeededSampler
 from bssearch.training.batches import _epochs
 from tests.integrations.loops import FORMS, ROWS, Started, Training, asked, trained
 from tests.training.toys import configuration

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from typing import Any, TypeVar
 
@@ -14,11 +15,12 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.errors import UsageError
-from bssearch.executors.messages import Assign, Reply, Run
+from bssearch.executors.base import Ended, Observed
+from bssearch.executors.messages import Assign, Reply
 from bssearch.integrations.own_loop import LoopTrial
+from bssearch.integrations.passes import RankSampler, SeededSampler
 from bssearch.integrations.ranks import Follower, Leader, RankTrial, ranks_of
-from bssearch.integrations.sampler import RankSampler, SeededSampler
-from bssearch.records import Configuration, Observation, Target, TrialOutcome, TrialState
+from bssearch.records import Configuration, Target, TrialOutcome, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
 
 T = TypeVar("T")
@@ -65,13 +67,11 @@ class FakeLine:
         self.observed_steps: list[int] = []
         self.outcomes: list[TrialOutcome] = []
 
-    def observed(self, number: int, observation: Observation) -> None:
-        self.observed_steps.append(observation.step)
-
-    def ended(self, number: int, outcome: TrialOutcome) -> None:
-        self.outcomes.append(outcome)
-
-    def send(self, reply: Reply) -> None: ...
+    def send(self, reply: Reply) -> None:
+        if isinstance(reply, Observed):
+            self.observed_steps.append(reply.observation.step)
+        elif isinstance(reply, Ended):
+            self.outcomes.append(reply.outcome)
 
     def progressed(self) -> None: ...
 
@@ -87,9 +87,7 @@ def assign(*, value: float = 10.0, seconds: float = 60.0, tested: bool = False) 
         eval_every_steps=5,
         evaluate_test=tested,
     )
-    return Assign(
-        work=Run(request=request), configuration=SPLIT, parameters={}, metric="accuracy", device="cpu", revision="0"
-    )
+    return Assign(work=request, configuration=SPLIT, parameters={}, metric="accuracy", device="cpu", revision="0")
 
 
 def trained(assigned: Assign, line: FakeLine, train: Callable[[LoopTrial, int], None]) -> list[int]:
@@ -145,7 +143,7 @@ def test_a_limit_between_two_evaluations_ends_all_ranks_at_the_next() -> None:
     assert first == second == outcome.steps and first % 5 == 0
 
 
-def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation() -> None:
+def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation(tmp_path: Path) -> None:
     line = FakeLine()
 
     def stopped(trial: LoopTrial, rank: int) -> None:
@@ -153,7 +151,10 @@ def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation() -> None:
             if rank == 0 and trial.steps == 7:
                 line.stop = TrialState.PAUSED, "a better one first"
 
-    assert trained(assign(), line, stopped) == [10, 10]
+    asked = assign()
+    assert isinstance(asked.work, TrialRequest)
+    asked = replace(asked, work=replace(asked.work, checkpoint=str(tmp_path / "trial")))
+    assert trained(asked, line, stopped) == [10, 10]
     (outcome,) = line.outcomes
     assert outcome.state is TrialState.PRUNED and str(outcome.reason).startswith("a better one first; ")
 

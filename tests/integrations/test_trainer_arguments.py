@@ -11,8 +11,7 @@ from transformers import TrainingArguments
 
 from bssearch.errors import UsageError
 from bssearch.integrations.own_loop import LoopTrial
-from bssearch.integrations.trainer_arguments import MOST_STEPS, check_libraries
-from bssearch.integrations.transformers import fit, training_arguments
+from bssearch.integrations.transformers import MOST_STEPS, check_libraries, fit, training_arguments
 from bssearch.integrations.trial_run import TrialRun
 from tests.integrations.loops import FakeLine, asked, clock_of
 from tests.integrations.trainers import trainer_of

@@ -16,16 +16,14 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from bssearch.errors import UsageError
-from bssearch.executors.messages import Describe, Described, MeasureMemory, MeasureStepTime, StepTimeMeasured
-from bssearch.integrations.alone import Alone
-from bssearch.integrations.made_trainer import fit_made
+from bssearch.integrations.assignment import Alone
+from bssearch.integrations.current import fit_made
 from bssearch.integrations.measuring import DescribedLoop, MeasuredMemory, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
-from bssearch.integrations.sampler import SeededSampler
-from bssearch.integrations.trainer_arguments import MOST_STEPS
-from bssearch.integrations.transformers import TrialCallback, both_names, fit, training_arguments
+from bssearch.integrations.passes import SeededSampler
+from bssearch.integrations.transformers import MOST_STEPS, TrialCallback, both_names, fit, training_arguments
 from bssearch.probes.step_time import WARM_UP_STEPS
-from bssearch.records import Configuration, TrialState
+from bssearch.records import Configuration, MemoryUse, StepTime, TrialState, WorkloadDescription
 from tests.integrations.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
 from tests.integrations.test_growing import grows
 from tests.integrations.trainers import Texts, Watched, classifier, collate, trainer_of, weights
@@ -229,9 +227,9 @@ def test_a_trainer_is_described_timed_and_measured_whatever_its_own_bound(own: d
     fake, line = FakeTime(), FakeLine()
     timing = step_time_request(trial_train_seconds=400.0, seconds_limit=20.0)
     looks = [
-        DescribedLoop(assign(Describe()), line),
-        TimedLoop(timing, assign(MeasureStepTime(request=timing)), line, clock=clock_of(fake)),
-        MeasuredMemory(assign(MeasureMemory(request=memory_request())), line),
+        DescribedLoop(assign("describe"), line),
+        TimedLoop(timing, assign(timing), line, clock=clock_of(fake)),
+        MeasuredMemory(assign(memory_request()), line),
     ]
     taken = []
     for look in looks:
@@ -240,10 +238,10 @@ def test_a_trainer_is_described_timed_and_measured_whatever_its_own_bound(own: d
         trainer.train()
         taken.append(len(trainer.seen.rows))
     described, timed, measured = line.replies
-    assert isinstance(described, Described) and {"accuracy", "loss"} <= set(described.description.metrics)
-    assert isinstance(timed, StepTimeMeasured) and timed.step_time.step_seconds == pytest.approx(2.0)
-    assert taken == [1, WARM_UP_STEPS + timed.step_time.steps_timed, 3]
-    assert measured.kind == "memory_measured"
+    assert isinstance(described, WorkloadDescription) and {"accuracy", "loss"} <= set(described.metrics)
+    assert isinstance(timed, StepTime) and timed.step_seconds == pytest.approx(2.0)
+    assert taken == [1, WARM_UP_STEPS + timed.steps_timed, 3]
+    assert isinstance(measured, MemoryUse)
 
 
 def test_a_trainer_that_nobody_searches_with_trains_its_epochs_and_prints(
@@ -326,7 +324,7 @@ def test_a_trainer_on_another_device_than_its_trial_is_refused(tmp_path: Path) -
     trial = started().trial
     made = training_arguments(trial, output_dir=str(tmp_path), remove_unused_columns=False)
     trial.device = "cuda:1"
-    with pytest.raises(UsageError, match="the Trainer trains on cpu, the trial is one on cuda:1"):
+    with pytest.raises(UsageError, match="the Trainer trains on cpu, and the trial is to run on cuda:1"):
         trainer_of(trial, tmp_path, arguments=made).train()
 
 

@@ -9,8 +9,8 @@ import torch
 from bssearch.probes.memory import CPU_RESERVE_BYTES, RESERVE, STEPS, bytes_within_reserve, measure_memory
 from bssearch.records import Configuration, MemoryRequest
 from bssearch.training import memory
-from bssearch.training.beginning.warm_up import WARM_UP_STEPS
 from bssearch.training.memory import limit_memory, peak_process_memory_bytes
+from bssearch.training.trainer import WARM_UP_STEPS
 from tests.training.toys import CPU, Toy, on_cpu, toy_data
 
 REQUEST = MemoryRequest(configuration=Configuration(batch_size=20, micro_batch_size=20, learning_rate=0.1))

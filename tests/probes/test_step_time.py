@@ -13,8 +13,7 @@ from bssearch.errors import WorkloadError
 from bssearch.probes import step_time
 from bssearch.probes.step_time import measure_step_time, median_interval
 from bssearch.records import Configuration, StepTime, StepTimeRequest
-from bssearch.training.contention import Contention
-from bssearch.training.core_pace import CorePace
+from bssearch.training.contention import Contention, CorePace
 from bssearch.training.trainer import Trainer
 from tests.factories import not_none
 from tests.training.toys import FakeTime, Toy, configuration, core_of_pace, on_cpu, toy_data

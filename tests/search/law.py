@@ -91,13 +91,13 @@ class LawExecutor:
             out_of_memory=not fits,
         )
 
-    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
+    def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         assert not self.running, "memory is measured alone"
         size = request.configuration.micro_batch_size
         assert request.configuration.accumulation_steps <= 2, "more take no more memory"
         if size not in self.sizes_run[-1:]:
             self.sizes_run.append(size)
-        fits = size <= min(self.fits_up_to, self.trains_up_to, self.leaves_reserve_up_to if reserve else size)
+        fits = size <= min(self.fits_up_to, self.trains_up_to, self.leaves_reserve_up_to if request.reserve else size)
         peak = 10**6 + 1000 * size if fits else None
         reason = None if fits else "no memory left, by the law"
         return MemoryUse(micro_batch_size=size, fits=fits, peak_memory_bytes=peak, reason=reason)

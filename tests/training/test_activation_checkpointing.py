@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bssearch.errors import WorkloadError
-from bssearch.training.activation_checkpointing import checkpoint_activations
+from bssearch.training.computation import checkpoint_activations
 from tests.training.toys import Toy, on_cpu, toy_data
 
 

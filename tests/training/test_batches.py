@@ -28,9 +28,8 @@ from bssearch.training.batches import (
     shared_memory_is_full,
     start_method,
 )
-from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.computation import Computation
-from bssearch.training.trainer import Trainer
+from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Part
 from tests.training.toys import Toy, configuration, on_cpu, toy_data
 

@@ -11,8 +11,7 @@ from torch import nn
 
 from bssearch.errors import BSSearchError, NotFoundError, UsageError
 from bssearch.records import Branch, TrialState
-from bssearch.training.branches.checkpoint import read_checkpoint
-from bssearch.training.branches.continuation import branch_schedule, load_weights
+from bssearch.training.branch import branch_schedule, load_weights, read_checkpoint
 from bssearch.training.schedule import Schedule
 from bssearch.training.trainer import Trainer
 from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data
@@ -147,7 +146,7 @@ def test_an_optimizers_state_in_one_group_as_plain_pytorch_saves_it_goes_on() ->
     for parameter in trainer.model.parameters():
         parameter.grad = torch.rand_like(parameter)
     plain.step()
-    trainer.take_over(plain.state_dict(), None)
+    trainer.updates.take_over(plain.state_dict(), None)
     for parameter in trainer.model.parameters():
         momentum = trainer.optimizer.state[parameter]["momentum_buffer"]
         assert torch.equal(momentum, plain.state[parameter]["momentum_buffer"])

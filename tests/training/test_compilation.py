@@ -15,11 +15,9 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from bssearch.records import TrainingSettings
-from bssearch.training import compilation
-from bssearch.training.beginning.warm_up import warm_up
-from bssearch.training.compilation import TracedDropout, share_storage
-from bssearch.training.computation import Computation
-from bssearch.training.trainer import Trainer
+from bssearch.training import computation as computations
+from bssearch.training.computation import Computation, TracedDropout, share_storage
+from bssearch.training.trainer import Trainer, warm_up
 from tests.training.toys import Toy, configuration, on_cpu, toy_data
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -27,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is dep
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    monkeypatch.setattr(computations, "BACKEND", "aot_eager")
     torch.compiler.reset()
     counters.clear()
     yield
@@ -37,7 +35,7 @@ def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilation, "BACKEND", "inductor")
+    monkeypatch.setattr(computations, "BACKEND", "inductor")
 
 
 class BatchNormed(Toy):
@@ -165,7 +163,7 @@ def broken_backend(graph: Any, inputs: Any) -> Callable[..., Any]:
 
 
 def test_after_the_compiler_failed_the_same_worker_trains_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilation, "BACKEND", broken_backend)
+    monkeypatch.setattr(computations, "BACKEND", broken_backend)
     computation = on_cpu(compile="default")
     assert_same(trained(computation, warmed_up=True), trained(on_cpu(), warmed_up=True))
     assert not computation.compiles
@@ -183,7 +181,7 @@ def test_the_steps_after_a_failed_compile_are_those_of_a_model_that_was_not_comp
             kinds.append(type(model))
             return super().loss(model, *given, **named)
 
-    monkeypatch.setattr(compilation, "BACKEND", broken_backend)
+    monkeypatch.setattr(computations, "BACKEND", broken_backend)
     warm_up(Seen(), configuration(20), toy_data(), on_cpu(compile="default"), "accuracy", 3)
     assert kinds[0] is not nn.Sequential
     assert kinds[1:] == [nn.Sequential] * 2
@@ -192,8 +190,8 @@ def test_the_steps_after_a_failed_compile_are_those_of_a_model_that_was_not_comp
 @pytest.fixture
 def no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every import of PyTorch's inductor raise, so that ``torch.compile`` fails at construction."""
-    monkeypatch.setattr(compilation, "BACKEND", "inductor")
-    compilation._compiled_class.cache_clear()
+    monkeypatch.setattr(computations, "BACKEND", "inductor")
+    computations._compiled_class.cache_clear()
     for name in ["torch._inductor", "torch._inductor.compiler_bisector", *sys.modules]:
         if name.partition(".")[0] == "torch" and name.startswith("torch._inductor"):
             monkeypatch.setitem(sys.modules, name, None)

@@ -6,8 +6,7 @@ import statistics
 import pytest
 import torch
 
-from bssearch.training.contention import ContentionMeter
-from bssearch.training.core_pace import REMEMBERED, CorePace
+from bssearch.training.contention import REMEMBERED, ContentionMeter, CorePace
 from tests.training.toys import core_of_pace, on_cpu
 
 CPU = torch.device("cpu")

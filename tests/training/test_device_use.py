@@ -14,7 +14,7 @@ import torch
 
 from bssearch.records import DeviceUse
 from bssearch.training import nvml
-from bssearch.training.device_use import DeviceMeter
+from bssearch.training.nvml import DeviceMeter
 from tests.training.fake_nvml import CUDA, REASONS, FakeNvml
 from tests.training.toys import CPU
 

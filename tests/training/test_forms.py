@@ -18,7 +18,7 @@ from bssearch.probes.step_time import measure_step_time
 from bssearch.records import MemoryRequest, NoiseRequest, StepTimeRequest, Target, TrialState
 from bssearch.training.batches import micro_batches, place, placement_of
 from bssearch.training.gradient_noise import GradientPasses
-from bssearch.training.inspection import describe_model
+from bssearch.training.loop import describe_model
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.data import Data
 from tests.training.forms import FORMS, Datasets, Listed, Streams, Texts, TwoOptimizers, Weighed, loaded

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bssearch.training.ghost_norm import convert_batch_norms
+from bssearch.training.computation import convert_batch_norms
 
 SHAPES = {nn.BatchNorm1d: (3,), nn.BatchNorm2d: (3, 4, 2), nn.BatchNorm3d: (3, 2, 2, 2)}
 

@@ -17,10 +17,8 @@ from bssearch.batch_schedule import BatchSchedule, Stage, with_batch_schedule
 from bssearch.errors import WorkloadError
 from bssearch.records import Configuration, TrialState
 from bssearch.scaling import LearningRateRule
-from bssearch.training.batches import micro_batches
-from bssearch.training.beginning.warm_up import warm_up
-from bssearch.training.growing.growth import Growth
-from bssearch.training.trainer import Trainer
+from bssearch.training.batches import Growth, micro_batches
+from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.data import Part
 from tests.test_batch_schedule import milestones, schedules
 from tests.training.test_pausing import Parts, asked, trained

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from bssearch.executors.messages import StepTimeMeasured, TrialEnded, decode_reply, encode
+from bssearch.executors.base import Ended
+from bssearch.executors.messages import decode_reply, encode
 from bssearch.probes import step_time
 from bssearch.probes.step_time import measure_step_time
-from bssearch.records import StepTimeRequest
-from bssearch.training.clock import RUN_AHEAD, Clock, CudaClock
+from bssearch.records import StepTime, StepTimeRequest
+from bssearch.training.clock import RUN_AHEAD, CudaClock
 from bssearch.training.trainer import Trainer
 from tests.training.fake_cuda import FakeCuda
 from tests.training.toys import FakeTime, Run, Toy, configuration, on_cpu, request, toy_data
@@ -119,17 +120,6 @@ def test_the_share_is_that_of_all_parts_of_a_trial_that_was_paused(cuda: FakeCud
     assert whole.host_bound_share is None
 
 
-def test_of_a_part_that_an_older_version_saved_the_share_is_not_known(cuda: FakeCuda) -> None:
-    first = cuda.clock()
-    train(cuda, first, steps=100, host=0.01, device=0.1)
-    older = {name: value for name, value in first.state().items() if name in Clock().state()}
-    later = cuda.clock()
-    later.restore(older)
-    assert later.host_bound_share is None and later.seconds("train") == first.seconds("train")
-    train(cuda, later, steps=100, host=0.05, device=0.1)
-    assert later.host_bound_share == pytest.approx(0.5, rel=0.02)
-
-
 def test_the_cpu_has_no_host_bound_share() -> None:
     time = FakeTime()
     clock = time.clock()
@@ -154,8 +144,8 @@ def test_a_trial_tells_its_share_with_the_look_at_its_first_loss_as_a_wait(
     outcome = Run(asked, toy, clock=cuda.clock()).outcome
     assert outcome.host_bound_share == pytest.approx(0.1 / 0.5)
     assert Run(asked, Toy()).outcome.host_bound_share is None
-    ended = decode_reply(encode(TrialEnded(number=7, outcome=outcome)))
-    assert isinstance(ended, TrialEnded) and ended.outcome.host_bound_share == outcome.host_bound_share
+    ended = decode_reply(encode(Ended(number=7, outcome=outcome)))
+    assert isinstance(ended, Ended) and ended.outcome.host_bound_share == outcome.host_bound_share
 
 
 def test_a_step_time_tells_its_share(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,5 +155,5 @@ def test_a_step_time_tells_its_share(cuda: FakeCuda, monkeypatch: pytest.MonkeyP
     measured = measure_step_time(asked, toy, toy_data(), on_cpu())
     assert measured.step_seconds == pytest.approx(0.001, rel=0.1)
     assert measured.host_bound_share == pytest.approx(0.2, rel=0.1), "its launches fill the queue"
-    told = decode_reply(encode(StepTimeMeasured(step_time=measured)))
-    assert isinstance(told, StepTimeMeasured) and told.step_time.host_bound_share == measured.host_bound_share
+    told = decode_reply(encode(measured))
+    assert isinstance(told, StepTime) and told.host_bound_share == measured.host_bound_share

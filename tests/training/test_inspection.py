@@ -10,7 +10,7 @@ from torch import nn
 
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
-from bssearch.training.inspection import describe_model, tokens_per_sample
+from bssearch.training.loop import describe_model, tokens_per_sample
 from tests.training.toys import Toy, on_cpu, toy_data
 
 

@@ -16,9 +16,7 @@ from torch import nn
 from bssearch.errors import LaunchError, UsageError
 from bssearch.space import OPTIMIZERS
 from bssearch.training.gradient_noise import _adam_divisors
-from bssearch.training.optimizers import build_optimizer
-from bssearch.training.optimizers.timm_optimizers import OF_TIMM, check_timm
-from bssearch.training.own.optimizers import check_libraries
+from bssearch.training.optimizers import OF_TIMM, build_optimizer, check_libraries
 from tests.torchvision import import_timm
 from tests.training.test_trainer import weights_after
 from tests.training.toys import Toy, configuration
@@ -244,7 +242,7 @@ class TestTimm:
     def test_a_version_that_is_too_old_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0.9")
         with pytest.raises(LaunchError, match=r"'lars' needs timm >= 1.0.13, and 1.0.9 is installed") as caught:
-            check_timm(["sgd", "lars"])
+            check_libraries(Toy(), ["sgd", "lars"])
         assert caught.value.hint == "pip install 'bssearch[optimizers]'"
 
     def test_only_what_needs_it_asks_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:

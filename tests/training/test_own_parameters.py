@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from bssearch.errors import WorkloadError
 from bssearch.training.gradient_noise import GradientPasses
-from bssearch.training.inspection import describe_model
+from bssearch.training.loop import describe_model
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import check_takes
 from tests.training.toys import Toy, configuration, on_cpu, toy_data

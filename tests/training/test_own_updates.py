@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, TrainingSettings, TrialState
-from bssearch.training.own.step import own_training_step
 from bssearch.training.trainer import Trainer
+from bssearch.training.updates import own_training_step
 from bssearch.workloads.base import WeightedLoss, resolve
 from bssearch.workloads.training_step import TrainingStep
 from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data

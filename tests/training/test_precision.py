@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bssearch.errors import LaunchError
-from bssearch.training.precision import allow_tf32, autocast, available_precisions, resolve_precision
+from bssearch.training.computation import allow_tf32, autocast, available_precisions, resolve_precision
 from tests.training.toys import CPU
 
 CUDA = torch.device("cuda:0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bssearch.training.core_pace import ReferenceKernel
+from bssearch.training.contention import ReferenceKernel
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

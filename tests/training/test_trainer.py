@@ -14,9 +14,8 @@ from torch import nn
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, ParameterValue, TrialState
-from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.computation import NO_PARAMETERS, Computation
-from bssearch.training.trainer import Trainer, seed_everything
+from bssearch.training.trainer import Trainer, seed_everything, warm_up
 from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
 from tests.training.toys import CPU, Run, Toy, configuration, on_cpu, request, toy_data
 

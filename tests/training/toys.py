@@ -24,7 +24,7 @@ from bssearch.records import (
 )
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
-from bssearch.training.core_pace import SPINS, CorePace
+from bssearch.training.contention import SPINS, CorePace
 from bssearch.training.loop import Trial
 from bssearch.workloads.base import Data, Part
 

@@ -40,7 +40,7 @@ def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | No
     """Return the checkpoints in the order of training.
 
     ``at`` says the samples at each, in the order of ``paths``, in the place of what the files say. Raises what
-    `bssearch.training.branches.checkpoint.read_checkpoint` does, and `UsageError` where the position is needed and not
+    `bssearch.training.branch.read_checkpoint` does, and `UsageError` where the position is needed and not
     known, or is that of another checkpoint too.
     """
     if at and len(at) != len(paths):
@@ -73,7 +73,7 @@ def _point(spec: StudySpec, path: Path, at: int | None) -> BranchPoint:
     if spec.is_program:
         step = None if at is None else at // batch_size
         return BranchPoint(path=path, digest=_digest(path), samples=at, step=step)
-    from bssearch.training.branches.checkpoint import read_checkpoint
+    from bssearch.training.branch import read_checkpoint
 
     saved = read_checkpoint(path)
     samples = saved.samples_at(batch_size) if at is None else at

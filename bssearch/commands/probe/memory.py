@@ -124,7 +124,7 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
     smallest = min(spec.batch_sizes)
     while (size := next_size(uses, smallest=smallest, ceiling=ceiling, marginal=sizes_of(marginal))) is not None:
         request = MemoryRequest(configuration=default_at(spec, size, size).configuration, threads=spec.executor.threads)
-        use = executor.measure_memory(request, reserve=True)
+        use = executor.measure_memory(replace(request, reserve=True))
         if not use.fits:
             without_reserve = executor.measure_memory(request)
             if without_reserve.fits:

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.executors.conversation import TICK_SECONDS, Work, converse, relaying
-from bssearch.executors.failures import code_has_changed, judge_command, no_noise_scale
-from bssearch.executors.messages import (
-    Assign,
-    Describe,
-    Described,
-    Load,
-    Measured,
-    MeasureMemory,
-    MeasureNoise,
-    MeasureStepTime,
-    MemoryMeasured,
-    Run,
-    StepTimeMeasured,
-)
-from bssearch.executors.programs.command_files import files_of, revision_of
-from bssearch.executors.programs.command_process import LAST_LINES, CommandProcess
-from bssearch.executors.programs.connected_command import (
-    ConnectedCommand,
-    Patience,
-    answer_of,
-    failure_of,
-    outcome_of,
-)
+from bssearch.executors.base import AskStop, Program
+from bssearch.executors.conversation import TICK_SECONDS, Conversation, LoadedProgram, answer_in, relaying
+from bssearch.executors.failures import code_has_changed, judge_command
+from bssearch.executors.messages import Answer, Load, Work
+from bssearch.executors.programs.command_process import LAST_LINES, CommandProcess, Patience, failure_of, outcome_of
 from bssearch.executors.programs.reported_trial import ReportedTrial
 from bssearch.executors.programs.reports import LOSS, Pace, Report, pace_of
 from bssearch.records import (
     BATCH_SCHEDULE,
     Configuration,
+    MemoryRequest,
     MemoryUse,
     Observation,
     StepTime,
+    StepTimeRequest,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -49,8 +32,46 @@ from bssearch.records import (
 )
 from bssearch.spec.command_line import check_places, filled, places_of, values_of
 
-if TYPE_CHECKING:
-    from bssearch.training.loop import Stop
+LARGEST_FILE = 2**26
+"""Bytes of a file whose content counts as code: a choice; of a larger one, of data, the size does."""
+
+LONGEST_NAME = 1000
+"""Characters of what may be a file's name: a choice."""
+
+
+def revision_of(program: Program, folder: Path) -> str:
+    """Return 12 hex digits of the SHA-256 of a command, how it is read, and the files in the folder that it names."""
+    told = hashlib.sha256("\0".join(program.command).encode())
+    told.update(repr(sorted(program.report.items())).encode())
+    for path in files_of(program.command, folder).values():
+        if path.resolve().is_relative_to(folder.resolve()):  # elsewhere are interpreters, which differ by machine
+            told.update(digest_of(path).encode())
+    return told.hexdigest()[:12]
+
+
+def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
+    """Return the files that a command names, as arguments or behind the = of one, by what it names them."""
+    names = [
+        name for token in command for name in (token, token.partition("=")[2]) if name and len(name) <= LONGEST_NAME
+    ]
+    return {name: folder / name for name in names if _is_file(folder / name)}
+
+
+def digest_of(path: Path) -> str:
+    """Return the digest of a file's content; of a file larger than `LARGEST_FILE` of its size."""
+    size = path.stat().st_size
+    if size > LARGEST_FILE:
+        return hashlib.sha256(f"{size} bytes".encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
 
 FEW_STEPS, MANY_STEPS = 2, 20
 """Steps between the evaluations of the two runs that tell the time of a step from that of an evaluation: a choice."""
@@ -68,41 +89,39 @@ MOST_METRICS = 100
 """Metrics of a program that are taken note of: a choice."""
 
 Reports = Generator[Report, None, None]
-Answer = Described | Measured
 
 
-class LoadedCommand:
-    """A command on a device, for a worker as `bssearch.executors.loaded.LoadedWorkload` is.
+class LoadedCommand(LoadedProgram):
+    """A command on a device.
 
-    Raises `WorkloadError` where a file that the command names has changed since the run began, `UsageError` for a name
-    in braces that the study does not have, and `LaunchError`.
+    Raises `WorkloadError` if a file that the command names has changed since the run began, `UsageError` for a name in
+    braces that the study does not have, and `LaunchError`.
     """
 
     def __init__(self, load: Load) -> None:
-        from bssearch.executors.devices import device_of
-
-        assert load.program is not None and load.program.command, "a worker loads a command where there is one"
-        self._program = load.program
-        self._folder = Path(load.folder)
-        self._threads = load.threads
-        self._hang_seconds = load.hang_seconds
-        self.memory_limit_bytes = load.memory_limit_bytes
-        device, present = device_of(load.device, load.slot, load.allow_busy)
-        self.device, self.devices = str(device), load.devices or present
-        self.revision = revision_of(load.program, self._folder)
-        self._takes = places_of(load.program.command)
+        super().__init__(load)
+        self._threads, self._hang_seconds = load.settings.threads, load.settings.hang_seconds
+        self.revision = revision_of(self._program, self._folder)
+        self._takes = places_of(self._program.command)
         if load.revision not in {None, self.revision}:
             raise code_has_changed("a file that the command names", load.revision, self.revision)
 
-    def describe(self) -> WorkloadDescription:
-        """Run the default until it reports the target's metric; return what it offers. Raises `WorkloadError`."""
-
-        def read(process: CommandProcess) -> Described:
-            return Described(description=self._description(process))
-
-        answer = self._asked(Describe(), self._program.default, 1, read)
-        assert isinstance(answer, Described), "a command describes itself where it does not refuse"
-        return answer.description
+    def _answer(self, work: Work) -> Answer:
+        try:
+            match work:
+                case StepTimeRequest(configuration=at):
+                    return self._asked(work, at, FEW_STEPS, lambda process: self._reported_step_time(at, process))
+                case MemoryRequest(configuration=at):
+                    return self._asked(work, at, MEMORY_STEPS, lambda process: self._reported_memory(at, process))
+                case _:
+                    return self._asked("describe", self._program.default, 1, self._description)
+        except MemoryError as error:
+            if isinstance(work, StepTimeRequest):
+                return StepTime.where_memory_ran_out(work.configuration)
+            if isinstance(work, MemoryRequest):
+                micro = work.configuration.micro_batch_size
+                return MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=str(error))
+            raise
 
     def _description(self, process: CommandProcess) -> WorkloadDescription:
         """Return what the reports of the default offer."""
@@ -138,26 +157,53 @@ class LoadedCommand:
             source=next((path for path in files if path.is_relative_to(self._folder.resolve())), None),
         )
 
-    def measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
-        """Measure what is asked; raise `WorkloadError` where the program fails, and for a gradient noise scale."""
-        answer = self._measured(command)
-        assert not isinstance(answer, Described), "what is measured is no description"
-        return answer
+    def run(
+        self,
+        request: TrialRequest,
+        on_observation: Callable[[Observation], None],
+        *,
+        stop: AskStop,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> TrialOutcome:
+        """Run a trial to its end, whichever it is; the program is ended where its trial is."""
+        trial = ReportedTrial(request, on_observation, time.monotonic())
 
-    def _measured(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Answer:
-        match command:
-            case MeasureStepTime(request=request):
-                return self._step_time(command, request.configuration)
-            case MeasureMemory(request=request):
-                return self._memory(command, request.configuration)
-            case _:
-                raise no_noise_scale("a program of your own")
+        def is_over() -> bool:
+            trial.look(stop(), time.monotonic())
+            return trial.ending is not None
 
-    def trial(
-        self, request: TrialRequest, *, stop: Stop, on_progress: Callable[[], None] = lambda: None
-    ) -> CommandTrial:
-        """Return a trial to run; ``stop`` is asked again and again, ``on_progress`` called where there is some."""
-        return CommandTrial(self, request, stop, on_progress)
+        with self.started(
+            request.configuration,
+            seed=request.seed,
+            evaluate_every=request.eval_every_steps,
+            threads=request.threads,
+        ) as process:
+            try:
+                if process.connects(is_over):
+                    talk = Conversation(process, stop, relaying(on_progress, on_observation), process.kernel_kills)
+                    found = talk.hold(self.assigned(request))
+                    return outcome_of(found, request, stop(), process.last_lines)
+                if process.has_reported:
+                    self.check_places(request.configuration)
+                while not is_over() and process.goes_on():
+                    for report in process.reports(TICK_SECONDS):
+                        on_progress()
+                        trial.take(report, time.monotonic())
+                        if trial.ending is not None:
+                            break
+                code = process.end()
+                if trial.ending is None and code == 0:
+                    for report in process.last_reports():
+                        trial.take(report, time.monotonic())
+                if trial.ending is None:
+                    trial.left(code)
+            except UsageError as error:
+                return trial.failed(TrialState.FAILED, str(error))
+        if trial.ending is None:
+            state, reason = judge_command(code, process.kernel_kills, process.last_lines)
+            outcome = trial.failed(state, f"{reason} after {trial.steps} steps")
+            return replace(outcome, traceback=process.last_lines or None)
+        return trial.outcome()
 
     def started(self, configuration: Configuration, *, seed: int, evaluate_every: int, threads: int) -> CommandProcess:
         """Start the command with a configuration's values."""
@@ -188,32 +234,26 @@ class LoadedCommand:
                 "and the command does not take two of {batch_size}, {micro_batch_size} and {accumulation_steps}"
             )
 
-    def assigned(self, work: Work) -> Assign:
-        """Return what the command is asked to do over its line, where it connects."""
-        return Assign.of(
-            self._program,
-            work,
-            device=self.device,
-            revision=self.revision,
-            memory_limit_bytes=self.memory_limit_bytes,
-        )
-
     def _asked(
         self,
         work: Work,
         configuration: Configuration,
         evaluate_every: int,
-        read: Callable[[CommandProcess], Measured | Described],
+        read: Callable[[CommandProcess], Answer],
     ) -> Answer:
         """Have the command do a piece of work; return its answer over its line, or what ``read`` makes of it.
 
-        Raises as `_until_it_ends`, and where a command that reports lacks a place.
+        Raises as `_until_it_ends`, and if a command that reports lacks a place.
         """
         with self.started(configuration, seed=0, evaluate_every=evaluate_every, threads=self._threads) as process:
             patience = Patience(self._hang_seconds, process.began)
-            connected = process.connected(lambda: patience.is_over() or self._is_unread(process))
-            if connected is not None:
-                return answer_of(connected, self.assigned(work), patience)
+            if process.connects(lambda: patience.is_over() or self._is_unread(process)):
+                talk = Conversation(process, patience.stop, patience.take, process.kernel_kills)
+                found = talk.hold(self.assigned(work))
+                answer = answer_in(found)
+                if answer is None:
+                    raise failure_of(found.exit_code, process)
+                return answer
             if process.has_reported:
                 self.check_places(configuration)
             return read(process)
@@ -262,15 +302,6 @@ class LoadedCommand:
         hint = self._hint_of_reports(process) if metric in process.log_reader.unmatched else ""
         return WorkloadError(f"the command reports {names}{how_long}; the study's target is of {metric!r}{hint}")
 
-    def _step_time(self, command: MeasureStepTime, configuration: Configuration) -> Answer:
-        def read(process: CommandProcess) -> StepTimeMeasured:
-            return StepTimeMeasured(step_time=self._reported_step_time(configuration, process))
-
-        try:
-            return self._asked(command, configuration, FEW_STEPS, read)
-        except MemoryError:
-            return StepTimeMeasured(step_time=StepTime.where_memory_ran_out(configuration))
-
     def _reported_step_time(self, configuration: Configuration, process: CommandProcess) -> StepTime:
         """Time steps by what is reported; where evaluations are in that time, by two runs that evaluate differently."""
         few = self._pace(configuration, process)
@@ -304,21 +335,13 @@ class LoadedCommand:
             )
         return pace
 
-    def _memory(self, command: MeasureMemory, configuration: Configuration) -> Answer:
-        micro = configuration.micro_batch_size
-
-        def read(process: CommandProcess) -> MemoryMeasured:
-            with closing(self._until_it_ends(process)) as reports:
-                for report in reports:
-                    if report.step >= MEMORY_STEPS:
-                        break
-            return MemoryMeasured(memory=MemoryUse(micro_batch_size=micro, fits=True, peak_memory_bytes=None))
-
-        try:
-            return self._asked(command, configuration, MEMORY_STEPS, read)
-        except MemoryError as error:
-            use = MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=str(error))
-            return MemoryMeasured(memory=use)
+    def _reported_memory(self, configuration: Configuration, process: CommandProcess) -> MemoryUse:
+        """Return that a micro-batch size fits, once the command has reported enough steps at it."""
+        with closing(self._until_it_ends(process)) as reports:
+            for report in reports:
+                if report.step >= MEMORY_STEPS:
+                    break
+        return MemoryUse(micro_batch_size=configuration.micro_batch_size, fits=True, peak_memory_bytes=None)
 
     def _hint_of_reports(self, process: CommandProcess) -> str:
         reader = process.log_reader
@@ -327,65 +350,3 @@ class LoadedCommand:
             return f": {said} found no number in any line{process.shown_lines}"
         example = f'{{"step": 100, "{self._program.metric}": 0.9}}'
         return f": it must print lines such as {example}, or report: say how its log is read{process.shown_lines}"
-
-
-class CommandTrial:
-    """One trial of a command."""
-
-    def __init__(
-        self, command: LoadedCommand, request: TrialRequest, stop: Stop, on_progress: Callable[[], None]
-    ) -> None:
-        self._command = command
-        self._request = request
-        self._stop = stop
-        self._on_progress = on_progress
-
-    def run(self, on_observation: Callable[[Observation], None]) -> TrialOutcome:
-        """Run to the end, whichever it is; the program is ended where its trial is."""
-        request = self._request
-        trial = ReportedTrial(request, on_observation, time.monotonic())
-        with self._command.started(
-            request.configuration,
-            seed=request.seed,
-            evaluate_every=request.eval_every_steps,
-            threads=request.threads,
-        ) as process:
-            try:
-                if (connected := process.connected(lambda: self._is_over(trial))) is not None:
-                    return self._talked(connected, on_observation)
-                if process.has_reported:
-                    self._command.check_places(request.configuration)
-                self._follow(process, trial)
-                code = process.end()
-                if trial.ending is None and code == 0:
-                    for report in process.last_reports():
-                        trial.take(report, time.monotonic())
-                if trial.ending is None:
-                    trial.left(code)
-            except UsageError as error:
-                return trial.failed(TrialState.FAILED, str(error))
-        if trial.ending is None:
-            state, reason = judge_command(code, process.kernel_kills, process.last_lines)
-            outcome = trial.failed(state, f"{reason} after {trial.steps} steps")
-            return replace(outcome, traceback=process.last_lines or None)
-        return trial.outcome()
-
-    def _follow(self, process: CommandProcess, trial: ReportedTrial) -> None:
-        """Take in what a program reports until it ends, or its trial does."""
-        while not self._is_over(trial) and process.goes_on():
-            for report in process.reports(TICK_SECONDS):
-                self._on_progress()
-                trial.take(report, time.monotonic())
-                if trial.ending is not None:
-                    return
-
-    def _is_over(self, trial: ReportedTrial) -> bool:
-        trial.look(self._stop(), time.monotonic())
-        return trial.ending is not None
-
-    def _talked(self, connected: ConnectedCommand, on_observation: Callable[[Observation], None]) -> TrialOutcome:
-        """Run the trial of a command that asks for it over its line."""
-
-        assign, take = self._command.assigned(Run(request=self._request)), relaying(self._on_progress, on_observation)
-        found = converse(connected, assign, self._stop, take, connected.process.kernel_kills)
-        return outcome_of(found, self._request, self._stop(), connected.process.last_lines)

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +21,113 @@ from typing import Self
 import psutil
 
 from bssearch.errors import LaunchError, WorkloadError
-from bssearch.executors.failures import kernel_memory_kills
-from bssearch.executors.lifeline import DieWithParent, GroupWatcher, become_subreaper
-from bssearch.executors.messages import TRIAL_VARIABLE
+from bssearch.executors.base import Ended
+from bssearch.executors.conversation import TICK_SECONDS, Conversation, stopped, with_end
+from bssearch.executors.failures import judge_command, kernel_memory_kills
+from bssearch.executors.lifeline import DieWithParent, Watcher, become_subreaper
+from bssearch.executors.messages import CHUNK_BYTES, TRIAL_VARIABLE, Reply
 from bssearch.executors.process import has_exited, report_folder_prefix
-from bssearch.executors.programs.connected_command import ConnectedCommand, TrialSocket
 from bssearch.executors.programs.reports import Report, ReportReader
+from bssearch.records import TrialOutcome, TrialRequest, TrialState
+
+THE_COMMAND = "the command"
+"""What a command is called in what is said of it."""
+
+
+class TrialSocket:
+    """A socket at a path, for one program to connect to, once; the folder of the path is the worker's alone.
+
+    Where the path is longer than a socket's may be (108 bytes on Linux, unix(7)) nothing listens there: a program that
+    connects says so, and one that reports needs no socket.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.line: socket.socket | None = None
+        self._door: socket.socket | None = socket.socket(socket.AF_UNIX)
+        try:
+            self._door.bind(str(path))
+            self._door.listen(1)
+        except OSError:
+            self.shut()
+
+    @property
+    def listening(self) -> list[socket.socket]:
+        """Return what is readable once a program connects; nothing where none may any more."""
+        return [] if self._door is None else [self._door]
+
+    def accept(self) -> None:
+        """Take in the program that connects; no other may."""
+        assert self._door is not None, "it listens"
+        self.line, _ = self._door.accept()
+        self.shut()
+
+    def shut(self) -> None:
+        """Let no program connect any more."""
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+            with suppress(FileNotFoundError):
+                self.path.unlink()
+
+    def close(self) -> None:
+        """Hang up, and let no program connect any more."""
+        self.shut()
+        if self.line is not None:
+            self.line.close()
+
+
+class Patience:
+    """How long a program may say nothing, from a moment on; each reply begins it anew.
+
+    It is asked as a `Stop` is, and raises `WorkloadError` once it is over.
+    """
+
+    def __init__(self, seconds: float, began: float) -> None:
+        self._seconds = seconds
+        self._last = began
+
+    def is_over(self) -> bool:
+        """Return whether the program has said nothing for too long."""
+        return time.monotonic() - self._last > self._seconds
+
+    def take(self, reply: Reply) -> None:
+        """Take note of a reply."""
+        self._last = time.monotonic()
+
+    def stop(self) -> None:
+        """Raise `WorkloadError` where it is over."""
+        if self.is_over():
+            raise WorkloadError(
+                f"the command said nothing for {self._seconds:g} s after it had asked for its trial",
+                hint="executor.hang_seconds is how long it may take",
+            )
+
+
+def failure_of(code: int, process: CommandProcess) -> Exception:
+    """Return the `WorkloadError`, or the `MemoryError`, of a command that ended with an exit code."""
+    state, reason = judge_command(code, process.kernel_kills, process.last_lines)
+    return MemoryError(reason) if state is TrialState.OOM else WorkloadError(f"{reason}{process.shown_lines}")
+
+
+def outcome_of(
+    found: Conversation, request: TrialRequest, asked: tuple[TrialState, str] | None, printed: str
+) -> TrialOutcome:
+    """Return how a connected command's trial ended, by what it said, what it was ``asked``, or its exit code.
+
+    One that leaves with an error before its trial was over has failed, although its line says that its loop ended.
+    """
+    state, reason = judge_command(found.exit_code, found.kernel_kills, printed)
+    if not isinstance(found.reply, Ended):
+        if asked is not None:
+            return stopped(asked)
+        return TrialOutcome(state=state, reason=reason, traceback=printed or None)
+    outcome = found.reply.outcome
+    left_early = outcome.state is TrialState.EXHAUSTED and outcome.train_seconds <= request.train_seconds_limit
+    if left_early and found.exit_code != 0 and asked is None and not found.overstayed:
+        return replace(outcome, state=state, reason=f"{reason} after {outcome.steps} steps", traceback=printed or None)
+    return with_end(outcome, found, THE_COMMAND)
+
 
 REPORT_VARIABLE = "BSSEARCH_REPORT"
 """Names the pipe to which a program may write its JSON lines, in its environment."""
@@ -45,8 +147,6 @@ LAST_LINES = 10
 _TAIL_BYTES = 1 << 14
 """Of what a program printed last so much is kept to say why it failed: a choice."""
 
-_TICK_SECONDS = 0.05
-_CHUNK_BYTES = 1 << 16
 _MOST_CHUNKS_LEFT = 16
 """Far more than a pipe holds: 64 KiB, where the user does not change that (pipe(7))."""
 
@@ -78,7 +178,9 @@ class CommandProcess:
                 assert self._process.stdout is not None, "it was asked for"
                 kept.callback(self._process.stdout.close)
                 kept.callback(self._process.kill)
-                self._watcher = GroupWatcher(self._process.pid)
+                read, write = os.pipe()
+                kept.callback(os.close, write)
+                self._watcher = Watcher(read, self._process.pid)
             except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
                 raise WorkloadError(f"command: {command[0]!r} cannot be run: {error.strerror}") from error
             except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -103,7 +205,7 @@ class CommandProcess:
 
     @property
     def has_reported(self) -> bool:
-        """Return whether the first sign, for which `connected` has waited, is a report."""
+        """Return whether the first sign, for which `connects` has waited, is a report."""
         return self._first_reports is not None
 
     @property
@@ -112,18 +214,31 @@ class CommandProcess:
         lines = [line[:500] for line in self.last_lines.splitlines() if line.strip()][-LAST_LINES:]
         return "; it printed:\n" + "\n".join(lines) if lines else "; it printed nothing"
 
-    def connected(self, is_over: Callable[[], bool]) -> ConnectedCommand | None:
-        """Wait for the program's first sign; return it where that is that it connects, None where it does not.
+    @property
+    def line(self) -> socket.socket:
+        """Return our end of the line of a program that has connected."""
+        assert self._socket.line is not None, "the program has connected"
+        return self._socket.line
 
-        It does not where it reports first, where it ends, and where ``is_over`` says that nobody waits any more; it can
-        no more thereafter. Raises as `ReportReader.feed`.
+    def connects(self, is_over: Callable[[], bool]) -> bool:
+        """Wait for the program's first sign; return whether the program connects.
+
+        It does not if it reports first, if it ends, and if ``is_over`` says that nobody waits any more; it can no more
+        thereafter. Raises as `ReportReader.feed`.
         """
         while self._socket.line is None and self._first_reports is None and self.goes_on() and not is_over():
-            reports = self.reports(_TICK_SECONDS)
+            reports = self.reports(TICK_SECONDS)
             if (first := next(reports, None)) is not None:
                 self._first_reports = chain([first], reports)
         self._socket.shut()
-        return None if self._socket.line is None else ConnectedCommand(self, self._socket.line)
+        return self._socket.line is not None
+
+    def exit_code(self) -> int | None:
+        """Return the exit code of a program that has connected, None while it runs; what it prints is logged."""
+        if self._code is not None:
+            return self._code
+        self.log()
+        return None if self.goes_on() else self.end()
 
     def goes_on(self) -> bool:
         """Return whether the program runs, or has said something that is yet to be read.
@@ -149,6 +264,10 @@ class CommandProcess:
         """Yield the reports of last lines without a line end, of a program that has ended well; raise as `reports`."""
         yield from self._pipe_reader.end()
         yield from self.log_reader.end()
+
+    def kill(self) -> None:
+        """End the program and all that it started."""
+        self.end()
 
     def end(self) -> int:
         """End the program: SIGTERM to its group, then SIGKILL to that and to all that it left; return its exit code.
@@ -184,7 +303,7 @@ class CommandProcess:
             if not isinstance(descriptor, int):
                 self._socket.accept()
                 continue
-            chunk = os.read(descriptor, _CHUNK_BYTES)
+            chunk = os.read(descriptor, CHUNK_BYTES)
             if not chunk:
                 del self._readers[descriptor]
                 continue
@@ -206,11 +325,6 @@ class CommandProcess:
             if len(chunk) > left:
                 os.write(sys.stdout.fileno(), b"\n(the rest of what it prints is left out)\n")
 
-    @property
-    def has_been_ended(self) -> bool:
-        """Return whether `end` has ended it; its exit code is what that returns."""
-        return self._code is not None
-
     def log(self) -> None:
         """Log what the program has printed and nobody reads; a pipe holds little, unless it is filled meanwhile."""
         for _ in range(_MOST_CHUNKS_LEFT):
@@ -224,7 +338,7 @@ class CommandProcess:
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + TERMINATE_SECONDS
         while not has_exited(self._process) and time.monotonic() < deadline:
-            for _ in self._chunks(_TICK_SECONDS):
+            for _ in self._chunks(TICK_SECONDS):
                 pass
 
     def _signal(self, number: int) -> None:

@@ -16,7 +16,7 @@ from bssearch.records import (
     TrialState,
     is_metric,
 )
-from bssearch.training.course import Course, Ending, not_finite
+from bssearch.training.course import Course, Ending, not_finite, where
 
 MOST_OBSERVATIONS = 100_000
 """Evaluations of a trial at most: a choice; all of them are stored, and a curve of a thousand is fine."""
@@ -154,7 +154,7 @@ class ReportedTrial:
         metric = report.values.get(target.metric)
         for name, value in ((target.metric, metric), ("the loss", loss)):
             if value is not None and not is_metric(value):
-                self._end(Ending(TrialState.DIVERGED, self._not_finite(name, value)))
+                self._end(Ending(TrialState.DIVERGED, f"{not_finite(name, value)}: {where(configuration, self.steps)}"))
                 return
         if metric is not None:
             self._observations += 1
@@ -189,10 +189,3 @@ class ReportedTrial:
         if self.ending is None:
             self.ending = self._course.reached_before(ending)
             self._ended = time.monotonic()
-
-    def _not_finite(self, what: str, value: float) -> str:
-        configuration = self._request.configuration
-        return (
-            f"{not_finite(what, value)}: batch size {configuration.batch_size}, "
-            f"learning rate {configuration.learning_rate:.4g}, step {self.steps}"
-        )

@@ -3,69 +3,153 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from contextlib import closing
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from bssearch.errors import WorkloadError
-from bssearch.executors.base import Program
+from bssearch.errors import LaunchError, WorkloadError
+from bssearch.executors.base import AskStop, Ended, Program
 from bssearch.executors.conversation import (
     LEAVE_SECONDS,
     Conversation,
-    Work,
+    LoadedProgram,
     answer_in,
-    converse,
     relaying,
     stopped,
     with_end,
 )
-from bssearch.executors.failures import code_has_changed, judge_exit, kernel_memory_kills, no_noise_scale
-from bssearch.executors.messages import (
-    Assign,
-    Describe,
-    Described,
-    Load,
-    Measured,
-    MeasureMemory,
-    MeasureNoise,
-    MeasureStepTime,
-    Reply,
-    Run,
-    TrialEnded,
-)
-from bssearch.executors.programs.script_process import ScriptServer
+from bssearch.executors.failures import code_has_changed, judge_exit, kernel_memory_kills
+from bssearch.executors.messages import Answer, Load, Reply, Work
 from bssearch.records import MAKE_TRAINER, Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
 
-if TYPE_CHECKING:
-    from bssearch.training.loop import Stop as AskStop
+HOST = "bssearch.integrations.script_host"
+"""The module that runs a script; it stands above this room, so it is started by its name."""
+
+
+class ScriptProcess:
+    """A script at one piece of work; ``line`` is our end of its line. The server tells its end."""
+
+    def __init__(self, line: socket.socket, server: ScriptServer, pid: int) -> None:
+        self.line = line
+        self._server = server
+        self._pid = pid
+        self._code: int | None = None
+
+    def exit_code(self) -> int | None:
+        """Return its exit code once it has ended, negative for a signal; raise `LaunchError` without a server."""
+        if self._code is None:
+            self._code = self._server.exit_told()
+        return self._code
+
+    def kill(self) -> None:
+        """Kill the script and all of its group; the server ends what it has started elsewhere."""
+        if self._code is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, signal.SIGKILL)
+
+
+class ScriptServer:
+    """Starts a script for each piece of work, one at a time, in the process of a server that ends what it leaves.
+
+    ``notice`` says why the script is not forked, None where it is. Raises `LaunchError` where the server does not come
+    up.
+    """
+
+    def __init__(self, script: str, arguments: Sequence[str]) -> None:
+        self._script = script
+        self._arguments = arguments
+        self._begin()
+
+    def _begin(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._control = ours
+        self._said = b""
+        with theirs:
+            # A group of its own: what ends the worker's group leaves it to clean up.
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", HOST, "--parent", str(os.getpid())),
+                    *("--serve", str(theirs.fileno()), self._script, "--", *self._arguments),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+            )
+        reason = self._told()["anew"]
+        self.notice = None if reason is None else f"each trial imports anew what the script imports: {reason}"
+
+    def start(self) -> ScriptProcess:
+        """Start the script; raise `LaunchError` where that cannot be."""
+        if self._process.poll() is not None:
+            self._control.close()
+            self._begin()
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"x"], [theirs.fileno()])
+            return ScriptProcess(ours, self, self._told()["pid"])
+        except OSError as error:
+            ours.close()
+            raise LaunchError(f"the script cannot be started: {error}") from error
+
+    def exit_told(self) -> int | None:
+        """Return the exit code of the script that was started last, once it has ended."""
+        self._control.setblocking(False)
+        try:
+            code: int = self._told()["exit"]
+        except BlockingIOError:
+            return None
+        finally:
+            self._control.setblocking(True)
+        return code
+
+    def close(self) -> None:
+        """End the server, and with it what still runs."""
+        self._control.close()
+        self._process.wait()
+
+    def _told(self) -> dict[str, Any]:
+        """Return the next that the server says; raise `LaunchError` where it has ended."""
+        while b"\n" not in self._said:
+            try:
+                chunk = self._control.recv(4096)
+            except ConnectionResetError:
+                chunk = b""
+            if not chunk:
+                raise LaunchError("the process that starts the script has ended, see what it printed")
+            self._said += chunk
+        line, self._said = self._said.split(b"\n", 1)
+        told: dict[str, Any] = json.loads(line)
+        return told
+
 
 THE_SCRIPT = "the script"
 """What a script is called in what is said of it."""
 
 
-class LoadedScript:
-    """A script on a device, for a worker as `bssearch.executors.loaded.LoadedWorkload` is.
+class LoadedScript(LoadedProgram):
+    """A script on a device.
 
-    It goes on for at most ``leave_seconds`` after its trial has ended. Raises `WorkloadError` where the script is
-    not there, or has changed since the run began, and `LaunchError`.
+    It goes on for at most ``leave_seconds`` after its trial has ended. Raises `WorkloadError` if the script is not
+    there, or has changed since the run began, and `LaunchError`.
     """
 
     def __init__(self, load: Load, *, leave_seconds: float = LEAVE_SECONDS) -> None:
-        from bssearch.executors.devices import device_of
-
-        assert load.program is not None, "a worker loads a program where there is one"
-        self._program = load.program
-        self.memory_limit_bytes = load.memory_limit_bytes
-        device, present = device_of(load.device, load.slot, load.allow_busy)
-        self.device, self.devices = str(device), load.devices or present
-        named = str(Path(load.folder) / str(load.program.script))
+        super().__init__(load)
+        named = str(self._folder / str(self._program.script))
         self._script = Path(named.removesuffix(MAKE_TRAINER))
         self.leave_seconds = leave_seconds
         self.revision = load.revision or self._revision_now()
         self._refuse_changed()
-        self._server = ScriptServer(named, load.program.arguments)
+        self._server = ScriptServer(named, self._program.arguments)
 
     def close(self) -> None:
         """End the process that starts the script."""
@@ -75,9 +159,7 @@ class LoadedScript:
         """Return what the script offers: it is evaluated, and takes a step. Raises `WorkloadError`."""
         from bssearch.training.environment import git_state
 
-        answer = self._ask(Describe())
-        assert isinstance(answer, Described), "a program describes itself where it does not refuse"
-        found = answer.description
+        found = super().describe()
         revision, is_dirty = git_state(self._script.resolve())
         return replace(
             found,
@@ -85,42 +167,36 @@ class LoadedScript:
             notice="; ".join(filter(None, (self._server.notice, found.notice))) or None,
         )
 
-    def measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
-        """Measure what is asked; raise `WorkloadError` where the script fails, and for a gradient noise scale."""
-        if isinstance(command, MeasureNoise):
-            raise no_noise_scale("a program of your own")
-        answer = self._ask(command)
-        assert not isinstance(answer, Described), "what is measured is no description"
-        return answer
-
-    def trial(
-        self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None
-    ) -> ScriptTrial:
-        """Return a trial to run; ``stop`` is asked again and again, ``on_progress`` called where there is some."""
-        return ScriptTrial(self, request, stop, on_progress)
-
-    def converse(
+    def run(
         self,
-        work: Work,
-        stop: AskStop = lambda: None,
-        take: Callable[[Reply], None] = lambda reply: None,
+        request: TrialRequest,
+        on_observation: Callable[[Observation], None],
+        *,
+        stop: AskStop,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> TrialOutcome:
+        """Run a trial to its end; raise `LaunchError` if the script cannot be started."""
+        found = self._converse(request, stop, relaying(on_progress, on_observation))
+        asked = stop()
+        if isinstance(found.reply, Ended):
+            return with_end(found.reply.outcome, found, THE_SCRIPT, self.leave_seconds)
+        if asked is not None:
+            return stopped(asked)
+        state, reason = judge_exit(found.exit_code, found.kernel_kills)
+        return TrialOutcome(state=state, reason=_of_the_script(reason))
+
+    def _converse(
+        self, work: Work, stop: AskStop = lambda: None, take: Callable[[Reply], None] = lambda reply: None
     ) -> Conversation:
         """Have the script do a piece of work; ``take`` gets each of its replies.
 
-        Raises `LaunchError`, and `WorkloadError` where the script has changed: each piece of work reads it anew.
+        Raises `LaunchError`, and `WorkloadError` if the script has changed: each piece of work reads it anew.
         """
         self._refuse_changed()
-        assign = Assign.of(
-            self._program,
-            work,
-            device=self.device,
-            revision=self.revision,
-            memory_limit_bytes=self.memory_limit_bytes,
-        )
         kills = kernel_memory_kills()
         process = self._server.start()
         with closing(process.line):
-            return converse(process, assign, stop, take, kills, self.leave_seconds)
+            return Conversation(process, stop, take, kills, self.leave_seconds).hold(self.assigned(work))
 
     def _revision_now(self) -> str:
         try:
@@ -133,39 +209,15 @@ class LoadedScript:
         if now != self.revision:
             raise code_has_changed(f"the script {self._script}", self.revision, now)
 
-    def _ask(self, work: Describe | MeasureStepTime | MeasureMemory) -> Described | Measured:
-        found = self.converse(work)
+    def _answer(self, work: Work) -> Answer:
+        found = self._converse(work)
         answer = answer_in(found)
-        if answer is None:
-            state, reason = judge_exit(found.exit_code, found.kernel_kills)
-            if state is TrialState.OOM:
-                raise MemoryError(_of_the_script(reason))
-            raise WorkloadError(f"the script ended without an answer: {_of_the_script(reason)}")
-        return answer
-
-
-class ScriptTrial:
-    """One trial of a script."""
-
-    def __init__(
-        self, program: LoadedScript, request: TrialRequest, stop: AskStop, on_progress: Callable[[], None]
-    ) -> None:
-        self._program = program
-        self._request = request
-        self._stop = stop
-        self._on_progress = on_progress
-
-    def run(self, on_observation: Callable[[Observation], None]) -> TrialOutcome:
-        """Run to the end, whichever it is; raise `LaunchError` where the script cannot be started."""
-        take = relaying(self._on_progress, on_observation)
-        found = self._program.converse(Run(request=self._request), self._stop, take)
-        asked = self._stop()
-        if isinstance(found.reply, TrialEnded):
-            return with_end(found.reply.outcome, found, THE_SCRIPT, self._program.leave_seconds)
-        if asked is not None:
-            return stopped(asked)
+        if answer is not None:
+            return answer
         state, reason = judge_exit(found.exit_code, found.kernel_kills)
-        return TrialOutcome(state=state, reason=_of_the_script(reason))
+        if state is TrialState.OOM:
+            raise MemoryError(_of_the_script(reason))
+        raise WorkloadError(f"the script ended without an answer: {_of_the_script(reason)}")
 
 
 def revision_of(script: Path, program: Program) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -12,26 +16,135 @@ from typing import Any, TypeVar
 
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Ended, ExecutorSettings
-from bssearch.executors.driven_worker import Worker
-from bssearch.executors.messages import Load, Loaded, Refused, Reply
-from bssearch.executors.ray.actor import Place, SlotActor
+from bssearch.executors.failures import Death
+from bssearch.executors.messages import Command, Load, Loaded, Refused, Reply, decode_reply, encode
+from bssearch.executors.process import Inbox, Worker
+from bssearch.executors.ray.actor import Heard, Place, SlotActor
 from bssearch.executors.ray.cluster import Cluster, Node, said_by
-from bssearch.executors.ray.worker import ActorWorker
-from bssearch.executors.slot import Slot
-from bssearch.executors.slot_executor import SlotExecutor
+from bssearch.executors.slots import Slot, SlotExecutor
 from bssearch.records import (
-    MemoryRequest,
-    MemoryUse,
-    NoiseMeasurement,
-    NoiseRequest,
-    StepTime,
-    StepTimeRequest,
     TrialOutcome,
     TrialRequest,
     TrialState,
-    WorkloadDescription,
 )
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATA_DIR_VARIABLE, checkpoint_url
+
+HEAR_SECONDS = 1.0
+"""How long an actor may wait for something to say, before it answers that there is nothing: a choice."""
+
+SILENCE_SECONDS = 60.0
+"""An actor that has not answered for so long is lost: a choice. A dead process or machine shows within seconds as a
+broken connection; this is for a network that swallows all."""
+
+
+class ActorWorker:
+    """A worker in an actor, as a `bssearch.executors.slots.Worker`. ``machine`` is the name of the actor's.
+
+    Two threads: one passes on what the driver says, in its order; one asks the actor again and again what the worker
+    has said. An actor that dies, or is silent for `SILENCE_SECONDS`, is the death of the worker: lost.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        actor: Any,
+        *,
+        slot: int,
+        threads: int,
+        log: Path,
+        inbox: Inbox,
+        environment: Mapping[str, str],
+        place: Place,
+    ) -> None:
+        self.slot = slot
+        self.log = log
+        self.log_start = log.stat().st_size if log.exists() else 0
+        log.touch()
+        self.last_heard = time.monotonic()
+        self.place, self.machine = place.node, place.machine
+        self.pid = 0
+        self._ray, self._actor = ray, actor
+        self._inbox = inbox
+        self._death: Death | None = None
+        self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._start = partial(actor.start.remote, slot, threads, dict(environment))
+        self._listener = threading.Thread(target=self._listen, name=f"bssearch slot {slot}", daemon=True)
+        self._talker = threading.Thread(target=self._talk, name=f"bssearch slot {slot} (commands)", daemon=True)
+        self._listener.start()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the actor is gone, and not only its worker."""
+        return self._death is not None and self._death.verdict is not None
+
+    def send(self, command: Command) -> None:
+        """Send a command; one to a dead worker is lost, its death is told through the inbox."""
+        self._asked.put(partial(self._actor.tell.remote, encode(command)))
+
+    def has_exited(self) -> bool:
+        """Return whether the process is known to have ended."""
+        return self._death is not None
+
+    def write_stack(self) -> None:
+        """Have the worker write to its log where its main thread stands."""
+        self._asked.put(self._actor.write_stack.remote)
+
+    def kill(self) -> None:
+        """Kill the worker and all that it started; its end is told through the inbox. A signal handler may call it."""
+        self._asked.put(self._actor.kill.remote)
+
+    def bury(self) -> Death:
+        """Let go of a worker whose end was told; return how it died."""
+        self._asked.put(None)
+        self._listener.join()
+        assert self._death is not None, "its end has been told"
+        return self._death
+
+    def _talk(self) -> None:
+        """Pass on what the driver says: the next thing once the last one has arrived."""
+        while (ask := self._asked.get()) is not None:
+            with suppress(self._ray.exceptions.RayError):  # the listener finds out
+                self._ray.get(ask(), timeout=SILENCE_SECONDS)
+
+    def _listen(self) -> None:
+        """Put each reply into the inbox, and a None once the worker is dead or lost."""
+        try:
+            self.pid = self._ray.get(self._start(), timeout=SILENCE_SECONDS)
+            self._talker.start()
+            while self._death is None:
+                heard: Heard = self._ray.get(
+                    self._actor.hear.remote(HEAR_SECONDS), timeout=HEAR_SECONDS + SILENCE_SECONDS
+                )
+                self._take(heard)
+        except self._ray.exceptions.GetTimeoutError:  # which is an OSError, too
+            self._end(TrialState.LOST, f"{self.machine} has not answered for {SILENCE_SECONDS:g} s")
+        except self._ray.exceptions.RayTaskError as error:  # this may be any error that the actor has raised
+            self._end(TrialState.FAILED, f"the worker cannot be served on {self.machine}: {said_by(error)}")
+        except self._ray.exceptions.RayError as error:
+            self._end(TrialState.LOST, f"lost with its Ray actor on {self.machine}: {said_by(error)}")
+        except OSError as error:
+            self._end(TrialState.FAILED, f"the log {self.log} cannot be written: {error.strerror}")
+        except ValueError as error:
+            self._end(TrialState.FAILED, f"what came from {self.machine} is no reply: {error}")
+        finally:
+            self._inbox.put((self, None))
+
+    def _take(self, heard: Heard) -> None:
+        if heard.log:
+            with self.log.open("ab") as log:
+                log.write(heard.log)
+        if heard.replies:
+            self.last_heard = time.monotonic()
+        for line in heard.replies:
+            self._inbox.put((self, decode_reply(line)))
+        self._death = heard.death
+
+    def _end(self, state: TrialState, reason: str) -> None:
+        """Note a death that is not the worker's own, and end the actor, which may live on."""
+        self._death = Death(0, verdict=(state, reason))
+        with suppress(self._ray.exceptions.RayError):
+            self._ray.kill(self._actor, no_restart=True)
+
 
 PLACE_SECONDS = 60.0
 """How long Ray may take to give a slot a node: a choice. It takes seconds where there is room."""
@@ -91,30 +204,6 @@ class RayExecutor(SlotExecutor):
     def slots_apart(self) -> bool:
         """Whether each slot has a device of its own: Ray gives a GPU to one actor."""
         return self._gpus > 0
-
-    def describe(self) -> WorkloadDescription:
-        """Load the workload on a node and return what it offers; raise `WorkloadError` or `LaunchError`."""
-        return self._again(super().describe)
-
-    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time isolated steps on a node while no trial runs."""
-        return self._again(partial(super().measure_step_time, request))
-
-    def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
-        """Time as `measure_step_time` does, as many at once as there are slots."""
-        return self._again(partial(super().measure_step_times, requests))
-
-    def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """Time one configuration in all slots at once; return the times by device."""
-        return self._again(partial(super().step_times_by_device, request))
-
-    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
-        """Find out in a process of its own on a node whether a micro-batch size fits; not while a trial runs."""
-        return self._again(partial(super().measure_memory, request, reserve=reserve))
-
-    def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """Measure the gradient noise scale near a target on a node while no trial runs."""
-        return self._again(partial(super().measure_noise, request))
 
     def submit(self, request: TrialRequest) -> None:
         """Start a trial in a free slot; raise `LaunchError` if no worker can be started.
@@ -189,7 +278,7 @@ class RayExecutor(SlotExecutor):
             scheduling_strategy="SPREAD",
         )
         actor = made.remote()
-        return _Seat(actor, actor.place.remote(str(Path.cwd()), str(self._settings.folder.resolve())))
+        return _Seat(actor, actor.place.remote(str(Path.cwd()), str(self._settings.folder)))
 
     def _placed(self, slot: Slot, seat: _Seat) -> Place:
         """Wait until the slot's actor has a node; raise `LaunchError` where it gets none, or one that will not do."""
@@ -226,7 +315,7 @@ class RayExecutor(SlotExecutor):
         in_a_file = self._settings.program is not None or ".py" in self._settings.workload
         if in_a_file and not place.has_folder:
             raise LaunchError(
-                f"slot {slot.index}: {place.machine} has no folder {self._settings.folder.resolve()}",
+                f"slot {slot.index}: {place.machine} has no folder {self._settings.folder}",
                 hint="the workload must lie at the same path on each node, on a file system that they share",
             )
 
@@ -236,7 +325,7 @@ class RayExecutor(SlotExecutor):
 
     def _load_of(self, slot: Slot) -> Load:
         """Return what a worker loads: of the devices of its node it sees its own."""
-        return Load.of(replace(self._settings, slots=1), 0, revision=self._revision)
+        return Load(settings=replace(self._settings, slots=1), slot=0, revision=self._revision)
 
     def _worker_environment(self) -> dict[str, str]:
         """Return what is added to the environment of a node: where the data lie, too."""

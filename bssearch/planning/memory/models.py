@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from bssearch.errors import BSSearchError, UsageError
 from bssearch.planning.memory.request import MemoryRequest
-from bssearch.training.activation_checkpointing import checkpoint_modules
+from bssearch.training.computation import checkpoint_modules
 from bssearch.workloads.base import found_attribute
 
 TOKENS = 512

@@ -1,9 +1,4 @@
-"""The checkpoint of somebody's own run: weights, and where they are in it the optimizer's state and the position.
-
-A file is what `torch.save` wrote of a dictionary with ``model``, a state_dict, and where there are ``optimizer``, the
-optimizer's state_dict (a list of them where there are several), ``step`` and ``samples``, whole numbers; or of a
-state_dict alone; or a paused trial's own file (`bssearch.training.trial_checkpoint`). No code in it is executed.
-"""
+"""A trial that goes on from a checkpoint of a longer run, for some samples: a branch of it."""
 
 from __future__ import annotations
 
@@ -15,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.training.trial_checkpoint import IDENTITY, TRAINING, first_line
+from bssearch.records import Branch
+from bssearch.training.course import first_line
+from bssearch.training.schedule import BranchSchedule, OwnSchedule, Schedule
+from bssearch.training.trainer import Trainer
+from bssearch.training.trial_checkpoint import IDENTITY, TRAINING
 
 FORMAT_HINT = (
     'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "samples": samples}, '
@@ -136,3 +136,62 @@ def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
     if value is None or (type(value) is int and value >= 0):
         return value
     raise UsageError(f"checkpoint {path}: {name} = {value!r} must be a whole number >= 0")
+
+
+def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
+    """Put a fresh trainer where a branch begins; the order of the data stays the trainer's own.
+
+    The optimizer's options (rate, betas, weight decay) are those of the trainer, its state is the checkpoint's. Raises
+    what `read_checkpoint` does, and `UsageError` where the checkpoint is that of another model or optimizer.
+    """
+    path = Path(branch.checkpoint)
+    saved = read_checkpoint(path)
+    load_weights(trainer.model, saved.model, path)
+    try:
+        trainer.updates.take_over(saved.optimizer, saved.average)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"checkpoint {path}: its optimizer is not that of the study: {error}",
+            hint="leave 'optimizer' out of the file, and the optimizer begins anew; or let the spec's be the run's",
+        ) from error
+    assert not isinstance(trainer.schedule, BranchSchedule), "a trainer continues one checkpoint"
+    trainer.schedule = branch_schedule(trainer.schedule, branch, batch_size)
+
+
+def branch_schedule(run: Schedule | OwnSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
+    """Return the schedule of a branch at a batch size, ``run`` being that of a whole run at that batch size.
+
+    Raises `UsageError` where the rate depends on a position that is not known. A constant rate is then past its warmup.
+    """
+    if branch.start_samples is None:
+        if isinstance(run, OwnSchedule) or run.horizon_steps is not None:
+            raise UsageError(
+                f"checkpoint {branch.checkpoint} says neither step nor samples, and the learning rate depends on them",
+                hint="--at says the samples before each checkpoint",
+            )
+        offset = run.warmup_steps
+    else:
+        offset = round(branch.start_samples / batch_size)
+    return BranchSchedule(run, offset, steps=branch.samples // batch_size, rise=round(branch.rise_samples / batch_size))
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None:
+    """Give a model saved weights where its own lie; buffers that no state_dict has may be among the saved.
+
+    Raises `UsageError` naming the first parameter or buffer that is missing, of another shape, or not the model's.
+    """
+    own = model.state_dict()
+    for name, value in own.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        found = saved.get(name)
+        if not isinstance(found, torch.Tensor) or found.shape != value.shape:
+            there = f"of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else "missing"
+            raise UsageError(
+                f"checkpoint {path} is that of another model: {name} of shape {tuple(value.shape)} is {there} in it"
+            )
+    buffers = dict(model.named_buffers())
+    if unknown := [name for name in saved if name not in own and name not in buffers]:
+        raise UsageError(f"checkpoint {path} is that of another model, which has no {unknown[0]}")
+    model.load_state_dict({name: value for name, value in saved.items() if name in own})

@@ -1,47 +1,293 @@
-"""What all executors with workers in slots do alike, wherever the workers run: one long-lived worker per slot."""
+"""The slots of an executor, wherever their workers run: what is known of each, and how all of them are driven."""
 
 from __future__ import annotations
 
 import os
 import queue
+import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from pathlib import Path
+from typing import Literal, TypeVar
 
 from bssearch.errors import BSSearchError, LaunchError
-from bssearch.executors.base import Event, ExecutorSettings
-from bssearch.executors.driven_worker import Inbox, Worker
-from bssearch.executors.log_folder import LogFolder
-from bssearch.executors.messages import (
-    Describe,
-    Described,
-    Exit,
-    Load,
-    Loaded,
-    MeasureMemory,
-    MeasureNoise,
-    MeasureStepTime,
-    MemoryMeasured,
-    NoiseMeasured,
-    Reply,
-    StepTimeMeasured,
-    Stop,
-)
-from bssearch.executors.process import allocator_environment
-from bssearch.executors.running_trial import RunningTrial
-from bssearch.executors.slot import Answer, Place, Slot, SlotState
+from bssearch.executors.base import Ended, Event, ExecutorSettings, Observed
+from bssearch.executors.failures import printed, tail, words_of_no_memory
+from bssearch.executors.messages import Answer, Load, Loaded, Measurement, Refused, Reply, Stop
+from bssearch.executors.process import Inbox, Worker, allocator_environment
 from bssearch.records import (
+    Configuration,
     MemoryRequest,
     MemoryUse,
     NoiseMeasurement,
     NoiseRequest,
+    Observation,
     StepTime,
     StepTimeRequest,
+    TrialOutcome,
     TrialRequest,
     TrialState,
     WorkloadDescription,
 )
+
+
+class LogFolder:
+    """A folder of logs, one file per slot; without a ``folder`` it is a temporary one, and nothing of it is kept."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.is_kept = folder is not None
+        self._temporary = None
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="bssearch-logs-", ignore_cleanup_errors=True)
+            folder = Path(self._temporary.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+
+    def file_of(self, slot: int) -> Path:
+        """Return the log of a slot."""
+        return self._folder / f"slot-{slot}.log"
+
+    def close(self) -> None:
+        """Remove a temporary folder; a second time does nothing."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+@dataclass(slots=True)
+class RunningTrial:
+    """A trial in a slot: its last observation, its best metric, and where the slot's log stood when it began.
+
+    ``device`` and ``device_uuid`` are those of the slot.
+    """
+
+    request: TrialRequest
+    log_start: int = 0
+    device: str | None = None
+    device_uuid: str | None = None
+    started: float = field(default_factory=time.monotonic)
+    contended: bool = False
+    last: Observation | None = None
+    best_metric: float | None = None
+
+    def observe(self, observation: Observation) -> None:
+        """Take in an evaluation."""
+        gain = self.request.target.gain
+        if self.best_metric is None or gain(observation.metric) > gain(self.best_metric):
+            self.best_metric = observation.metric
+        self.last = observation
+
+    def finished(self, outcome: TrialOutcome) -> TrialOutcome:
+        """Return the outcome with what is known here: contention, the device, and how far a failed trial had come."""
+        outcome = replace(
+            outcome,
+            contended=outcome.contended or self.contended,
+            device=outcome.device or self.device,
+            device_uuid=outcome.device_uuid or self.device_uuid,
+        )
+        if self.last is not None and outcome.final_metric is None:
+            outcome = replace(
+                outcome,
+                steps=self.last.step,
+                samples=self.last.samples,
+                train_seconds=self.last.train_seconds,
+                final_metric=self.last.metric,
+                best_metric=self.best_metric,
+            )
+            if self.best_metric is not None and not self.request.target.is_met_by(self.best_metric):
+                outcome = replace(outcome, last_miss_step=self.last.step, last_miss_seconds=self.last.train_seconds)
+        if outcome.wall_seconds == 0.0:
+            outcome = replace(outcome, wall_seconds=time.monotonic() - self.started)
+        return outcome
+
+
+T = TypeVar("T")
+
+Place = tuple[str, str]
+"""A machine, as `Worker.place` names it, and one of its devices: trials there at once slow each other down."""
+
+
+class SlotState(Enum):
+    """Where a slot stands."""
+
+    EMPTY = auto()
+    """No worker: none was started yet, or the last one has ended."""
+    LOADING = auto()
+    """The worker loads the workload."""
+    READY = auto()
+    """The worker has loaded, or done its last job."""
+    ANSWERING = auto()
+    """The worker describes the workload or measures something."""
+    TRAINING = auto()
+    """The worker runs a trial."""
+    REFUSED = auto()
+    """The worker could not load, describe or measure; `Slot.failure` says why."""
+    CONDEMNED = auto()
+    """The worker was killed from here; its end has not been told yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a worker could not do what it was asked: whether for want of memory, or because its machine is gone."""
+
+    error: BSSearchError
+    out_of_memory: bool = False
+    is_lost: bool = False
+
+
+class Slot:
+    """A slot and its worker. ``log`` is emptied after each trial unless ``keeps_log``, lest it fill the disk.
+
+    ``timed`` is what the worker has timed the steps of. ``failure`` is why it could not do what it was asked.
+    """
+
+    def __init__(self, index: int, log: Path, *, keeps_log: bool) -> None:
+        self.index = index
+        self.log = log
+        self.state = SlotState.EMPTY
+        self.worker: Worker | None = None
+        self.device: str | None = None
+        self.device_uuid: str | None = None
+        self.answer: Answer | None = None
+        self.timed: list[Configuration] = []
+        self.failure: Failure | None = None
+        self.trial: RunningTrial | None = None
+        self._keeps_log = keeps_log
+        self._verdict: tuple[TrialState, str] | None = None
+        self._job_log = 0
+        """Where the log stood when the worker got the job that it may have died of."""
+
+    def start(self, worker: Worker, load: Load) -> None:
+        """EMPTY → LOADING: have a new worker load the workload."""
+        self._move(SlotState.LOADING, SlotState.EMPTY)
+        self.worker, self.failure, self.answer, self._verdict = worker, None, None, None
+        self.timed = []
+        self._job_log = worker.log_start
+        worker.send(load)
+
+    def ask(self, command: Literal["describe"] | Measurement) -> None:
+        """READY → ANSWERING: have the worker describe the workload or measure something."""
+        self._move(SlotState.ANSWERING, SlotState.READY)
+        self.answer = None
+        if command != "describe":
+            self._job_log = self.log.stat().st_size
+        self._living.send(command)
+
+    def run(self, request: TrialRequest) -> RunningTrial:
+        """READY → TRAINING: have the worker run a trial."""
+        self._move(SlotState.TRAINING, SlotState.READY)
+        self.trial = RunningTrial(request, self.log.stat().st_size, self.device, self.device_uuid)
+        self._living.send(request)
+        return self.trial
+
+    def stop(self, stop: Stop) -> None:
+        """Pass a stop on to the worker where it runs that trial."""
+        if self.worker and self.trial and self.trial.request.number == stop.number:
+            self.worker.send(stop)
+
+    def take(self, reply: Reply) -> Event | None:
+        """Take in what the worker said; return the event that follows for a trial."""
+        match reply:
+            case Loaded():
+                self.device, self.device_uuid = reply.device, reply.device_uuid
+                self._has_done(SlotState.LOADING)
+            case WorkloadDescription() | StepTime() | MemoryUse() | NoiseMeasurement():
+                self.answer = reply
+                self._has_done(SlotState.ANSWERING)
+            case Refused():
+                self.failure = Failure(reply.as_error(), reply.out_of_memory)
+                if self.state is not SlotState.CONDEMNED:
+                    self._move(SlotState.REFUSED, SlotState.LOADING, SlotState.ANSWERING)
+            case Observed() if self.trial is not None:
+                self.trial.observe(reply.observation)
+                return reply
+            case Ended():
+                self._has_done(SlotState.TRAINING)
+                ended = self._end_trial(reply.outcome)
+                if reply.broken:
+                    self.condemn(TrialState.FAILED, "worker killed: its device failed")
+                return ended
+        return None
+
+    def end_if_hung(self, hang_seconds: float) -> None:
+        """Kill the worker of a trial that has made no progress for so long."""
+        if self.state is SlotState.TRAINING and self.trial is not None:
+            silence = time.monotonic() - max(self._living.last_heard, self.trial.started)
+            if silence > hang_seconds:
+                self.condemn(
+                    TrialState.FAILED, f"hang: no training progress for {silence:.0f} s; worker killed", stack=True
+                )
+
+    def condemn(self, state: TrialState, reason: str, *, stack: bool = False) -> None:
+        """→ CONDEMNED: kill the worker; its trial ends in ``state``. With ``stack`` it writes to the log where it is.
+
+        Only the first reason counts. A slot without a worker stays EMPTY.
+        """
+        worker = self.worker  # which another thread may bury meanwhile
+        if worker is None:
+            return
+        if self.state is not SlotState.CONDEMNED:
+            self.state, self._verdict = SlotState.CONDEMNED, (state, reason)
+            if stack:
+                worker.write_stack()
+        worker.kill()
+
+    def bury(self) -> Ended | None:
+        """→ EMPTY: reap a worker whose end was told; return the end of the trial that it ran."""
+        worker = self._living
+        death = worker.bury()
+        self.worker = self.device = self.answer = None
+        self.state = SlotState.EMPTY
+        if self.trial is not None:
+            start = self.trial.log_start
+            state, reason = self._verdict or death.judged(words_of_no_memory(self.log, start))
+            return self._end_trial(TrialOutcome(state=state, reason=reason, traceback=tail(self.log, start) or None))
+        if self.failure is None:
+            state, reason = self._verdict or death.judged(words_of_no_memory(self.log, self._job_log))
+            words = tail(self.log, worker.log_start)
+            error = LaunchError(f"slot {self.index}: {reason}" + (f"\n{words}" if words else ""))
+            self.failure = Failure(error, state is TrialState.OOM, state is TrialState.LOST)
+        return None
+
+    @property
+    def place(self) -> Place | None:
+        """Return where the slot's worker is, None until it has loaded."""
+        if self.worker is None or self.device is None:
+            return None
+        return self.worker.place, self.device_uuid or self.device
+
+    @property
+    def _living(self) -> Worker:
+        assert self.worker is not None, f"a slot that is {self.state.name} has no worker"
+        return self.worker
+
+    def _move(self, to: SlotState, *allowed: SlotState) -> None:
+        assert self.state in allowed, f"slot {self.index} is {self.state.name}, not ready to be {to.name}"
+        self.state = to
+
+    def _has_done(self, job: SlotState) -> None:
+        """Be READY after a job, but where the worker has been condemned meanwhile."""
+        if self.state is job:
+            self.state = SlotState.READY
+
+    def _end_trial(self, outcome: TrialOutcome) -> Ended | None:
+        trial, self.trial = self.trial, None
+        if trial is None:
+            return None
+        log = printed(self.log, trial.log_start)
+        if not self._keeps_log:
+            self._empty_log()
+        return Ended(trial.request.number, trial.finished(outcome), log)
+
+    def _empty_log(self) -> None:
+        """Forget what is in the log; the worker goes on at its new end."""
+        os.truncate(self.log, 0)
+        if self.worker is not None:
+            self.worker.log_start = 0
+            self._job_log = 0
+
 
 JOB_SECONDS = 3600.0
 """A worker that loads the workload, or times steps, for longer than this is taken to hang. A choice: data on a slow
@@ -70,7 +316,7 @@ class SlotExecutor(ABC):
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
-        self._settings = settings
+        self._settings = replace(settings, folder=settings.folder.resolve())
         self._logs = LogFolder(settings.log_folder)
         self._slots: list[Slot] = []
         self._add_slots(settings.least_slots)
@@ -88,7 +334,7 @@ class SlotExecutor(ABC):
     def _load_of(self, slot: Slot) -> Load:
         """Return what the worker of a slot loads: a slot stays on its device, whichever others come free by now."""
         settings = replace(self._settings, device=self._devices_of.get(slot.index, self._settings.device))
-        return Load.of(settings, slot.index, revision=self._revision, devices=self._devices)
+        return Load(settings=settings, slot=slot.index, revision=self._revision, devices=self._devices)
 
     @property
     def slots_apart(self) -> bool:
@@ -98,10 +344,9 @@ class SlotExecutor(ABC):
 
     def describe(self) -> WorkloadDescription:
         """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
-        answer = self._ask(Describe())
-        assert isinstance(answer, Described)
-        notices = [answer.description.notice, self._about_idle_devices()]
-        return replace(answer.description, notice="; ".join(filter(None, notices)) or None)
+        found = self._ask("describe", WorkloadDescription)
+        notices = [found.notice, self._about_idle_devices()]
+        return replace(found, notice="; ".join(filter(None, notices)) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it.
@@ -126,6 +371,13 @@ class SlotExecutor(ABC):
 
     def _times(self, jobs: Sequence[tuple[Slot, StepTimeRequest]]) -> list[StepTime]:
         """Time steps in several slots at once; see `measure_step_time`."""
+        return self._again(lambda: self._timed(jobs))
+
+    def _again(self, work: Callable[[], T]) -> T:
+        """Do work of the slots; an executor whose workers may be lost with their machine does lost work again."""
+        return work()
+
+    def _timed(self, jobs: Sequence[tuple[Slot, StepTimeRequest]]) -> list[StepTime]:
         self._refuse_while_a_trial_runs()
         for slot, request in jobs:
             if self._has_gpus and request.configuration in slot.timed:
@@ -137,7 +389,7 @@ class SlotExecutor(ABC):
             for slot, _ in jobs:
                 self._make_ready(slot)
             for slot, request in jobs:
-                slot.ask(MeasureStepTime(request=request))
+                slot.ask(request)
             return [self._time_of(slot, request) for slot, request in jobs]
         except BSSearchError:
             for slot, _ in jobs:
@@ -153,37 +405,34 @@ class SlotExecutor(ABC):
             if slot.failure is None or not slot.failure.out_of_memory:
                 raise
             return StepTime.where_memory_ran_out(request.configuration)
-        assert isinstance(slot.answer, StepTimeMeasured)
+        assert isinstance(slot.answer, StepTime)
         slot.timed.append(request.configuration)
-        return slot.answer.step_time
+        return slot.answer
 
-    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
+    def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         """Find out in a process of its own whether a micro-batch size fits; not while a trial runs.
 
-        With ``reserve`` it must leave free what `bssearch.probes.memory` keeps in reserve. The process is new and ends
-        with the answer. Its death for want of memory (`judge_exit`) is an answer: it does not fit; any other raises
-        `LaunchError`.
+        The process is new and ends with the answer. Its death for want of memory (`judge_exit`) is an answer; any other
+        raises `LaunchError`.
         """
         self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
         try:
-            answer = self._measure(MeasureMemory(request=request, reserve=reserve))
+            return self._ask(request, MemoryUse)
         except LaunchError as error:
-            if not self._ran_out_of_memory:
+            failure = self._slots[0].failure
+            if failure is None or not failure.out_of_memory:
                 raise
             reason = str(error).splitlines()[0]
             micro = request.configuration.micro_batch_size
             return MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=reason)
         finally:
             self._discard(self._slots[0])
-        assert isinstance(answer, MemoryMeasured)
-        return answer.memory
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """Measure the gradient noise scale near a target while no trial runs."""
-        answer = self._measure(MeasureNoise(request=request))
-        assert isinstance(answer, NoiseMeasured)
-        return answer.measurement
+        self._refuse_while_a_trial_runs()
+        return self._ask(request, NoiseMeasurement)
 
     def _about_idle_devices(self) -> str | None:
         """Return that devices have nothing to do; None also for a program, which may use several for one trial."""
@@ -198,23 +447,18 @@ class SlotExecutor(ABC):
             self._slots.append(Slot(index, self._logs.file_of(index), keeps_log=self._logs.is_kept))
         self.slots = len(self._slots)
 
-    def _measure(self, command: MeasureMemory | MeasureNoise) -> Answer:
-        self._refuse_while_a_trial_runs()
-        return self._ask(command)
-
-    def _ask(self, command: Describe | MeasureMemory | MeasureNoise) -> Answer:
+    def _ask(self, command: Literal["describe"] | Measurement, kind: type[T]) -> T:
         """Return the answer of the first slot's worker; raise `LaunchError` if it dies of it, else what it says."""
         slot = self._slots[0]
-        self._make_ready(slot)
-        slot.ask(command)
-        self._wait_until_ready(slot)
-        assert slot.answer is not None, "a worker is ready once it has answered"
-        return slot.answer
 
-    @property
-    def _ran_out_of_memory(self) -> bool:
-        failure = self._slots[0].failure
-        return failure is not None and failure.out_of_memory
+        def ask() -> T:
+            self._make_ready(slot)
+            slot.ask(command)
+            self._wait_until_ready(slot)
+            assert isinstance(slot.answer, kind), "a worker is ready once it has answered"
+            return slot.answer
+
+        return self._again(ask)
 
     def _refuse_while_a_trial_runs(self) -> None:
         if any(slot.trial for slot in self._slots):
@@ -273,7 +517,7 @@ class SlotExecutor(ABC):
         """Let the workers go in peace; kill those that do not. Running trials end as cancelled."""
         for slot in self._slots:
             if slot.worker:
-                slot.worker.send(Exit())
+                slot.worker.send("exit")
         self._wait_for_burials(_CLOSE_SECONDS)
         self.kill()
         self._logs.close()

@@ -1,1 +1,0 @@
-"""Loops of the user's own whose batch grows."""

@@ -1,1 +1,0 @@
-"""What is done before the time of a trial starts."""

@@ -1,1 +1,0 @@
-"""Trials whose batch grows."""

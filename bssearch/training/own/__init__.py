@@ -1,1 +1,0 @@
-"""What a workload may do itself: its batches, its optimizers and their updates, its schedule, its training step."""
