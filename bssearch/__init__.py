@@ -17,19 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bssearch.commands.across.answers import best_across
+    from bssearch.commands.answer import Answer, best
     from bssearch.commands.audit import audit_study
-    from bssearch.commands.best import best
     from bssearch.commands.check import check
     from bssearch.commands.confirm import confirm_study
-    from bssearch.commands.display.answer import Answer
     from bssearch.commands.enqueue import enqueue
     from bssearch.commands.optuna_study import load_optuna_study
     from bssearch.commands.plan.learning_rate import plan_learning_rate
     from bssearch.commands.plan.memory import plan_memory
     from bssearch.commands.plan.scale import plan_scale
-    from bssearch.commands.queue.changing import cancel_study, pause_study, resume_study
-    from bssearch.commands.queue.listing import queued_studies
-    from bssearch.commands.queue.submitting import submit_study
+    from bssearch.commands.queue.submissions import (
+        cancel_study,
+        pause_study,
+        queued_studies,
+        resume_study,
+        submit_study,
+    )
     from bssearch.commands.queue.worker import run_worker
     from bssearch.commands.rerun import rerun
     from bssearch.commands.run import run_study
@@ -65,7 +68,7 @@ if TYPE_CHECKING:
     from bssearch.workloads.training_step import TrainingStep
 
 _HOMES = {
-    "Answer": "bssearch.commands.display.answer",
+    "Answer": "bssearch.commands.answer",
     "BSSearchError": "bssearch.errors",
     "CheckpointError": "bssearch.errors",
     "Configuration": "bssearch.records",
@@ -94,9 +97,9 @@ _HOMES = {
     "WorkloadError": "bssearch.errors",
     "advise_target": "bssearch.commands.target",
     "audit_study": "bssearch.commands.audit",
-    "best": "bssearch.commands.best",
+    "best": "bssearch.commands.answer",
     "best_across": "bssearch.commands.across.answers",
-    "cancel_study": "bssearch.commands.queue.changing",
+    "cancel_study": "bssearch.commands.queue.submissions",
     "check": "bssearch.commands.check",
     "current_trial": "bssearch.integrations.current",
     "confirm_study": "bssearch.commands.confirm",
@@ -104,17 +107,17 @@ _HOMES = {
     "load_optuna_study": "bssearch.commands.optuna_study",
     "load_spec": "bssearch.spec",
     "open_store": "bssearch.storage.repository",
-    "pause_study": "bssearch.commands.queue.changing",
+    "pause_study": "bssearch.commands.queue.submissions",
     "plan_accumulation": "bssearch.planning.accumulation",
     "plan_learning_rate": "bssearch.commands.plan.learning_rate",
     "plan_memory": "bssearch.commands.plan.memory",
     "plan_scale": "bssearch.commands.plan.scale",
     "plan_start": "bssearch.planning.start_spec",
-    "queued_studies": "bssearch.commands.queue.listing",
+    "queued_studies": "bssearch.commands.queue.submissions",
     "rerun": "bssearch.commands.rerun",
-    "resume_study": "bssearch.commands.queue.changing",
+    "resume_study": "bssearch.commands.queue.submissions",
     "run_study": "bssearch.commands.run",
-    "submit_study": "bssearch.commands.queue.submitting",
+    "submit_study": "bssearch.commands.queue.submissions",
     "run_worker": "bssearch.commands.queue.worker",
     "trials_frame": "bssearch.commands.trials",
 }

@@ -8,30 +8,22 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bssearch.analysis.certainty import Settles
-from bssearch.analysis.final_metrics import Generalisation, MetricOverSeeds
+from bssearch.analysis.generalisation import Generalisation, MetricOverSeeds
 from bssearch.analysis.law.fitted import Fit
-from bssearch.analysis.law.promise import Promise
+from bssearch.analysis.law.quick import Promise
 from bssearch.analysis.law.regimes import Regime
 from bssearch.analysis.measured import BatchNoise, Measured
 from bssearch.analysis.objectives.base import Objective, make_objective
 from bssearch.analysis.objectives.seconds import Basis
 from bssearch.analysis.optimum import Rule
 from bssearch.analysis.rules.regret import Regret
-from bssearch.analysis.shape import Model, Parameters
+from bssearch.analysis.shape import Model, Notice, Parameters
 from bssearch.batch_schedule import BatchScheduleName
-from bssearch.records import Configuration, Goal, MemoryBasis, Target
+from bssearch.records import Goal, MemoryBasis, Target
 from bssearch.scaling import LearningRateRule
-from bssearch.space import TRAINING_PARAMETERS
 
 SavesTime = Literal["yes", "no", "undecided", "not_run"]
 """Whether letting the batch grow saves time."""
-
-
-class Notice(Model):
-    """A caveat of a result: a code for programs and a sentence for people."""
-
-    code: str
-    message: str
 
 
 class TargetAnswer(Model):
@@ -386,10 +378,3 @@ NO_NEXT_STEP: Mapping[str, object] = {"next": [], "would_settle": None, "runs_to
 def objective_in(answer: Answer) -> Objective:
     """Return the objective of an answer, with its words."""
     return make_objective(answer.objective, answer.target.record, answer.price_per_device_hour)
-
-
-def parameters_of(configuration: Configuration) -> Parameters:
-    """Return everything of a configuration but its batch sizes, by name."""
-    named: Parameters = {"learning_rate": configuration.learning_rate}
-    named |= {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
-    return {**named, "optimizer": configuration.optimizer, **configuration.parameters}

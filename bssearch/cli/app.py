@@ -11,26 +11,21 @@ import typer
 from typer.core import TyperGroup
 
 from bssearch.cli import (
-    audit,
     check,
-    confirm,
     db,
     end_interrupted,
-    enqueue,
     guide,
     init,
     keep,
     plan,
-    price,
     query,
     queue,
     registered,
-    rerun,
+    report,
     run,
     trials,
 )
 from bssearch.cli.output import end_of_pipe
-from bssearch.cli.pages import report, serve
 from bssearch.cli.transfer import export, merge
 from bssearch.errors import BSSearchError, UsageError
 from bssearch.pages.words import visible, without_passwords
@@ -94,8 +89,8 @@ app.command("target")(check.target)
 app.command("quick")(check.quick)
 app.command("track-record")(query.track_record)
 app.command("run")(run.run)
-app.command("confirm")(confirm.confirm)
-app.command("enqueue")(enqueue.enqueue)
+app.command("confirm")(run.confirm)
+app.command("enqueue")(keep.enqueue)
 app.command("submit")(queue.submit)
 app.command("queue")(queue.queue)
 app.command("cancel")(queue.cancel)
@@ -106,13 +101,13 @@ app.command("status")(query.status)
 app.command("studies")(query.studies)
 app.command("trials")(trials.trials)
 app.command("trial")(trials.trial)
-app.command("rerun")(rerun.rerun)
+app.command("rerun")(run.rerun)
 app.command("best")(query.best)
 app.command("report")(report.report)
 app.command("compare")(report.compare)
-app.command("serve")(serve.serve)
-app.command("price")(price.price)
-app.command("audit")(audit.audit)
+app.command("serve")(report.serve)
+app.command("price")(query.price)
+app.command("audit")(run.audit)
 app.command("export")(export.export)
 app.command("merge")(merge.merge)
 app.command("rename")(keep.rename)

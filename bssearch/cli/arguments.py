@@ -12,6 +12,7 @@ import typer
 from bssearch.settings import DATA_DIR_VARIABLE, DATABASE_URL_VARIABLE
 
 if TYPE_CHECKING:
+    from bssearch.search.listener import Listener
     from bssearch.storage.repository import Store
 
 DatabaseOption = Annotated[
@@ -102,3 +103,11 @@ def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContex
     from bssearch.commands.across.databases import study_in
 
     return study_in(db, given)
+
+
+def watch() -> AbstractContextManager[Listener]:
+    """Show a run on stderr while it goes on: live where that is a terminal."""
+    from bssearch.cli.output import console
+    from bssearch.commands.display import on_screen
+
+    return on_screen(console(stderr=True))

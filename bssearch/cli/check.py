@@ -13,6 +13,7 @@ from bssearch.cli.arguments import (
     DataDirOption,
     SetOption,
     SpecArgument,
+    watch,
     workload_folder,
 )
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
@@ -98,7 +99,6 @@ def quick(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Say in a minute which batch size to train with, from a few runs and the noise of the gradient; no search."""
-    from bssearch.cli.live import watch
     from bssearch.commands.quick.answer import quick as asked
     from bssearch.spec import find_spec, load_spec
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bssearch.cli.answer import print_found
+from bssearch.cli.answer import Export, exported, exported_schedule, grave, print_found
 from bssearch.cli.arguments import (
     DatabaseOption,
     DatabasesOption,
@@ -34,13 +35,45 @@ from bssearch.cli.output import (
     show_model,
     write,
 )
-from bssearch.cli.recommended import Export, exported, exported_schedule, grave
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
+    from bssearch.commands.across.answers import AcrossAnswer
     from bssearch.commands.across.matching import StudyFilter
-    from bssearch.commands.quick.track_record import TrackRecord
-    from bssearch.commands.status import Status
+    from bssearch.commands.quick.answer import TrackRecord
+    from bssearch.commands.trials import Status
+
+MOST_TOLD = 3
+"""Disagreements that people are told at most: a choice; JSON has all of them."""
+
+
+def print_across(found: AcrossAnswer, form: Format) -> None:
+    """Print answers across studies: for people, whole as JSON, or each answer as a row."""
+    from bssearch.commands.across.answers import ANSWERED
+
+    show_model(form, found, _print_answers, found.answers, ANSWERED)
+
+
+def _print_answers(found: AcrossAnswer) -> None:
+    """Print for people what each study has found, and in a sentence whether they agree."""
+    from bssearch.commands.across.agreement import in_words
+    from bssearch.commands.across.answers import ANSWERED, answered_row
+
+    out = console()
+    print_table([answered_row(one) for one in found.answers], ANSWERED)
+    for sentence in in_words(found.agreement):
+        out.print(sentence, style="bold")
+    told = found.agreement.disagreements
+    for disagreement in told[:MOST_TOLD]:
+        out.print(disagreement.message)
+    if len(told) > MOST_TOLD:
+        out.print(f"{len(told) - MOST_TOLD} more pairs do not agree: --format json has them.")
+    for one in found.answers:
+        if one.copy_of is not None:
+            out.print(f"note on {one.study} in {one.database}: it is a copy of {one.copy_of}, and does not count again")
+        if one.note is not None:
+            out.print(f"note on {one.study}: {one.note}")
+
 
 KEPT_COLUMNS = ("study", "said", "interval", "found", "flat_range", "holds", "time_ratio")
 
@@ -74,8 +107,7 @@ def studies(
 ) -> None:
     """List the studies of one database or several."""
     from bssearch.commands.across.databases import open_databases
-    from bssearch.commands.across.matching import StudyFilter
-    from bssearch.commands.across.summaries import study_rows
+    from bssearch.commands.across.matching import StudyFilter, study_rows
 
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
     with open_databases(db) as stores:
@@ -89,7 +121,7 @@ def studies(
 
 def status(study: StudyArgument = None, db: DatabasesOption = None, form: FormatOption = Format.TABLE) -> None:
     """Show how far a study is: trials by phase and state, the budget, the fastest trial so far."""
-    from bssearch.commands.status import status as status_of
+    from bssearch.commands.trials import status as status_of
 
     with study_to_read(db, study) as (store, name):
         found = status_of(store, name)
@@ -170,7 +202,7 @@ def best(
 
 def best_of_all(db: Sequence[str] | None, asked: StudyFilter, form: Format) -> None:
     """Print what all studies that match have found."""
-    from bssearch.cli.across.answers import print_across
+    from bssearch.cli.query import print_across
     from bssearch.commands.across.answers import answers_in
     from bssearch.commands.across.databases import open_databases
 
@@ -200,7 +232,7 @@ def best_of_one(
         found = answer(store, name, asked.target)
         scheduled = None
         if schedule:
-            from bssearch.commands.growing.values import scheduled_training
+            from bssearch.commands.growing import scheduled_training
 
             scheduled = scheduled_training(store, name, found)
     if export is not None and scheduled is not None:
@@ -233,7 +265,7 @@ def schema(
 
 def track_record(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Show how often the quick answers of a database held, once a search had found the optimum."""
-    from bssearch.commands.quick.track_record import track_record as kept
+    from bssearch.commands.quick.answer import track_record as kept
 
     with store_to_read(db) as store:
         found = kept(store)
@@ -263,3 +295,20 @@ def print_track_record(found: TrackRecord) -> None:
         out.print("No quick answer has been held against a search yet.")
     if found.waiting:
         out.print(f"Without a confirmed search: {', '.join(found.waiting)}.")
+
+
+def price(
+    study: Annotated[str, typer.Argument(help="The study's name.")],
+    step_times: Annotated[
+        Path,
+        typer.Option(help="CSV with batch_size and step_seconds, or what `probe step-time --format json` printed."),
+    ],
+    device: Annotated[str | None, typer.Option(help="The other device's name; default: the file's.")] = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Predict the optimal batch size on another device: the study's steps × that device's step times."""
+    from bssearch.commands.answer import predict
+
+    with store_to_read(db) as store:
+        print_found(predict(store, study, step_times, device), form)

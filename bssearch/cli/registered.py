@@ -94,7 +94,7 @@ class _Probes(_Registered):
             form: Format,
             **given: Any,
         ) -> None:
-            from bssearch.commands.display.live import Lines
+            from bssearch.commands.display import Lines
             from bssearch.commands.opening import Launch
             from bssearch.spec import find_spec, load_spec
 

@@ -15,7 +15,7 @@ from bssearch.pages.words import visible
 from bssearch.records import Environment, Observation, Phase, TrialRecord, TrialState
 
 if TYPE_CHECKING:
-    from bssearch.commands.reproduction import Reproduction
+    from bssearch.commands.rerun import Reproduction
     from bssearch.storage.repository import Store
 
 STAGE_COLUMNS = (
@@ -100,7 +100,7 @@ def trial(
             _print_log(store, name, found)
             return
         if repro:
-            from bssearch.commands.reproduction import reproduction
+            from bssearch.commands.rerun import reproduction
 
             found_again = reproduction(store, name, number, names_database=bool(db))
             document = asdict(found_again)
@@ -160,8 +160,7 @@ def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], e
 
 def _print_stages(found: TrialRecord, curve: Sequence[Observation]) -> None:
     """Print how a trial's batch was to grow, and what it ran of each stage."""
-    from bssearch.batch_schedule import batch_schedule_of
-    from bssearch.run_stages import run_stages
+    from bssearch.batch_schedule import batch_schedule_of, run_stages
 
     schedule = batch_schedule_of(found.configuration)
     assert schedule is not None, "its batch grows"

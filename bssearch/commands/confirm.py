@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bssearch.commands.display.answer import Answer
+from bssearch.commands.answer import Answer
 from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
 from bssearch.errors import UsageError
 from bssearch.history import History

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -21,10 +22,9 @@ from bssearch.commands.agreement import (
     with_all_that_is_asked,
     workload_has_changed,
 )
-from bssearch.commands.display.progress import watched
-from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, remember
-from bssearch.commands.launching.naming import INLINE, in_this_process, named, with_workload
-from bssearch.commands.launching.reporting import reported
+from bssearch.commands.display import watched
+from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, refuse_where_in_no_file, remember
+from bssearch.commands.reporting import reported
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.history import History
@@ -35,6 +35,7 @@ from bssearch.search.listener import Listener
 from bssearch.search.shift import Shift
 from bssearch.settings import DATA_DIR_VARIABLE, user_name
 from bssearch.spec import StudySpec, checked
+from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.starting import archived
@@ -43,6 +44,53 @@ from bssearch.workloads.given import GivenWorkload, given_workload
 
 if TYPE_CHECKING:
     from bssearch.search.driver import Driver
+
+INLINE = "inline"
+"""The executor that runs trials in this process."""
+
+
+def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
+    """Return a spec of the workload that is given, run in this process where no other one can load it."""
+    changed: dict[str, Any] = {"workload": given.name}
+    if given.settings is not None:
+        changed["workload_settings"] = given.settings
+    if given.in_process is not None:
+        changed["executor"] = spec.executor.model_copy(update={"name": INLINE, "address": None})
+    return spec.model_copy(update=changed)
+
+
+def in_this_process(given: GivenWorkload) -> str:
+    """Return what to know of trials whose code no other process can load."""
+    return (
+        f"{given.label} lies in no file that a worker process could load: its trials run in this process, one at a "
+        "time, and a crash or a hang is one of this process"
+    )
+
+
+def named(spec: StudySpec, given: GivenWorkload | None, *, keeps_name: bool, in_a_file: bool) -> StudySpec:
+    """Return a spec that names its workload: the one given, or with ``keeps_name`` its own where it has one.
+
+    ``in_a_file`` says that the executor loads it from where the spec says. Raises `UsageError` where there is none,
+    where an object has other settings than the spec says, and where one is given for a command.
+    """
+    if given is None:
+        if in_a_file:
+            refuse_where_in_no_file(spec)
+        return spec
+    if spec.command and given.name != COMMAND:
+        raise UsageError(
+            f"the training of study {spec.name!r} is a command: no workload takes its place",
+            hint=f"--workload {COMMAND} runs the command, {shlex.join(spec.command)}",
+        )
+    keeps_name = keeps_name and spec.workload != GIVEN_IN_PYTHON
+    said = spec.workload_settings
+    if given.settings is not None and given.settings != said and (said or keeps_name):
+        raise UsageError(
+            f"workload_settings = {said} of study {spec.name!r} are not those of the workload given: {given.settings}",
+            hint="give the class, which is called with them, or another object",
+        )
+    return spec if keeps_name else with_workload(spec, given)
+
 
 ExecutorFactory = Callable[[StudySpec, Path], Executor]
 """Makes the executor of a spec; the workload's file is looked up in the folder."""

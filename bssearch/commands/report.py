@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bssearch.analysis.answer import Answer, Figure, Notice, Ratio, Time, objective_in
+from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.growing import typical_run
+from bssearch.analysis.headline import with_interval
 from bssearch.analysis.law.fitted import CriticalBatch
+from bssearch.analysis.numbers import ends, number, span
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
+from bssearch.analysis.shape import Notice
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
 from bssearch.pages.page import StudyPicture
 from bssearch.pages.picture import svg
 from bssearch.pages.trial_plots import curve_trials
+from bssearch.pages.words import plural
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord
 from bssearch.search.finding import answer
 from bssearch.spec.stored import spec_of
@@ -25,6 +30,23 @@ from bssearch.storage.repository import Store
 
 TRIALS_AT_ONCE = 200
 """Trials whose curves are in memory at a time: a choice."""
+COMPARED = (
+    "study",
+    "device",
+    "precision",
+    "workload",
+    "objective",
+    "target",
+    "optimal",
+    "figure",
+    "ratio to first",
+    "within 5 %",
+    "critical batch",
+    "largest that fits",
+    "test metric",
+)
+"""The headings of studies side by side."""
+
 OTHER_OBJECTIVE = "other objective"
 OTHER_TARGET = "other target"
 OTHER_UNIT = "other unit of cost"
@@ -100,9 +122,9 @@ def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> I
     """Yield every observation of some trials with the trial's number, a few trials' in memory at a time."""
     numbers = [trial.number for trial in trials]
     for start in range(0, len(numbers), TRIALS_AT_ONCE):
-        for number, curve in store.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():
+        for trial, curve in store.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():
             for observation in curve:
-                yield number, observation
+                yield trial, observation
 
 
 def compare(studies: Sequence[tuple[Store, str]]) -> list[Comparison]:
@@ -201,3 +223,23 @@ def _ratio(figure: Estimate | None, first: Estimate | None) -> Ratio | None:
         return Ratio(value=1.0, at_least=False)
     low, high = ratio_interval(figure, first) or (None, None)
     return Ratio(value=figure.median / first.median, at_least=False, low=low, high=high)
+
+
+def compared_row(one: Comparison) -> dict[str, Any]:
+    """Return a comparison's row."""
+    objective = str(one.objective).replace("_", " ")
+    head = [one.study, one.device, one.precision, one.workload, objective, one.target]
+    if one.optimal_batch_size is None or one.flat_range is None:
+        return dict(zip(COMPARED, [*head, None, "target not reached"], strict=False))
+    figure, ratio, critical = one.objective_value, one.ratio_to_first, one.b_crit
+    poor = "" if one.fit_verdict == "fits" else f" ({str(one.fit_verdict).replace('_', ' ')})"
+    figures = [
+        one.optimal_batch_size,
+        figure and f"{with_interval(figure)} ({plural(figure.runs, 'run')})",
+        one.note if ratio is None else f"{number(ratio.value)}{ends(ratio.low, ratio.high)}",
+        span(one.flat_range),
+        critical and f"{critical.in_words}{poor}",
+        one.largest_that_fits,
+        one.test_metric,
+    ]
+    return dict(zip(COMPARED, [*head, *figures], strict=True))

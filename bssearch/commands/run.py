@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bssearch.analysis.objectives.base import objective_of
-from bssearch.commands.display.answer import Answer
+from bssearch.commands.answer import Answer
 from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
 from bssearch.commands.quick.answer import SECONDS, stored_quick_answer
 from bssearch.commands.quick.plan import QuickPlan

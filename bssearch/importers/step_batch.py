@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bssearch.errors import UsageError
-from bssearch.importers.cells import LARGEST, integer
+from bssearch.importers.imported_run import LARGEST, integer
 
 BATCH, MICRO, ACCUMULATION, WORLD = "batch_size", "micro_batch_size", "accumulation_steps", "world_size"
 STEP_BATCH = "effective_batch_size"

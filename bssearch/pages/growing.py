@@ -11,13 +11,12 @@ from bssearch.analysis.answer import Answer, BatchScheduleAnswer
 from bssearch.analysis.headline import about_growing
 from bssearch.analysis.numbers import noise_scale, number
 from bssearch.analysis.objectives.base import Objective
-from bssearch.batch_schedule import batch_schedule_of
+from bssearch.batch_schedule import RunStage, batch_schedule_of, run_stages
 from bssearch.pages.axes import ACCENT, MOST_TICKS, SECOND, Figure, framed, value_axis
 from bssearch.pages.html import Row, Section, Table
 from bssearch.pages.traces import Pairs, dotted_line
 from bssearch.pages.words import NOTHING, in_words, plural, sentence
 from bssearch.records import Observation, TrialRecord
-from bssearch.run_stages import RunStage, run_stages
 
 Run = tuple[TrialRecord, Sequence[Observation]]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from bssearch.analysis.answer import Answer, Batch, Ratio, objective_in
+from bssearch.analysis.batches import LAW_NOT_TIMED
 from bssearch.analysis.law.fitted import Fit, Law
-from bssearch.analysis.law.models import LAW_NOT_TIMED
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.pages.axes import (
     ACCENT,

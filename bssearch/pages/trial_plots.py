@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from bssearch.analysis.answer import Answer, TargetAnswer, parameters_of
+from bssearch.analysis.answer import Answer, TargetAnswer
 from bssearch.analysis.numbers import number
 from bssearch.analysis.objectives.base import Objective
+from bssearch.analysis.shape import parameters_of
 from bssearch.pages.axes import (
     ACCENT,
     MUTED,

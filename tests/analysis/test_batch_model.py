@@ -20,8 +20,7 @@ from bssearch.analysis.law.batch_model import (
     rising,
 )
 from bssearch.analysis.law.joint import runnable_steps
-from bssearch.analysis.law.likelihood import BEYOND, GRID, LawLikelihood
-from bssearch.analysis.law.points import LawPoint
+from bssearch.analysis.law.likelihood import BEYOND, GRID, LawLikelihood, LawPoint
 from tests.factories import make_probe
 
 RCP = Path(__file__).resolve().parents[1] / "data" / "mlperf-rcp"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.final_metrics import Gap
+from bssearch.analysis.generalisation import Gap
 from bssearch.analysis.rules.audit import is_result, learning_rate_slope, runs_of, tuned_optima
 from bssearch.analysis.rules.regret import NONE
 from bssearch.analysis.rules.rule_evidence import (

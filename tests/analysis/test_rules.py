@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
+from bssearch.analysis.generalisation import FinalMetrics, Gap, Generalisation
 from bssearch.analysis.law.fitted import CriticalBatch, Fit
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.report import build_answer

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from bssearch.analysis.certainty import Standing, standing
 from bssearch.analysis.optimum import decide
-from bssearch.analysis.settled import Standing, standing
 from bssearch.analysis.time_to_target import estimate, ratio_interval, ratio_upper_bound
 from bssearch.records import Phase, TrialRecord, TrialState
 from tests.factories import make_trial

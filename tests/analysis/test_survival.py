@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from bssearch.analysis.batches import survival
 from bssearch.analysis.objectives.seconds import Products
 from bssearch.analysis.objectives.time_to_target import TIME
-from bssearch.analysis.survival import survival
 from bssearch.records import TrialRecord, TrialState
 from tests.factories import make_trial
 

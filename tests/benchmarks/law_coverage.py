@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bssearch.analysis.law.batch_model import fit_law
-from bssearch.analysis.law.points import LawPoint
+from bssearch.analysis.law.likelihood import LawPoint
 
 BAR = (0.85, 0.95)
 REPLICATES = 1000

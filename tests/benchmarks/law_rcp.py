@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass
 
 from bssearch.analysis.law.batch_model import fit_law, rising
-from bssearch.analysis.law.points import LawPoint
+from bssearch.analysis.law.likelihood import LawPoint
 from tests.analysis.test_batch_model import rcp_points
 
 ERROR_BAR = 0.07

@@ -28,10 +28,9 @@ from bssearch.pruners.controller import PruningController
 from bssearch.records import TrialState
 from bssearch.samplers.base import make_sampler
 from bssearch.samplers.optuna import distribution
-from bssearch.samplers.time_model.acquisition import KnowledgeGradient
+from bssearch.samplers.time_model.acquisition import KnowledgeGradient, StepTimes
 from bssearch.samplers.time_model.candidates import GridCandidates
 from bssearch.samplers.time_model.extrapolation import Run
-from bssearch.samplers.time_model.step_time_line import StepTimes
 from bssearch.search.planner import Planner
 from bssearch.spec import StudySpec
 from tests.factories import make_probe, make_spec, make_trial

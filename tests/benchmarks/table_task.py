@@ -25,7 +25,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from bssearch.analysis.answer import Answer
-from bssearch.commands.best import best
+from bssearch.commands.answer import best
 from tests.benchmarks.repeatability import BUSY_PRODUCTS, busy_process
 
 NAME = "table_task"

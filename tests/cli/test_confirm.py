@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
+from bssearch.analysis.generalisation import FinalMetrics, Gap, Generalisation
 from bssearch.cli.answer import print_generalisation
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bssearch.commands.display.live import Display, Lines, ended_line
+from bssearch.commands.display import Display, Lines, ended_line
 from bssearch.commands.run import run_study
-from bssearch.commands.status import status
+from bssearch.commands.trials import status
 from bssearch.errors import TargetNotReachedError
 from bssearch.executors.base import Ended, Event
 from bssearch.history import History

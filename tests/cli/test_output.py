@@ -9,9 +9,10 @@ import json
 import pytest
 import yaml
 
-from bssearch.analysis.answer import Answer, Notice
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.shape import Notice
+from bssearch.cli.answer import Export, exported
 from bssearch.cli.output import note
-from bssearch.cli.recommended import Export, exported
 from bssearch.pages.csv_rows import write_csv
 from tests.analysis.test_report import answer, confirmed
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.answer import Notice
 from bssearch.analysis.law.quick import QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
+from bssearch.analysis.shape import Notice
 from bssearch.cli.check import print_quick
 
 

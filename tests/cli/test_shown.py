@@ -15,7 +15,7 @@ from rich.live import Live
 
 from bssearch.cli import app as application
 from bssearch.cli import trials as trial_commands
-from bssearch.commands.display.live import Display, Lines, batch_table, ended_line
+from bssearch.commands.display import Display, Lines, batch_table, ended_line
 from bssearch.commands.trials import trial_document
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.history import History

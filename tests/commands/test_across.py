@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer, Figure
-from bssearch.commands.across.agreement import agreement_of, in_words
-from bssearch.commands.across.findings import Finding
+from bssearch.commands.across.agreement import Finding, agreement_of, in_words
 from bssearch.commands.across.matching import StudyFilter, nothing_matches, target_of, workload_names
 from bssearch.errors import UsageError
 from bssearch.records import StudyRecord

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.check import check
-from bssearch.commands.ignored_parameters import LONGEST_S
+from bssearch.commands.check import LONGEST_S, check
 from bssearch.records import StepTime, StepTimeRequest
 from bssearch.spec import StudySpec
 from tests.factories import SPEC

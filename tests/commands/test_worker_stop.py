@@ -12,7 +12,7 @@ from tests.cli.task import environment
 
 PROGRAM = """
 import sys, threading, time
-from bssearch.commands.queue.stopping import Stop
+from bssearch.commands.queue.worker import Stop
 
 obeyed = threading.Event()
 stop = Stop(lambda: (print("obeys", flush=True), obeyed.set()), lambda: print("kills", flush=True), within=0.5)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from bssearch.analysis.answer import Notice
-from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
+from bssearch.analysis.generalisation import FinalMetrics, Gap, Generalisation
 from bssearch.analysis.headline import headline
-from bssearch.analysis.law.promise import Promise
+from bssearch.analysis.law.quick import Promise
 from bssearch.analysis.report import build_answer
+from bssearch.analysis.shape import Notice
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.pages.comparisons import promised_and_found
 from bssearch.pages.page import StudyPicture, render

@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 
 from bssearch.curves import Progress
-from bssearch.samplers.time_model.acquisition import BEHIND, LEAST_COST, KnowledgeGradient, _after, _improvements
+from bssearch.samplers.time_model.acquisition import (
+    BEHIND,
+    LEAST_COST,
+    KnowledgeGradient,
+    StepTimes,
+    _after,
+    _improvements,
+)
 from bssearch.samplers.time_model.candidates import GridCandidates
 from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.samplers.time_model.posterior import Posterior
-from bssearch.samplers.time_model.step_time_line import StepTimes
 
 SIZES = (8, 32, 128, 512)
 RATES = (0.001, 0.01, 0.1, 1.0)

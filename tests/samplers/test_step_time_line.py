@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bssearch.samplers.time_model.step_time_line import SLOWEST_FALL, StepTimes
+from bssearch.samplers.time_model.acquisition import SLOWEST_FALL, StepTimes
 
 TRUE = {8: 1.0, 16: 1.2, 32: 1.6, 64: 2.4, 128: 4.0}
 """1 + (B − 8) / 40 seconds: affine."""

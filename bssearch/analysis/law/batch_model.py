@@ -18,13 +18,13 @@ from bssearch.analysis.law.likelihood import (
     ASSUMED_DEVIATION,
     SMALLEST_DEVIATION,
     LawLikelihood,
+    LawPoint,
     Numbers,
     around_means,
     deviance,
     likeliest_mean,
     settled_deviation,
 )
-from bssearch.analysis.law.points import LawPoint
 from bssearch.intervals import FLAT_RATIO, student_t
 
 FitVerdict = Literal["fits", "poor", "too_few_points"]

@@ -10,7 +10,7 @@ from bssearch.analysis.answer import Time
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.analysis.law.batch_model import LawFit, PredictedOptimum, RunnableStep, fit_law, predict_optimum
 from bssearch.analysis.law.fitted import CriticalBatch, Fit, Law, Predicted
-from bssearch.analysis.law.points import LawPoint
+from bssearch.analysis.law.likelihood import LawPoint
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objectives.base import Objective
 from bssearch.intervals import student_t

@@ -6,12 +6,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bssearch.analysis.answer import Answer, BatchScheduleAnswer, parameters_of
-from bssearch.analysis.baseline import default_configuration
+from bssearch.analysis.answer import Answer, BatchScheduleAnswer
+from bssearch.analysis.batches import default_configuration
 from bssearch.analysis.growing import growing_batch, judge_growing
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.optimum import Candidate, decide
-from bssearch.analysis.rules.large_batch import judge_layerwise, other_kind
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.analysis.rules.rule_book import RULES, Rule
 from bssearch.analysis.rules.rule_evidence import (
@@ -21,12 +20,66 @@ from bssearch.analysis.rules.rule_evidence import (
     about_noise_scale,
     command,
 )
-from bssearch.analysis.shape import Model, Parameters
+from bssearch.analysis.shape import Model, Parameters, parameters_of
 from bssearch.intervals import student_t
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
 from bssearch.step_times import StepSeconds, step_seconds_of
+
+LAYERWISE = frozenset({"lars", "lamb"})
+"""LARS (You et al. 2017, arXiv 1708.03888) and LAMB (You et al. 2020, arXiv 1904.00962)."""
+
+LARGE = 8192
+"""The batch size from which on the belief has them needed: that of LARS's first evidence, and what practice quotes."""
+
+
+def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
+    """Return the best that the search found at the tuned optimum's batch size with the other kind of optimizer.
+
+    Where no trial with one reached the target there, a sentence says so.
+    """
+    size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
+    found = [
+        (figure, trial.number, trial.configuration)
+        for trial in trials
+        if trial.phase is Phase.SEARCH
+        and trial.state is TrialState.REACHED
+        and trial.configuration.batch_size == size
+        and (trial.configuration.optimizer in LAYERWISE) != is_layerwise
+        if (figure := tuned.objective.figure(trial)) is not None
+    ]
+    if not found:
+        wanted = "another optimizer than lars and lamb" if is_layerwise else "lars or lamb"
+        return (
+            f"no search trial there with {wanted} reached the target; bssearch enqueue STUDY batch_size={size} "
+            "optimizer=… learning_rate=… tries one to the full limit, whatever the search thinks of it"
+        )
+    return min(found, key=lambda one: one[:2])[2]
+
+
+def judge_layerwise(
+    other: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
+) -> Judgement:
+    """Judge the belief by runs with such an optimizer and runs without, one kind of them the ``tuned`` optimum's.
+
+    The regret is the time without over the time with. Held: it is above `bssearch.analysis.rules.regret.BROKE` for
+    sure, broke: below ``HELD``. Below a batch of `LARGE` samples nothing is decided, for the belief is not about those.
+    """
+    size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
+    plain, layerwise = (other, tuned) if is_layerwise else (tuned, other)
+    names = f"{plain.configuration.optimizer} against {layerwise.configuration.optimizer}"
+    if not layerwise.estimate.reached:
+        runs = len(layerwise.runs)
+        finding = Judgement("broke" if runs >= wanted else "undecided", f"{names}: 0 of {runs} runs with it reached")
+    else:
+        found = judge(plain, layerwise, step_seconds, wanted=wanted, limit=limit).reversed()
+        finding = Judgement(found.finding, f"{names}: {found.reason}", found.regret)
+    if size >= LARGE:
+        return finding
+    reason = f"batch {size} is below {LARGE:,}, from where on they are said to be needed; {finding.reason}"
+    return Judgement("undecided", reason, finding.regret)
+
 
 FEWEST_SIZES = 3
 """Batch sizes that the slope of the learning rate takes: two are always met."""

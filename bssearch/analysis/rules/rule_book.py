@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 
-from bssearch.analysis.answer import parameters_of
+from bssearch.analysis.shape import parameters_of
 from bssearch.records import Configuration, ParameterValue
 from bssearch.scaling import (
     WARMUP_RATIO,

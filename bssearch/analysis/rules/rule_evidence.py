@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.final_metrics import FinalMetrics
+from bssearch.analysis.generalisation import FinalMetrics
 from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.optimum import Candidate

@@ -8,16 +8,32 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from bssearch.analysis.answer import Optimal, TargetAnswer, objective_in
+from bssearch.analysis.headline import with_interval
+from bssearch.analysis.numbers import span
 from bssearch.analysis.shape import Model
-from bssearch.commands.across.agreement import Agreement, agreement_of, in_database
+from bssearch.commands.across.agreement import Agreement, Finding, agreement_of, in_database, without_copies
 from bssearch.commands.across.databases import open_databases
-from bssearch.commands.across.findings import Finding, without_copies
 from bssearch.commands.across.matching import StudyFilter, device_of, nothing_matches, precision_of
 from bssearch.errors import DatabaseError, TargetNotReachedError, UsageError
+from bssearch.pages.words import plural
 from bssearch.records import StudyRecord
 from bssearch.search.finding import answer
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
+
+ANSWERED = (
+    "study",
+    "database",
+    "device",
+    "who",
+    "when",
+    "optimal",
+    "learning_rate",
+    "figure",
+    "within 5 %",
+    "provisional",
+)
+"""The headings of what all studies that match have found."""
 
 
 class StudyAnswer(Model):
@@ -152,3 +168,20 @@ def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | 
         "unit": objective_in(found).unit,
     }
     return row.model_copy(update=known), Finding(study, store.masked_url, found)
+
+
+def answered_row(one: StudyAnswer) -> dict[str, Any]:
+    """Return the row of one of the studies that match a question."""
+    row = {"study": one.study, "database": one.database, "device": one.device, "who": one.created_by}
+    row["when"] = one.created_at[:10]
+    if one.optimal is None or one.flat_range is None:
+        return {**row, "figure": "no answer"}
+    figure = one.optimal.objective_value
+    return {
+        **row,
+        "optimal": one.optimal.batch_size,
+        "learning_rate": one.optimal.parameters.get("learning_rate"),
+        "figure": figure and f"{with_interval(figure, unit=one.unit)} ({plural(figure.runs, 'run')})",
+        "within 5 %": span(one.flat_range),
+        "provisional": "yes" if one.provisional else "no",
+    }

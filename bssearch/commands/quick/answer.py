@@ -10,20 +10,21 @@ the study, so that a search goes on from them.
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bssearch.analysis.answer import Notice
+from bssearch.analysis.derived import at_target
 from bssearch.analysis.law.affine_step_time import fit_step_time
-from bssearch.analysis.law.quick import QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
+from bssearch.analysis.law.quick import Promise, QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
 from bssearch.analysis.objectives.samples_to_target import samples_after
-from bssearch.analysis.retarget import at_target
+from bssearch.analysis.objectives.time_to_target import TimeToTarget
+from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.enqueue import any_configuration_of
 from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
 from bssearch.commands.probe.noise import probe_noise
-from bssearch.commands.quick import notices
 from bssearch.commands.quick.plan import (
     FASTER,
     RATE_STEP,
@@ -37,12 +38,106 @@ from bssearch.commands.quick.plan import (
     seconds_by_rate,
     with_other_rates,
 )
-from bssearch.errors import LaunchError, UsageError, WorkloadError
+from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError
 from bssearch.history import History
-from bssearch.records import Phase, Target, TrialRecord, TrialState
-from bssearch.search.finding import SearchEnd, save_quick
+from bssearch.records import GradientNoise, NoiseMeasurement, Phase, Target, TrialRecord, TrialState
+from bssearch.search.finding import SearchEnd, answer, save_quick, stored_quick
 from bssearch.search.listener import Listener
+from bssearch.space.usual_rates import FINE_TUNING
 from bssearch.spec import StudySpec
+from bssearch.storage.repository import Store
+
+MANY_EPOCHS = 5.0
+"""Epochs to the target from which on the data are seen so often that samples to the target mislead: a choice."""
+
+AFTER_SEARCH = Notice(
+    code="after_search",
+    message="the study's search has ended, and this rests on its trials too: it is not stored, and no promise to keep",
+)
+"""What a quick answer is told that comes after the search."""
+
+PROXY = "1.5 to 8 times off the critical batch size"
+"""What the noise scale is known to be, by measurements at several models."""
+
+
+def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
+    """Yield what is wrong with a noise scale that was measured."""
+    if noise_scale_of(found.noise) is None:
+        low = found.noise.adam_low or found.noise.low
+        bound = "the gradient could not be told from its noise" if low is None else f"it is above {low:.3g} samples"
+        yield Notice(code="noise_not_measured", message=f"no gradient noise scale: {bound}, and no more is known")
+    elif found.reason is not None:
+        yield Notice(
+            code="noise_moving",
+            message=f"the noise scale was not measured near the target, and grows on the way to it: {found.reason}",
+        )
+
+
+def noise_scale_of(noise: GradientNoise) -> float | None:
+    """Return the noise scale as the optimizer sees it, None where its interval reaches 0 or infinity."""
+    preconditioned = (noise.adam_scale, noise.adam_low, noise.adam_high)
+    for scale, low, high in (preconditioned, (noise.scale, noise.low, noise.high)):
+        if scale and low and high and 0 < low <= scale <= high < math.inf:
+            return scale
+    return None
+
+
+def about_target(target: Target, spec: StudySpec) -> Iterator[Notice]:
+    """Yield that runs are compared at a part of the way, where the default did not get to the study's target."""
+    if target != spec.record_target:
+        yield Notice(
+            code="easier_target",
+            message=f"the default did not reach {spec.target.metric} {spec.target.value:g} in the time: runs are "
+            f"compared at {target.value:.4g}, and the critical batch size grows on the way to the target",
+        )
+
+
+def about_runs(runs: Sequence[TrialRecord], noise_scale: float | None) -> Iterator[Notice]:
+    """Yield that the runs tell of one batch size alone, or of none."""
+    sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
+    if len(sizes) > 1:
+        return
+    rests = "no noise scale is known either" if noise_scale is None else "the answer rests on the noise scale alone"
+    yield Notice(
+        code="one_batch_size",
+        message=f"only one batch size came to where runs are compared; {rests}"
+        + ("" if noise_scale is None else f", which is {PROXY}"),
+    )
+
+
+def about_training(
+    spec: StudySpec, preset: str | None, samples_to_target: float | None, train_samples: int | None
+) -> Iterator[Notice]:
+    """Yield what the training is, where it is not what a quick answer is made for: the time to a target from scratch.
+
+    ``preset`` is what completed the spec. ``samples_to_target`` are those of the default, ``train_samples`` those of an
+    epoch; None where they are not known.
+    """
+    if spec.objective != TimeToTarget.name:
+        yield Notice(
+            code="other_objective",
+            message=f"the study's objective is {spec.objective}; a quick answer is of the time to the target",
+        )
+    parameters = spec.default_configuration.parameters
+    horizon = parameters.get("horizon_samples")
+    if horizon is not None:
+        yield Notice(
+            code="fixed_horizon",
+            message=f"the default's {parameters['schedule']} schedule ends after {horizon:g} samples at every batch "
+            "size: a fixed number of epochs asks which batch size ends best, not which is soonest at a target",
+        )
+    if preset == FINE_TUNING:
+        yield Notice(
+            code="fine_tuning",
+            message="a fine-tuning: what is forgotten at a batch size, and how it generalises, is not measured here",
+        )
+    if samples_to_target is not None and train_samples and samples_to_target > MANY_EPOCHS * train_samples:
+        yield Notice(
+            code="many_epochs",
+            message=f"the default needs {samples_to_target / train_samples:.1f} epochs: the law of the critical batch "
+            "size holds for samples that are new, and overfitting depends on the batch size",
+        )
+
 
 SECONDS = 60.0
 """How long a quick answer may take where nobody says otherwise."""
@@ -98,7 +193,7 @@ def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = 
     """
     found = quick_answer(study, plan, preset)
     if SearchEnd.stored(study.store, study.spec.name) is not None:
-        return found.model_copy(update={"warnings": [*found.warnings, notices.AFTER_SEARCH]})
+        return found.model_copy(update={"warnings": [*found.warnings, AFTER_SEARCH]})
     save_quick(study.store, study.spec.name, found.model_dump(mode="json"))
     return found
 
@@ -140,10 +235,10 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
         runs=[_run(one) for one in [*runs, *with_other_rates(history, size)]],
         seconds=plan.passed,
         warnings=[
-            *notices.about_target(target, spec),
+            *about_target(target, spec),
             *warnings,
-            *notices.about_runs(runs, noise),
-            *notices.about_training(spec, preset, _samples_to_target(default), study.train_samples),
+            *about_runs(runs, noise),
+            *about_training(spec, preset, _samples_to_target(default), study.train_samples),
         ],
     )
 
@@ -238,7 +333,7 @@ def _noise_scale(study: OpenStudy, plan: QuickPlan) -> tuple[float | None, list[
         )
     except (WorkloadError, LaunchError, UsageError) as error:
         return None, [Notice(code="noise_not_measured", message=f"no gradient noise scale: {error}")]
-    return notices.noise_scale_of(found.noise), list(notices.about_noise(found))
+    return noise_scale_of(found.noise), list(about_noise(found))
 
 
 def _samples_to_target(run: TrialRecord) -> float | None:
@@ -254,4 +349,46 @@ def _run(trial: TrialRecord) -> QuickRun:
         learning_rate=trial.configuration.learning_rate,
         steps=outcome.steps_to_target,
         train_seconds=outcome.train_seconds if outcome.time_to_target_s is None else outcome.time_to_target_s,
+    )
+
+
+class Kept(Promise):
+    """The promise of one study."""
+
+    study: str
+
+
+class TrackRecord(Model):
+    """The quick answers that a search has been held against, and ``waiting``, the studies still without one.
+
+    ``held`` of them hold: their interval meets the flat range that the search found. ``median_time_ratio`` is that of
+    the time at the promised batch size over that of the optimum, null where none is known.
+    """
+
+    studies: list[Kept]
+    held: int
+    median_time_ratio: float | None
+    waiting: list[str]
+
+
+def track_record(store: Store) -> TrackRecord:
+    """Return how often the quick answers of a database's studies held."""
+    kept, waiting = [], []
+    for study in store.studies():
+        if stored_quick(store, study.name) is None:
+            continue
+        try:
+            promise = answer(store, study.name).quick
+        except TargetNotReachedError:
+            promise = None
+        if promise is None:
+            waiting.append(study.name)
+        else:
+            kept.append(Kept(study=study.name, **promise.model_dump()))
+    ratios = [one.time_ratio for one in kept if one.time_ratio is not None]
+    return TrackRecord(
+        studies=kept,
+        held=sum(one.holds for one in kept),
+        median_time_ratio=statistics.median(ratios) if ratios else None,
+        waiting=waiting,
     )

@@ -15,7 +15,7 @@ from bssearch.analysis.law.critical_batch import (
     expected_optimum,
 )
 from bssearch.analysis.law.joint import runnable_steps
-from bssearch.analysis.law.points import LawPoint, law_point
+from bssearch.analysis.law.likelihood import LawPoint, law_point
 from bssearch.commands.enqueue import any_configuration_of, configuration_of
 from bssearch.errors import UsageError
 from bssearch.history import History

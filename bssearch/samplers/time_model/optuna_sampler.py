@@ -17,10 +17,9 @@ from optuna.trial import TrialState as OptunaState
 
 from bssearch.curves import Progress
 from bssearch.records import Goal, ParameterValue, Target
-from bssearch.samplers.time_model.acquisition import KnowledgeGradient
+from bssearch.samplers.time_model.acquisition import KnowledgeGradient, StepTimes
 from bssearch.samplers.time_model.candidates import SpaceCandidates
 from bssearch.samplers.time_model.extrapolation import Run
-from bssearch.samplers.time_model.step_time_line import StepTimes
 from bssearch.space import Dimension, SearchSpace
 from bssearch.space.search_space import REFERENCE_LEARNING_RATE
 

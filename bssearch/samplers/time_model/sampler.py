@@ -11,10 +11,9 @@ from bssearch.curves import Progress
 from bssearch.history import History, measured_seconds, octaves
 from bssearch.records import TrialRecord, TrialState
 from bssearch.samplers.base import Choice, decoded
-from bssearch.samplers.time_model.acquisition import KnowledgeGradient
+from bssearch.samplers.time_model.acquisition import KnowledgeGradient, StepTimes
 from bssearch.samplers.time_model.candidates import AddedCandidates, candidates_of
 from bssearch.samplers.time_model.extrapolation import Run
-from bssearch.samplers.time_model.step_time_line import StepTimes
 from bssearch.spec import StudySpec
 
 

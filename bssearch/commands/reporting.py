@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from bssearch.analysis.answer import parameters_of
 from bssearch.analysis.headline import headline
+from bssearch.analysis.shape import parameters_of
 from bssearch.boards.base import without_secrets
 from bssearch.boards.named import boards_of, check_boards
 from bssearch.boards.process import BoardProcess
