@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from bssearch.commands.across.answers import best_across
     from bssearch.commands.answer import Answer, best
     from bssearch.commands.audit import audit_study
-    from bssearch.commands.check import check
-    from bssearch.commands.confirm import confirm_study
+    from bssearch.commands.check import advise_target, check
     from bssearch.commands.enqueue import enqueue
     from bssearch.commands.optuna_study import load_optuna_study
     from bssearch.commands.plan.learning_rate import plan_learning_rate
@@ -35,9 +34,8 @@ if TYPE_CHECKING:
     )
     from bssearch.commands.queue.worker import run_worker
     from bssearch.commands.rerun import rerun
-    from bssearch.commands.run import run_study
+    from bssearch.commands.run import confirm_study, run_study
     from bssearch.commands.study import Study
-    from bssearch.commands.target import advise_target
     from bssearch.commands.trials import trials_frame
     from bssearch.errors import (
         BSSearchError,
@@ -95,14 +93,14 @@ _HOMES = {
     "WeightedLoss": "bssearch.workloads.base",
     "Workload": "bssearch.workloads.base",
     "WorkloadError": "bssearch.errors",
-    "advise_target": "bssearch.commands.target",
+    "advise_target": "bssearch.commands.check",
     "audit_study": "bssearch.commands.audit",
     "best": "bssearch.commands.answer",
     "best_across": "bssearch.commands.across.answers",
     "cancel_study": "bssearch.commands.queue.submissions",
     "check": "bssearch.commands.check",
     "current_trial": "bssearch.integrations.current",
-    "confirm_study": "bssearch.commands.confirm",
+    "confirm_study": "bssearch.commands.run",
     "enqueue": "bssearch.commands.enqueue",
     "load_optuna_study": "bssearch.commands.optuna_study",
     "load_spec": "bssearch.spec",

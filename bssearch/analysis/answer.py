@@ -19,29 +19,11 @@ from bssearch.analysis.optimum import Rule
 from bssearch.analysis.rules.regret import Regret
 from bssearch.analysis.shape import Model, Notice, Parameters
 from bssearch.batch_schedule import BatchScheduleName
-from bssearch.records import Goal, MemoryBasis, Target
+from bssearch.records import MemoryBasis, Target
 from bssearch.scaling import LearningRateRule
 
 SavesTime = Literal["yes", "no", "undecided", "not_run"]
 """Whether letting the batch grow saves time."""
-
-
-class TargetAnswer(Model):
-    """The value to be reached."""
-
-    metric: str
-    value: float
-    goal: Goal
-
-    @property
-    def record(self) -> Target:
-        """Return the target as the record that every layer speaks."""
-        return Target(metric=self.metric, value=self.value, goal=self.goal)
-
-    @property
-    def in_words(self) -> str:
-        """Return the target for people, as in "accuracy ≥ 0.9"."""
-        return f"{self.metric} {self.goal.sign} {self.value:g}"
 
 
 class Device(Model):
@@ -71,13 +53,21 @@ class Device(Model):
         return ", ".join(said)
 
 
-class Time(Model):
-    """Seconds over seeds: median, 95 % interval (null below three runs or where a run missed), runs that count."""
+class Figure(Model):
+    """The figure of the objective, in its own unit, over the seeds that count.
+
+    The median, and its 95 % interval: null below three runs, or if a run missed the target.
+    """
 
     median: float
     low: float | None
     high: float | None
     runs: int
+
+
+class Time(Figure):
+    """Seconds over seeds, and how they were measured."""
+
     basis: Basis
 
 
@@ -96,15 +86,6 @@ class Ratio(Model):
     def is_shown(self) -> bool:
         """Return whether the two sides are shown to differ, or nothing is known of how sure the ratio is."""
         return self.low is None or self.high is None or not self.low <= 1 <= self.high
-
-
-class Figure(Model):
-    """The objective's figure in its own unit over seeds: median, 95 % interval (null as in `Time`), runs that count."""
-
-    median: float
-    low: float | None
-    high: float | None
-    runs: int
 
 
 class Restricted(Model):
@@ -340,7 +321,7 @@ class Answer(Model):
     study: str
     objective: str
     price_per_device_hour: float | None = None
-    target: TargetAnswer
+    target: Target
     device: Device
     optimal: Optimal
     flat_range: Annotated[list[int], Field(min_length=2, max_length=2)]
@@ -366,6 +347,12 @@ class Answer(Model):
     warnings: list[Notice]
 
     @property
+    def clock(self) -> str | None:
+        """Whose clock the seconds are by; None if bssearch measured them."""
+        time = self.optimal.time_to_target_s
+        return time.basis if time is not None and time.basis in {"wall", "reported"} else None
+
+    @property
     def settling(self) -> NextStep | None:
         """Return the command that would settle a provisional answer; None where it is settled, or nothing would."""
         return self.next[0] if self.next and self.would_settle is not None else None
@@ -377,4 +364,4 @@ NO_NEXT_STEP: Mapping[str, object] = {"next": [], "would_settle": None, "runs_to
 
 def objective_in(answer: Answer) -> Objective:
     """Return the objective of an answer, with its words."""
-    return make_objective(answer.objective, answer.target.record, answer.price_per_device_hour)
+    return make_objective(answer.objective, answer.target, answer.price_per_device_hour)

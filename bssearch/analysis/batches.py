@@ -141,22 +141,7 @@ def _is_known(configuration: Configuration) -> bool:
     return "learning_rate" not in configuration.parameters
 
 
-@dataclass(frozen=True, slots=True)
-class Survival:
-    """Train seconds to the target where some runs missed it, of the kind that the objective counts.
-
-    ``restricted_mean`` is the mean of min(seconds, ``horizon``), ``median`` that of Kaplan and Meier, by which more
-    than half of the runs have reached: None where half or more have not by the horizon. ``reached_share`` is the share
-    that has, by the same curve.
-    """
-
-    restricted_mean: float
-    horizon: float
-    median: float | None
-    reached_share: float
-
-
-def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Survival | None:
+def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
     """Return the Kaplan–Meier estimate of repeats under one limit; None where there is none to make.
 
     ``objective`` is one of time: it says of which kind the seconds are. Censoring must not depend on how a run goes
@@ -177,10 +162,10 @@ def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Surviv
     times, left = np.asarray(curve.quantiles), np.asarray(curve.probabilities)
     steps = np.diff(np.concatenate([[0.0], times, [horizon]]))
     crossed = times[left < 0.5]
-    return Survival(
-        restricted_mean=float(steps @ np.concatenate([[1.0], left])),
-        horizon=horizon,
-        median=float(crossed[0]) if crossed.size else None,
+    return Restricted(
+        mean_s=float(steps @ np.concatenate([[1.0], left])),
+        horizon_s=horizon,
+        median_s=float(crossed[0]) if crossed.size else None,
         reached_share=float(1 - left[-1]),
     )
 
@@ -359,7 +344,6 @@ def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> di
     steps = median_steps(candidate)
     peak, basis = peak_memory(candidate)
     best = least_of(candidate.runs, candidate.objective)
-    curve = survival(candidate.runs, replace(TIME, common=candidate.objective.common))
     return {
         "best": None if best is None else BestTrial(trial=best.number, parameters=parameters_of(best.configuration)),
         "time_to_target_s": time_of(candidate),
@@ -375,13 +359,7 @@ def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> di
         "peak_memory_basis": basis,
         "generalisation": over_seeds(candidate.runs),
         "energy_joules": _middle(energy_of(run) for run in candidate.runs),
-        "restricted": curve
-        and Restricted(
-            mean_s=curve.restricted_mean,
-            horizon_s=curve.horizon,
-            median_s=curve.median,
-            reached_share=curve.reached_share,
-        ),
+        "restricted": survival(candidate.runs, replace(TIME, common=candidate.objective.common)),
         "confirmed": candidate.is_confirmed,
     }
 

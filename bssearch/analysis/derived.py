@@ -1,4 +1,4 @@
-"""The answer for another target, from the curves of trials that ran for a harder one."""
+"""Answers derived from the trials of a study: for an easier target, and for another device by its step times."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from bssearch.analysis.confirmation_runs import (
 )
 from bssearch.analysis.generalisation import FinalMetrics, Gap, Generalisation
 from bssearch.analysis.law.affine_step_time import fit_step_time
-from bssearch.analysis.law.batch_model import LawFit, PredictedOptimum, RunnableStep, predict_optimum
+from bssearch.analysis.law.batch_model import LawFit, RunnableStep, predict_optimum
+from bssearch.analysis.law.fitted import Predicted
 from bssearch.analysis.measured import about_devices
 from bssearch.analysis.optimum import Candidate, Verdict
 from bssearch.analysis.shape import Notice
@@ -458,7 +459,7 @@ def _wanting(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
     return None
 
 
-def _in_words(found: PredictedOptimum, size: int) -> str:
+def _in_words(found: Predicted, size: int) -> str:
     interval = "" if found.interval is None else f" [{found.interval[0]}, {found.interval[1]}]"
     if found.batch_size == size:
         return f"it would still be batch {size}{interval}"
@@ -477,7 +478,7 @@ def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
     ]
 
 
-def device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> PredictedOptimum | None:
+def device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> Predicted | None:
     """Return the optimum among the batch sizes timed if each step took the device's own time alone, by the law.
 
     That time is α + β·B through the sizes that are not host-bound, of which it takes two. At the others it is no more

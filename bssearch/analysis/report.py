@@ -21,7 +21,6 @@ from bssearch.analysis.answer import (
     Recommendation,
     Settle,
     Speedup,
-    TargetAnswer,
     Time,
 )
 from bssearch.analysis.batches import (
@@ -125,7 +124,7 @@ def build_answer(
         study=study.name,
         objective=study.objective,
         price_per_device_hour=spec.price_per_device_hour,
-        target=TargetAnswer(metric=study.target.metric, value=study.target.value, goal=study.target.goal),
+        target=study.target,
         device=Device(
             name=environment.device_name,
             type=environment.device_type,

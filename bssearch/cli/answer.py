@@ -1,4 +1,4 @@
-"""How an answer is printed: for people, as JSON, or its batch sizes as rows."""
+"""How an answer is printed: for people, as JSON, its batch sizes as rows, or what to train with for a program."""
 
 from __future__ import annotations
 

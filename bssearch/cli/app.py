@@ -23,7 +23,6 @@ from bssearch.cli import (
     registered,
     report,
     run,
-    trials,
 )
 from bssearch.cli.output import end_of_pipe
 from bssearch.cli.transfer import export, merge
@@ -99,8 +98,8 @@ app.command("resume")(queue.resume)
 app.command("worker")(queue.worker)
 app.command("status")(query.status)
 app.command("studies")(query.studies)
-app.command("trials")(trials.trials)
-app.command("trial")(trials.trial)
+app.command("trials")(query.trials)
+app.command("trial")(query.trial)
 app.command("rerun")(run.rerun)
 app.command("best")(query.best)
 app.command("report")(report.report)

@@ -13,6 +13,7 @@ from bssearch.settings import DATA_DIR_VARIABLE, DATABASE_URL_VARIABLE
 
 if TYPE_CHECKING:
     from bssearch.search.listener import Listener
+    from bssearch.spec import StudySpec
     from bssearch.storage.repository import Store
 
 DatabaseOption = Annotated[
@@ -77,9 +78,12 @@ StudyArgument = Annotated[
 ]
 
 
-def workload_folder(spec: Path) -> Path:
-    """Return the folder that a spec's workload file is relative to: its own."""
-    return spec.resolve().parent
+def spec_to_run(spec: str, overrides: list[str] | None) -> tuple[StudySpec, Path]:
+    """Return a spec with its overridden fields, and the folder that its workload's file is relative to."""
+    from bssearch.spec import find_spec, load_spec
+
+    path = find_spec(spec)
+    return load_spec(path, overrides or []), path.resolve().parent
 
 
 def store_to_read(db: str | None) -> Store:

@@ -1,4 +1,4 @@
-"""The commands that keep studies: rename, archive, delete."""
+"""The commands that change what is stored: ``enqueue``, ``rename``, ``archive``, ``delete``."""
 
 from __future__ import annotations
 

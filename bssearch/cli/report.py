@@ -1,4 +1,4 @@
-"""The commands that show a study as a whole, ``report``, and several side by side, ``compare``."""
+"""The commands that make pages: ``report``, ``compare`` and ``serve``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bssearch run``: launch a study, or go on with it."""
+"""The commands that train: ``run``, ``confirm``, ``audit`` and ``rerun``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bssearch.cli.arguments import (
     SetOption,
     SpecArgument,
     WorkloadOption,
+    spec_to_run,
     watch,
-    workload_folder,
 )
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
 from bssearch.errors import UsageError
@@ -45,10 +45,8 @@ def run(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Run a study to its end and print the answer; the same command again goes on where it stopped."""
-    from bssearch.spec import find_spec, load_spec
 
-    path = find_spec(spec)
-    study = load_spec(path, overrides or [])
+    study, folder = spec_to_run(spec, overrides)
     if dry_run:
         from bssearch.commands.dry_run import dry_run as planned
 
@@ -62,7 +60,7 @@ def run(
         answer = run_study(
             study,
             db=db,
-            folder=workload_folder(path),
+            folder=folder,
             data_dir=data_dir,
             allow_changed_workload=allow_changed_workload,
             allow_busy=allow_busy,
@@ -131,8 +129,8 @@ def confirm(
         given = "--max-runs" if max_runs is not None else "--train-seconds"
         raise UsageError(f"--to-budget and {given} exclude each other: it makes --runs of each configuration")
 
-    from bssearch.commands.confirm import confirm_study, with_confirmation
     from bssearch.commands.opening import stored_spec
+    from bssearch.commands.run import confirm_study, with_confirmation
 
     spec = stored_spec(study, db=db, to_run=True, runs_code=workload is None, connects=True)
     if not to_budget:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from bssearch.commands.agreement import check_parts
 from bssearch.commands.known_workloads import refuse_where_in_no_file
+from bssearch.commands.opening import check_parts
 from bssearch.probes.cadence import EVALUATION_SHARE
 from bssearch.pruners.controller import first_slack
 from bssearch.records import ProbeRecord
@@ -29,12 +28,8 @@ def most_finalists(spec: StudySpec) -> int:
     return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 5
 
 
-def longest_trial_seconds(limit: float, probes: Iterable[ProbeRecord]) -> float:
-    """Return the most seconds of training and evaluation that a trial to its limit takes, over the batch sizes."""
-    return max(_trial_seconds(limit, probe) for probe in probes)
-
-
-def _trial_seconds(limit: float, probe: ProbeRecord) -> float:
+def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
+    """Return the most seconds of training and evaluation that a trial to its limit takes at a batch size."""
     if probe.step_seconds is None or probe.evaluation_seconds is None or probe.eval_every_steps is None:
         return limit
     looks = 1 + math.ceil(limit / (probe.eval_every_steps * probe.step_seconds))  # one before the first step
@@ -122,12 +117,11 @@ def dry_run(spec: StudySpec) -> DryRun:
     check_parts(spec)
     refuse_where_in_no_file(spec)
     search, confirmation = longest_seconds(spec)
-    target = spec.record_target
     return DryRun(
         study=spec.name,
         workload=spec.workload,
         objective=spec.objective,
-        target=f"{target.metric} {target.goal.sign} {target.value:g}",
+        target=spec.record_target.in_words,
         batch_sizes=list(spec.batch_sizes),
         searched=[dimension.name for dimension in spec.space.dimensions()],
         trials=spec.budget.trials,

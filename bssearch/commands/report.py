@@ -47,11 +47,6 @@ COMPARED = (
 )
 """The headings of studies side by side."""
 
-OTHER_OBJECTIVE = "other objective"
-OTHER_TARGET = "other target"
-OTHER_UNIT = "other unit of cost"
-OTHER_SECONDS = "other kind of seconds"
-
 
 class Comparison(BaseModel):
     """One study beside others. ``note`` says why there is no answer, or no ratio, ``warnings`` are the answer's own.
@@ -164,7 +159,7 @@ class _Compared:
 
     def beside(self, first: _Compared) -> Comparison:
         """Return the study's row in a comparison with the first."""
-        target, environment = self.study.target, self.study.environment
+        environment = self.study.environment
         row = Comparison(
             study=self.study.name,
             database=self.database,
@@ -172,7 +167,7 @@ class _Compared:
             precision=None if environment is None else environment.precision,
             workload=str(self.study.spec["workload"]),
             objective=self.study.objective,
-            target=f"{target.metric} {target.goal.sign} {target.value:g}",
+            target=self.study.target.in_words,
             note=self.missed or None,
         )
         if self.answer is None:
@@ -197,23 +192,13 @@ class _Compared:
     def _unlike(self, first: _Compared) -> str | None:
         """Return why the study's figure does not compare with that of the first."""
         if self.study.objective != first.study.objective:
-            return OTHER_OBJECTIVE
+            return "other objective"
         if self.study.target != first.study.target:
-            return OTHER_TARGET
-        if self._unit != first._unit:
-            return OTHER_UNIT
-        return None if self._clock == first._clock else OTHER_SECONDS
-
-    @property
-    def _clock(self) -> str | None:
-        """Return whose seconds they are, None where bssearch measured them."""
-        time = None if self.answer is None else self.answer.optimal.time_to_target_s
-        return time.basis if time is not None and time.basis in {"wall", "reported"} else None
-
-    @property
-    def _unit(self) -> str:
-        """Return the unit of the figure: costs are in device-hours, or in the currency of a price."""
-        return objective_of(spec_of(self.study)).unit
+            return "other target"
+        if objective_of(spec_of(self.study)).unit != objective_of(spec_of(first.study)).unit:
+            return "other unit of cost"
+        same_clock = (self.answer and self.answer.clock) == (first.answer and first.answer.clock)
+        return None if same_clock else "other kind of seconds"
 
 
 def _ratio(figure: Estimate | None, first: Estimate | None) -> Ratio | None:

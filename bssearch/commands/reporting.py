@@ -44,7 +44,7 @@ class Reporter(Listener):
         study = store.study(spec.name)
         target = study.target
         about = {
-            "target": f"{target.metric} {target.goal.sign} {target.value:g}",
+            "target": target.in_words,
             "objective": study.objective,
             "device": "unknown" if study.environment is None else study.environment.device_name,
             "spec": yaml.safe_dump(without_secrets(spec.model_dump(mode="json")), sort_keys=False),

@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from bssearch.curves import Crossing, first_crossing
 from bssearch.errors import UsageError
-from bssearch.importers.imported_run import LARGEST, Run, integer, make_configuration
+from bssearch.importers.imported_run import (
+    LARGEST,
+    GivenBatch,
+    Run,
+    integer,
+    make_configuration,
+    part_of_batch,
+    step_batches,
+)
 from bssearch.importers.importer import Studies
 from bssearch.importers.runs import LARGEST_SEED, LONGEST_S, FiguresAt, RunsObjective
-from bssearch.importers.step_batch import GivenBatch, part_of_batch, step_batches
 from bssearch.options import Option
 from bssearch.records import Goal, Observation, ParameterValue, Target, TrialState, is_metric
 
@@ -43,13 +50,9 @@ def check_own_place(found: OptunaTrials, option: str, place: str | None, own: Ta
         raise UsageError(f"{option} {VALUE}: the values of {found.name!r}, which bssearch exported, are {named}")
     if place in (VALUE, USER_ATTRIBUTE + OWN_TIME, USER_ATTRIBUTE + OWN_STEPS) and wanted != own:
         raise UsageError(
-            f"{option} {place}: in {found.name!r}, which bssearch exported, it is to {_in_words(own)}, "
-            f"not to {_in_words(wanted)}"
+            f"{option} {place}: in {found.name!r}, which bssearch exported, it is to {own.in_words}, "
+            f"not to {wanted.in_words}"
         )
-
-
-def _in_words(target: Target) -> str:
-    return f"{target.metric} {target.goal.sign} {target.value:g}"
 
 
 def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:

@@ -15,8 +15,11 @@ from typing import Annotated, Literal
 from bssearch.errors import UsageError
 from bssearch.importers.imported_run import (
     LARGEST,
+    MICRO,
     SPLIT,
+    STEP_BATCH,
     TYPED,
+    GivenBatch,
     Run,
     RunTable,
     csv_rows,
@@ -24,10 +27,11 @@ from bssearch.importers.imported_run import (
     make_configuration,
     number,
     parameter_value,
+    part_of_batch,
     read_text,
+    step_batches,
 )
 from bssearch.importers.importer import Studies, StudyName
-from bssearch.importers.step_batch import MICRO, STEP_BATCH, GivenBatch, part_of_batch, step_batches
 from bssearch.options import Option
 from bssearch.recorded import check_separator
 from bssearch.records import LARGEST_METRIC, Goal, ParameterValue, is_metric

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from bssearch.analysis.answer import Answer, TargetAnswer
+from bssearch.analysis.answer import Answer
 from bssearch.analysis.numbers import number
 from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.shape import parameters_of
@@ -110,7 +110,7 @@ def recent_curves_figure(target: Target, runs: Sequence[tuple[TrialRecord, Seque
     return figure
 
 
-def _mark_target(figure: Figure, target: Target | TargetAnswer) -> None:
+def _mark_target(figure: Figure, target: Target) -> None:
     """Draw the target as a line across a figure of curves, named at its left end."""
     figure["layout"]["shapes"] = [reference_line("h", target.value, ACCENT)]
     figure["layout"]["annotations"] = [

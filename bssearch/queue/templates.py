@@ -250,7 +250,7 @@ def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
 
     Raises `SpecError` naming the file and what is wrong with it, and of a spec its fields.
     """
-    data = _read(path)
+    data = read_file(path, "file of templates", _EXAMPLE)
     if not isinstance(data, Mapping) or set(data) != {"templates"} or not isinstance(data["templates"], Mapping):
         raise SpecError(f"{path}: it must hold `templates` and nothing else", hint=_EXAMPLE)
     if not 1 <= len(data["templates"]) <= MOST_TEMPLATES:
@@ -258,14 +258,15 @@ def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
     return Templates({str(name): _template(path, name, one, overrides) for name, one in data["templates"].items()})
 
 
-def _read(path: Path) -> Any:
+def read_file(path: Path, what: str, hint: str) -> Any:
+    """Return the value of a YAML file. Raises `NotFoundError` with the hint, and `SpecError` for any other problem."""
     try:
         content = path.read_bytes()
         if len(content) > MOST_BYTES:
-            raise SpecError(f"{path} has more than {MOST_BYTES:,} bytes: it is no file of templates")
+            raise SpecError(f"{path} has more than {MOST_BYTES:,} bytes: it is no {what}")
         return read_yaml(content.decode("utf-8"))[0]
     except FileNotFoundError:
-        raise NotFoundError(f"no file of templates {str(path)!r}", hint=_EXAMPLE) from None
+        raise NotFoundError(f"no {what} {str(path)!r}", hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} cannot be read: {error}") from None
     except yaml.YAMLError as error:

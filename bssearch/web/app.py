@@ -84,7 +84,7 @@ class _Pages:
         self._environment = templates(PackageLoader("bssearch.web"))
         self._environment.filters["value"] = in_words
         self._threads = ThreadPoolExecutor(THREADS, "bssearch page")
-        self._kept = _Kept()
+        self._kept: dict[str, tuple[str, Response]] = {}  # by address, the one asked for last at the end
         self._asked = 0
         # A large study takes memory and the interpreter alone; who asks for the same page at once finds it made.
         self._one_at_a_time = Lock()
@@ -150,12 +150,14 @@ class _Pages:
         if version == request.headers.get("if-none-match", "").removeprefix("W/").strip('"'):
             return Response(status_code=304, headers=tag)
         with self._one_at_a_time:
-            response = self._kept.get(address := str(request.url), version)
-            if response is None:
-                response = self._made(page, asked, request.url.path, version)
-                self._kept.put(address, version, response)
-        response.headers.update(tag)
-        return response
+            kept = self._kept.pop(str(request.url), None)
+            if kept is None or kept[0] != version:
+                kept = version, self._made(page, asked, request.url.path, version)
+            self._kept[str(request.url)] = kept
+            if len(self._kept) > KEPT_PAGES:
+                del self._kept[next(iter(self._kept))]
+        kept[1].headers.update(tag)
+        return kept[1]
 
     def _made(self, page: Page, asked: Asked, path: str, version: str | None = None) -> Response:
         found = page.show(asked)
@@ -173,25 +175,6 @@ class _Pages:
     def _page(self, template: str, status: int, values: dict[str, Any]) -> HTMLResponse:
         text = self._environment.get_template(template).render(self._always | values)
         return HTMLResponse(text, status)
-
-
-class _Kept:
-    """The pages sent last, each in its newest version."""
-
-    def __init__(self) -> None:
-        self._pages: dict[str, tuple[str, Response]] = {}
-
-    def get(self, address: str, version: str) -> Response | None:
-        """Return the page of an address in a version, None where it is not kept."""
-        kept = self._pages.get(address)
-        return None if kept is None or kept[0] != version else kept[1]
-
-    def put(self, address: str, version: str, page: Response) -> None:
-        """Keep a page in the place of its earlier version, and of the one kept longest where they are many."""
-        self._pages.pop(address, None)
-        self._pages[address] = version, page
-        if len(self._pages) > KEPT_PAGES:
-            del self._pages[next(iter(self._pages))]
 
 
 def _page_style(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The list of all studies."""
+"""The pages about several studies: the list, a comparison, and the best of all that match."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from bssearch.commands.across.agreement import in_words as agreement_in_words
 from bssearch.commands.across.answers import ANSWERED, answered_row, answers_in
+from bssearch.commands.across.answers import in_words as agreement_in_words
 from bssearch.commands.across.databases import found_study
 from bssearch.commands.across.matching import StudyFilter, study_rows
 from bssearch.commands.report import COMPARED, compare, compared_row

@@ -125,7 +125,7 @@ def study_page(asked: Asked) -> Answered:
         values={
             **about_study(asked, far),
             "archived": study.archived_at is not None,
-            "target": f"{study.target.metric} {study.target.goal.sign} {study.target.value:g}",
+            "target": study.target.in_words,
             "page": page,
             "missing": missing,
         },

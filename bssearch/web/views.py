@@ -1,4 +1,4 @@
-"""What a page is asked and what it shows; each page is a function from the one to the other."""
+"""What a page is asked, of which databases, and what it shows."""
 
 from __future__ import annotations
 

@@ -10,9 +10,7 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.generalisation import Gap
-from bssearch.analysis.rules.audit import is_result, learning_rate_slope, runs_of, tuned_optima
-from bssearch.analysis.rules.regret import NONE
-from bssearch.analysis.rules.rule_evidence import (
+from bssearch.analysis.rules.audit import (
     FROM_90_TO_95,
     Evidence,
     about_accumulation,
@@ -20,7 +18,12 @@ from bssearch.analysis.rules.rule_evidence import (
     about_memory,
     about_noise_scale,
     command,
+    is_result,
+    learning_rate_slope,
+    runs_of,
+    tuned_optima,
 )
+from bssearch.analysis.rules.regret import NONE
 from bssearch.records import Phase, StepTime, TrialState
 from bssearch.space import MemoryBoundary
 from bssearch.spec.model import IMPORTED

@@ -37,7 +37,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from bssearch.cli.arguments import workload_folder
 from bssearch.commands.opening import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import BSSearchError, TargetNotReachedError
@@ -266,7 +265,7 @@ def main(arguments: argparse.Namespace) -> int:
             "tolerance": arguments.tolerance,
         }
         results = Results(folder / "results.json", settings)
-        bench = Bench(spec, workload_folder(path), folder, results, arguments.tolerance)
+        bench = Bench(spec, path.resolve().parent, folder, results, arguments.tolerance)
         print(f"kept in {folder}", flush=True)
         met = [compare_times(bench, frozen_configurations(bench, given), arguments.runs)]
         if arguments.studies:

@@ -42,7 +42,7 @@ import numpy as np
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.law.critical_batch import CriticalBatchPosterior, ExpectedOptimum
 from bssearch.analysis.law.quick import QuickPrior
-from bssearch.commands.quick import plan as quick
+from bssearch.commands import quick
 from bssearch.errors import TargetNotReachedError
 from bssearch.history import History, measured_seconds
 from bssearch.intervals import FLAT_RATIO

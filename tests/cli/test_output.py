@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -42,7 +43,7 @@ def named(text: str) -> Answer:
     found = answer(confirmed(64, 1.0, 1.1, 0.9))
     return found.model_copy(
         update={
-            "target": found.target.model_copy(update={"metric": text}),
+            "target": replace(found.target, metric=text),
             "device": found.device.model_copy(update={"name": text}),
             "warnings": [Notice(code="unconfirmed", message=text)],
         }

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from bssearch.cli import app as application
-from bssearch.cli import trials as trial_commands
+from bssearch.cli import query as trial_commands
 from bssearch.commands.display import Display, Lines, batch_table, ended_line
 from bssearch.commands.trials import trial_document
 from bssearch.errors import NotFoundError, UsageError

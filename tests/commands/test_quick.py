@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.law.quick import QuickAnswer, QuickPrior
-from bssearch.commands.quick.answer import quick, track_record
-from bssearch.commands.quick.plan import SLOWER
+from bssearch.commands.quick import SLOWER, quick, track_record
 from bssearch.commands.run import run_study
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Ended, Event, Observed

@@ -258,7 +258,7 @@ def test_the_default_is_drawn_only_where_it_is_known(whole: StudyPicture) -> Non
 
 
 def test_the_figure_of_the_objective_is_headed_by_what_is_minimised_to_which_target(whole: StudyPicture) -> None:
-    harder = whole.answer.target.model_copy(update={"value": 0.987})
+    harder = replace(whole.answer.target, value=0.987)
     titles = {page._objective(found).title for found in (whole, changed(whole, objective="samples_to_target"))}
     assert len(titles) == 2
     assert "0.987" in page._objective(changed(whole, target=harder)).title

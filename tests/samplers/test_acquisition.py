@@ -16,7 +16,6 @@ from bssearch.samplers.time_model.acquisition import (
     BEHIND,
     LEAST_COST,
     KnowledgeGradient,
-    StepTimes,
     _after,
     _improvements,
 )
@@ -44,7 +43,7 @@ def truth(point: int) -> float:
 def gradient(seed: int = 0, step_time: Callable[[int], float] = step_seconds) -> KnowledgeGradient:
     grid = GridCandidates(("batch_size", "learning_rate"), CELLS)
     return KnowledgeGradient(
-        grid, default=DEFAULT, target_gain=TARGET, step_times=StepTimes(SIZES, step_time), seed=seed
+        grid, default=DEFAULT, target_gain=TARGET, step_seconds={size: step_time(size) for size in SIZES}, seed=seed
     )
 
 
@@ -222,7 +221,11 @@ def test_grids_of_every_shape_can_be_searched(names: Sequence[str], cells: list[
     runs: list[Run] = []
     for seed in range(len(cells) + 2):
         asker = KnowledgeGradient(
-            grid, default=0, target_gain=TARGET, step_times=StepTimes(grid.batch_sizes, step_seconds), seed=seed
+            grid,
+            default=0,
+            target_gain=TARGET,
+            step_seconds={size: step_seconds(size) for size in grid.batch_sizes},
+            seed=seed,
         )
         point = asker.ask(runs)
         assert 0 <= point < len(cells)
@@ -234,7 +237,9 @@ def test_the_incumbent_of_thousands_of_trials_is_still_looked_at() -> None:
     """However many promise to be faster, on the few evaluations that they have shown."""
     cells = list(itertools.product((8, 32), np.geomspace(0.001, 1, 300).tolist()))
     grid = GridCandidates(("batch_size", "learning_rate"), cells)
-    asker = KnowledgeGradient(grid, default=0, target_gain=TARGET, step_times=StepTimes((8, 32), step_seconds), seed=0)
+    asker = KnowledgeGradient(
+        grid, default=0, target_gain=TARGET, step_seconds={8: step_seconds(8), 32: step_seconds(32)}, seed=0
+    )
     runs = [trained(point, 9.0, until=0.2) for point in range(1, 300)]
     runs += [trained(0, 10.0)]
     assert asker.incumbent(runs) == 0

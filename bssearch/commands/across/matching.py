@@ -162,7 +162,7 @@ _PLURALS = {
 _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
     "workload": lambda study: str(study.spec.get("workload", "")),
     "device": device_of,
-    "target": lambda study: f"{study.target.metric} {study.target.goal.sign} {study.target.value:g}",
+    "target": lambda study: study.target.in_words,
     "objective": lambda study: study.objective,
     "precision": precision_of,
 }

@@ -1,4 +1,4 @@
-"""``cancel``, ``pause`` and ``resume``: what a person makes of a submission; its workers see it within seconds."""
+"""What people do with the queue: submit a study, list what is queued, cancel, pause and resume."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
-from bssearch.errors import CheckpointError, NotFoundError, SpecError, UsageError
+from bssearch.errors import CheckpointError, SpecError, UsageError
 from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.queue.submission import NewSubmission, Submission, SubmissionState, Value, WorkerRecord
-from bssearch.queue.templates import OFFERS_NONE, checked_values, value_type
+from bssearch.queue.templates import OFFERS_NONE, checked_values, read_file, value_type
 from bssearch.records import TrialState
 from bssearch.search.leases.owner import is_alive
 from bssearch.settings import user_name
-from bssearch.spec.yaml_values import read_yaml, shortened
+from bssearch.spec.yaml_values import shortened
 from bssearch.storage.lookups import StudySummary
 from bssearch.storage.repository import Store
 
@@ -89,9 +88,6 @@ def _served(store: Store) -> set[str]:
     return {worker.serving for worker in store.workers() if worker.is_here and worker.serving is not None}
 
 
-MOST_BYTES = 2**20
-"""Bytes of a file at most, as of a spec."""
-
 CODE = frozenset({"workload", "command", "arguments", "report", "preset"})
 
 
@@ -138,41 +134,32 @@ def submit_study(
 
 def check_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> None:
     """Raise `UsageError` unless one of the workers takes the values of a template; of no workers nothing is known."""
-    if not workers:
-        return
+    if (problem := why_not_offered(workers, template, values)) is not None:
+        raise problem
+
+
+def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> UsageError | None:
+    """Return why none of the workers takes the values of a template; None if one does, or there is no worker."""
     offers = [worker for worker in workers if template in worker.templates]
-    if not offers:
+    if workers and not offers:
         known = ", ".join(sorted({name for worker in workers for name in worker.templates})) or "none"
-        raise UsageError(f"no worker has a template {shortened(template)}; there are {known}")
+        return UsageError(f"no worker has a template {shortened(template)}; there are {known}")
     problems: list[UsageError] = []
     for worker in offers:
         try:
             types = {key: value_type(one) for key, one in dict(worker.templates[template]).items()}
             checked_values(template, types, values)
-            return
+            return None
         except (ValueError, TypeError):  # written by something else than a worker
             continue
         except UsageError as error:
             problems.append(error)
-    if problems:
-        raise problems[0]
+    return problems[0] if problems else None
 
 
 def asked_in_file(path: Path) -> Asked:
     """Read a file of a submission: ``template``, ``name``, and values as a spec has them; raise `SpecError`."""
-    try:
-        content = path.read_bytes()
-        if len(content) > MOST_BYTES:
-            raise SpecError(f"{path} has more than {MOST_BYTES:,} bytes: it is no submission")
-        data = read_yaml(content.decode("utf-8"))[0]
-    except FileNotFoundError:
-        raise NotFoundError(
-            f"no file of a submission {str(path)!r}", hint="a template is named without a suffix"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    data = read_file(path, "file of a submission", "a template is named without a suffix")
     if not isinstance(data, Mapping):
         raise SpecError(f"{path}: a submission is a mapping: template, name, and values as a spec has them")
     if code := sorted(CODE & {str(key) for key in data}):
@@ -308,24 +295,14 @@ def _queued(
 
 def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
     """Return why no worker that is here can serve a submission; nothing where one can, or none is here."""
-    try:
-        check_offered(here, one.template, one.values)
-    except UsageError as error:
-        return f"of the workers that are here none serves it: {error}"
-    lacking = [sorted({*one.tags} - {*worker.tags}) for worker in here if _takes(worker, one)]
+    if (problem := why_not_offered(here, one.template, one.values)) is not None:
+        return f"of the workers that are here none serves it: {problem}"
+    takers = [worker for worker in here if why_not_offered([worker], one.template, one.values) is None]
+    lacking = [sorted({*one.tags} - {*worker.tags}) for worker in takers]
     if not lacking or not all(lacking):
         return ""
     fewest = min(lacking, key=len)
     return f"of the workers that are here none that takes it has the tag {', '.join(fewest)}"
-
-
-def _takes(worker: WorkerRecord, one: Submission) -> bool:
-    """Return whether a worker offers the template of a submission and takes its values."""
-    try:
-        check_offered([worker], one.template, one.values)
-    except UsageError:
-        return False
-    return True
 
 
 def _seen(worker: WorkerRecord) -> SeenWorker:

@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 
 from bssearch.analysis.headline import headline
 from bssearch.commands.opening import Launch, opened
-from bssearch.commands.queue.submissions import check_offered, settle_cancelled, settle_left_behind
+from bssearch.commands.queue.submissions import settle_cancelled, settle_left_behind, why_not_offered
 from bssearch.commands.run import run_opened
 from bssearch.errors import (
     BSSearchError,
@@ -474,11 +474,7 @@ class Worker:
     def _refused(self, one: Submission, error: UsageError) -> End:
         """Return the end of a submission that this worker does not take; where another one here does, it waits."""
         others = [worker for worker in self._store.workers() if worker.is_here and worker.name != self._name]
-        try:
-            check_offered(others, one.template, one.values)
-        except UsageError:
-            return End(SubmissionState.FAILED, str(error))
-        if not others:
+        if not others or why_not_offered(others, one.template, one.values) is not None:
             return End(SubmissionState.FAILED, str(error))
         return End(SubmissionState.WAITING, str(error), REFUSED_FOR_S)
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from math import inf
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -22,42 +21,19 @@ from bssearch.samplers.time_model.candidates import Candidates, Indices, Numbers
 from bssearch.samplers.time_model.extrapolation import ERROR, Extrapolation, Run, extrapolate
 from bssearch.samplers.time_model.posterior import LawPrior, Posterior, condition, prior
 
-ENOUGH = 2
-"""Step times that are measured whatever they cost: two points are the least that a line takes."""
-
 SLOWEST_FALL = 0.3
 """No batch size's step is taken for faster than this share of a smaller one's."""
 
 
-class StepTimes:
-    """Seconds of a step by batch size; ``probe`` measures one.
-
-    Measured at once, from the smallest batch size up, are those that take no longer than ``affordable_seconds``, and
-    two in any case. The others are learned as trials run at them.
-    """
-
-    def __init__(
-        self, batch_sizes: Sequence[int], probe: Callable[[int], float], affordable_seconds: float = inf
-    ) -> None:
-        self._known: dict[int, float] = {}
-        for size in sorted(batch_sizes):
-            if len(self._known) >= ENOUGH and self.at(size) > affordable_seconds:
-                break
-            self._known[size] = probe(size)
-
-    def learn(self, batch_size: int, seconds: float) -> None:
-        """Take a step time that a trial has shown, where none is known."""
-        self._known.setdefault(batch_size, seconds)
-
-    def at(self, batch_size: int) -> float:
-        """Return the seconds of a step, on the line through the two nearest batch sizes where it is not known."""
-        if batch_size in self._known or len(self._known) == 1:
-            return self._known.get(batch_size) or next(iter(self._known.values()))
-        sizes = sorted(self._known)
-        right = min(max(bisect_left(sizes, batch_size), 1), len(sizes) - 1)
-        low, high = sizes[right - 1], sizes[right]
-        slope = max(0.0, (self._known[high] - self._known[low]) / (high - low))
-        return max(self._known[low] + slope * (batch_size - low), SLOWEST_FALL * self._known[low])
+def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
+    """Return the seconds of a step, on the line through the two nearest batch sizes if its own are unknown."""
+    if batch_size in known or len(known) == 1:
+        return known.get(batch_size) or next(iter(known.values()))
+    sizes = sorted(known)
+    right = min(max(bisect_left(sizes, batch_size), 1), len(sizes) - 1)
+    low, high = sizes[right - 1], sizes[right]
+    slope = max(0.0, (known[high] - known[low]) / (high - low))
+    return max(known[low] + slope * (batch_size - low), SLOWEST_FALL * known[low])
 
 
 MOST_TRIED = 128
@@ -95,7 +71,7 @@ class KnowledgeGradient:
         *,
         default: int,
         target_gain: float,
-        step_times: StepTimes,
+        step_seconds: Mapping[int, float],
         seed: int,
         noise_scale: float | None = None,
     ) -> None:
@@ -103,7 +79,7 @@ class KnowledgeGradient:
         self._candidates = candidates
         self._default = default
         self._target_gain = target_gain
-        self._step_times = step_times
+        self._step_seconds = step_seconds
         self._rng = np.random.default_rng(seed)
         self._laws = LawPrior(
             batch_sizes=candidates.batch_sizes,
@@ -204,7 +180,7 @@ class KnowledgeGradient:
 
     def _log_step_times(self, points: Points) -> Numbers:
         sizes, where = np.unique(points.batch_sizes, return_inverse=True)
-        times: Numbers = np.log([self._step_times.at(int(size)) for size in sizes])[where]
+        times: Numbers = np.log([step_seconds_at(self._step_seconds, int(size)) for size in sizes])[where]
         return times
 
 
