@@ -17,7 +17,7 @@ from bssearch.analysis.objectives.base import Objective, make_objective
 from bssearch.analysis.objectives.seconds import Basis
 from bssearch.analysis.optimum import Rule
 from bssearch.analysis.rules.regret import Regret
-from bssearch.analysis.shape import Model, Notice, Parameters
+from bssearch.analysis.shape import Interval, Model, Notice, Parameters
 from bssearch.batch_schedule import BatchScheduleName
 from bssearch.records import MemoryBasis, Target
 from bssearch.scaling import LearningRateRule
@@ -163,17 +163,6 @@ class BestTrial(Model):
     parameters: Parameters
 
 
-class StepsSlope(Model):
-    """The slope of log steps over log batch from the next smaller batch size, with its 95 % interval.
-
-    −1: steps halve as the batch doubles. The interval is null below three runs or where a run missed.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-
-
 class Batch(Model):
     """One batch size: its best tuned figures, or why it has none; medians over the runs of ``best``'s configuration.
 
@@ -187,6 +176,8 @@ class Batch(Model):
     samples that no training saw, over the same runs; ``noise_scale`` is that of the gradient near the target, over all
     trials of the batch size. ``host_bound_share`` is the share of the train seconds, 0 to 1, in which the host did not
     wait for a CUDA device: the median of these runs, or of the steps timed in isolation; null where neither tells.
+
+    ``slope`` is that of log steps over log batch from the next smaller batch size: −1 if steps halve as the batch doubles.
     """
 
     batch_size: int
@@ -212,7 +203,7 @@ class Batch(Model):
     restricted: Restricted | None
     confirmed: bool
     untuned_because: list[str]
-    slope: StepsSlope | None = None
+    slope: Interval | None = None
     predicted_s: Time | None = None
     peak_memory_basis: MemoryBasis | None = None
     generalisation: MetricOverSeeds | None = None

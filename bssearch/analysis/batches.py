@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, StepsSlope, Time
+from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, Time
 from bssearch.analysis.generalisation import LEAST_RUNS, over_seeds
 from bssearch.analysis.law.batch_model import rising
 from bssearch.analysis.law.likelihood import LawPoint, law_point
@@ -21,7 +21,7 @@ from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.optimum import Candidate, Verdict, least_of, median_samples, median_steps
-from bssearch.analysis.shape import parameters_of
+from bssearch.analysis.shape import Interval, parameters_of
 from bssearch.intervals import student_t
 from bssearch.records import (
     Configuration,
@@ -254,7 +254,7 @@ def batch_rows(
                 step_time_s=step_seconds,
                 samples_per_s=None if step_seconds is None else size / step_seconds,
                 regime=None if slope is None else slope.regime,
-                slope=None if slope is None else StepsSlope(value=slope.value, low=slope.low, high=slope.high),
+                slope=None if slope is None else Interval(value=slope.value, low=slope.low, high=slope.high),
                 untuned=bool(reasons),
                 untuned_because=reasons,
                 noise_scale=noise.get(size),

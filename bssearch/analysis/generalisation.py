@@ -11,7 +11,7 @@ from typing import Literal
 
 from bssearch.analysis.objectives.seconds import ran_to_its_end
 from bssearch.analysis.optimum import Verdict
-from bssearch.analysis.shape import Model, Parameters, parameters_of
+from bssearch.analysis.shape import Interval, Model, Parameters, parameters_of
 from bssearch.analysis.time_to_target import welch_half_width
 from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
 
@@ -30,23 +30,13 @@ class MetricOverSeeds(Model):
     runs: int
 
 
-class Gap(Model):
-    """How much worse a final metric is than the best batch size's, in the metric's unit; below zero it is better.
-
-    The difference of the medians, with the 95 % interval of the means' difference (Welch); null below three runs each.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-
-
 class FinalMetrics(Model):
     """The final metrics of one configuration at the end of its budget: medians over ``runs``.
 
     ``ended_early`` counts the runs that did not come to the end, as one that diverged does; they are left out.
     ``contended`` counts those during which something else used the device. The metrics are null where all are left
-    out, and the gap where there is nothing to compare.
+    out. ``gap`` is how much worse the final metric is than the best batch size's, in the metric's unit: the difference of
+    the medians, with the 95 % interval of the means' difference (Welch); null if there is nothing to compare.
     """
 
     batch_size: int
@@ -56,7 +46,7 @@ class FinalMetrics(Model):
     contended: int
     final_metric: float | None
     test_metric: float | None
-    gap: Gap | None
+    gap: Interval | None
     trial_numbers: list[int]
 
 
@@ -183,17 +173,17 @@ class _Repeats:
         """Return the median final metric, its sign set so that more is better; −∞ where there is none."""
         return self.target.gain(statistics.median(self.finals)) if self.finals else -math.inf
 
-    def gap_to(self, best: _Repeats) -> Gap | None:
+    def gap_to(self, best: _Repeats) -> Interval | None:
         """Return how much worse the final metric is than the best batch size's."""
         if self is best or not self.finals:
             return None
         value, sides = best.gain - self.gain, (self.finals, best.finals)
         if min(map(len, sides)) < LEAST_RUNS:
-            return Gap(value=value, low=None, high=None)
+            return Interval(value=value, low=None, high=None)
         own, its = [statistics.fmean(side) for side in sides]
         half = welch_half_width(*((statistics.stdev(side), len(side)) for side in sides))
         middle = self.target.gain(its) - self.target.gain(own)
-        return Gap(value=value, low=middle - half, high=middle + half)
+        return Interval(value=value, low=middle - half, high=middle + half)
 
     def described(self, best: _Repeats) -> FinalMetrics:
         """Return the repeats as the answer has them."""
@@ -239,7 +229,7 @@ def _one_a_batch(groups: Sequence[_Repeats], verdict: Verdict) -> list[_Repeats]
     return chosen
 
 
-def _is_closed(plain: Gap | None, regularised: Gap | None, notable: float) -> bool | None:
+def _is_closed(plain: Interval | None, regularised: Interval | None, notable: float) -> bool | None:
     if plain is None or regularised is None or plain.value <= notable:
         return None
     return regularised.value <= notable

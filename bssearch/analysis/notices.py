@@ -16,13 +16,13 @@ from bssearch.analysis.confirmation_runs import (
     says_something,
     too_few_runs,
 )
-from bssearch.analysis.generalisation import FinalMetrics, Gap, Generalisation
+from bssearch.analysis.generalisation import FinalMetrics, Generalisation
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.analysis.law.batch_model import LawFit, RunnableStep, predict_optimum
 from bssearch.analysis.law.fitted import Predicted
 from bssearch.analysis.measured import about_devices
 from bssearch.analysis.optimum import Candidate, Verdict
-from bssearch.analysis.shape import Notice
+from bssearch.analysis.shape import Interval, Notice
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.records import WITH_CUDA_GRAPHS, Phase, ProbeRecord, SecondsBasis, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
@@ -358,7 +358,7 @@ def about_generalisation(found: Generalisation | None, target: Target) -> list[N
     ]
 
 
-def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Gap, target: Target) -> str:
+def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Interval, target: Target) -> str:
     """Return by how much a batch size is worse, whether that may be chance, and what to do."""
     size, best = row.batch_size, found.best_batch_size
     text = (
@@ -384,7 +384,7 @@ def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Gap, target: Ta
     return f"{text}: {how} does not close it ({reached}); {advice}, or retune the regularisation further"
 
 
-def _certainty(gap: Gap) -> str:
+def _certainty(gap: Interval) -> str:
     if gap.low is None or gap.high is None:
         return "no interval below three runs a side"
     interval = f"95 % interval [{gap.low:.3g}, {gap.high:.3g}]"

@@ -17,6 +17,14 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class Interval(Model):
+    """A figure with its 95 % interval, null where the runs are too few for one."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
 class Notice(Model):
     """A caveat of a result: a code for programs and a sentence for people."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from bssearch.analysis.shape import Model
 from bssearch.commands.known_workloads import refuse_where_in_no_file
 from bssearch.commands.opening import check_parts
 from bssearch.probes.cadence import EVALUATION_SHARE
@@ -76,15 +75,13 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
     return (search + confirmation + uncapped) * trial / full
 
 
-class DryRun(BaseModel):
+class DryRun(Model):
     """The trials of a study, their limits, and the longest it can take in wall seconds.
 
     That is if every trial runs to its limit, with evaluation within ``evaluation_share`` of it. ``searched`` are the
     parameters that are searched at each batch size, ``finalists`` the most configurations that are confirmed, each in
     ``confirmation_runs`` at most.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     study: str
     workload: str

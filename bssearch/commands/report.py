@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.growing import typical_run
@@ -15,7 +15,7 @@ from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.numbers import ends, number, span
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
-from bssearch.analysis.shape import Notice
+from bssearch.analysis.shape import Model, Notice
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
 from bssearch.pages.page import StudyPicture
@@ -48,15 +48,13 @@ COMPARED = (
 """The headings of studies side by side."""
 
 
-class Comparison(BaseModel):
+class Comparison(Model):
     """One study beside others. ``note`` says why there is no answer, or no ratio, ``warnings`` are the answer's own.
 
     ``objective_value`` is in the unit of the objective: seconds, samples, cost, joules, or the metric;
     ``ratio_to_first`` is its median over that of the first study, without an interval for the first itself. The
     critical batch size is null where too few batch sizes speak for the law. ``database`` is a URL without its password.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     study: str
     database: str

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.generalisation import Gap
 from bssearch.analysis.rules.audit import (
     FROM_90_TO_95,
     Evidence,
@@ -24,6 +23,7 @@ from bssearch.analysis.rules.audit import (
     tuned_optima,
 )
 from bssearch.analysis.rules.regret import NONE
+from bssearch.analysis.shape import Interval
 from bssearch.records import Phase, StepTime, TrialState
 from bssearch.space import MemoryBoundary
 from bssearch.spec.model import IMPORTED
@@ -226,7 +226,7 @@ def test_the_smallest_micro_batches_tell_and_those_timed_alone_come_first() -> N
 
 def test_a_gap_of_exactly_two_points_is_neither_more_nor_less() -> None:
     for low, high, finding in ((0.02, 0.05, "undecided"), (0.0, 0.02, "undecided"), (0.021, 0.05, "held")):
-        found = about_generalisation(SPEC, with_gap(Gap(value=0.02, low=low, high=high)))
+        found = about_generalisation(SPEC, with_gap(Interval(value=0.02, low=low, high=high)))
         assert (found.judgement.finding, found.trial_numbers) == (finding, (128,))
 
 
