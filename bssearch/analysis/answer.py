@@ -177,7 +177,8 @@ class Batch(Model):
     trials of the batch size. ``host_bound_share`` is the share of the train seconds, 0 to 1, in which the host did not
     wait for a CUDA device: the median of these runs, or of the steps timed in isolation; null where neither tells.
 
-    ``slope`` is that of log steps over log batch from the next smaller batch size: −1 if steps halve as the batch doubles.
+    ``slope`` is that of log steps over log batch from the next smaller batch size: −1 if steps halve as the batch
+    doubles.
     """
 
     batch_size: int

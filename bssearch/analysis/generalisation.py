@@ -35,8 +35,8 @@ class FinalMetrics(Model):
 
     ``ended_early`` counts the runs that did not come to the end, as one that diverged does; they are left out.
     ``contended`` counts those during which something else used the device. The metrics are null where all are left
-    out. ``gap`` is how much worse the final metric is than the best batch size's, in the metric's unit: the difference of
-    the medians, with the 95 % interval of the means' difference (Welch); null if there is nothing to compare.
+    out. ``gap`` is how much worse the final metric is than the best batch size's, in the metric's unit: the difference
+    of the medians, with the 95 % interval of the means' difference (Welch); null if there is nothing to compare.
     """
 
     batch_size: int
