@@ -17,22 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bssearch.commands.across.answers import best_across
+    from bssearch.commands.answer import Answer, best
     from bssearch.commands.audit import audit_study
-    from bssearch.commands.best import best
-    from bssearch.commands.check import check
-    from bssearch.commands.confirm import confirm_study
-    from bssearch.commands.display.answer import Answer
+    from bssearch.commands.check import advise_target, check
     from bssearch.commands.enqueue import enqueue
     from bssearch.commands.optuna_study import load_optuna_study
     from bssearch.commands.plan import plan_learning_rate, plan_scale
-    from bssearch.commands.queue.changing import cancel_study, pause_study, resume_study
-    from bssearch.commands.queue.listing import queued_studies
-    from bssearch.commands.queue.submitting import submit_study
+    from bssearch.commands.queue.submissions import (
+        cancel_study,
+        pause_study,
+        queued_studies,
+        resume_study,
+        submit_study,
+    )
     from bssearch.commands.queue.worker import run_worker
     from bssearch.commands.rerun import rerun
-    from bssearch.commands.run import run_study
+    from bssearch.commands.run import confirm_study, run_study
     from bssearch.commands.study import Study
-    from bssearch.commands.target import advise_target
     from bssearch.commands.trials import trials_frame
     from bssearch.errors import (
         BSSearchError,
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from bssearch.workloads.training_step import TrainingStep
 
 _HOMES = {
-    "Answer": "bssearch.commands.display.answer",
+    "Answer": "bssearch.commands.answer",
     "BSSearchError": "bssearch.errors",
     "CheckpointError": "bssearch.errors",
     "Configuration": "bssearch.records",
@@ -91,29 +92,29 @@ _HOMES = {
     "WeightedLoss": "bssearch.workloads.base",
     "Workload": "bssearch.workloads.base",
     "WorkloadError": "bssearch.errors",
-    "advise_target": "bssearch.commands.target",
+    "advise_target": "bssearch.commands.check",
     "audit_study": "bssearch.commands.audit",
-    "best": "bssearch.commands.best",
+    "best": "bssearch.commands.answer",
     "best_across": "bssearch.commands.across.answers",
-    "cancel_study": "bssearch.commands.queue.changing",
+    "cancel_study": "bssearch.commands.queue.submissions",
     "check": "bssearch.commands.check",
     "current_trial": "bssearch.integrations.current",
-    "confirm_study": "bssearch.commands.confirm",
+    "confirm_study": "bssearch.commands.run",
     "enqueue": "bssearch.commands.enqueue",
     "load_optuna_study": "bssearch.commands.optuna_study",
     "load_spec": "bssearch.spec",
     "open_store": "bssearch.storage.repository",
-    "pause_study": "bssearch.commands.queue.changing",
+    "pause_study": "bssearch.commands.queue.submissions",
     "plan_accumulation": "bssearch.planning.accumulation",
     "plan_learning_rate": "bssearch.commands.plan",
     "plan_memory": "bssearch.planning.memory",
     "plan_scale": "bssearch.commands.plan",
     "plan_start": "bssearch.planning.start",
-    "queued_studies": "bssearch.commands.queue.listing",
+    "queued_studies": "bssearch.commands.queue.submissions",
     "rerun": "bssearch.commands.rerun",
-    "resume_study": "bssearch.commands.queue.changing",
+    "resume_study": "bssearch.commands.queue.submissions",
     "run_study": "bssearch.commands.run",
-    "submit_study": "bssearch.commands.queue.submitting",
+    "submit_study": "bssearch.commands.queue.submissions",
     "run_worker": "bssearch.commands.queue.worker",
     "trials_frame": "bssearch.commands.trials",
 }

@@ -19,8 +19,7 @@ from typing import Any
 
 from bssearch.commands.enqueue import configuration_of
 from bssearch.commands.report import svg_of
-from bssearch.commands.status import status
-from bssearch.commands.trials import trial_table
+from bssearch.commands.trials import status, trial_table
 from bssearch.errors import BSSearchError, UsageError
 from bssearch.executors.messages import Lines, decode_reply
 from bssearch.executors.programs.reported_trial import ReportedTrial

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bssearch.batch_schedule import BatchSchedule, Stage, with_batch_schedule
+from bssearch.batch_schedule import BatchSchedule, RunStage, Stage, run_stages, with_batch_schedule
 from bssearch.records import Configuration, Observation, TrialRecord, TrialState
-from bssearch.run_stages import RunStage, run_stages
 from bssearch.scaling import LearningRateRule
 from bssearch.training.batches import Growth
 from tests.factories import make_trial, with_outcome

@@ -8,48 +8,22 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bssearch.analysis.certainty import Settles
-from bssearch.analysis.final_metrics import Generalisation, MetricOverSeeds
+from bssearch.analysis.generalisation import Generalisation, MetricOverSeeds
 from bssearch.analysis.law.fitted import Fit
-from bssearch.analysis.law.promise import Promise
+from bssearch.analysis.law.quick import Promise
 from bssearch.analysis.law.regimes import Regime
 from bssearch.analysis.measured import BatchNoise, Measured
 from bssearch.analysis.objectives.base import Objective, make_objective
 from bssearch.analysis.objectives.seconds import Basis
 from bssearch.analysis.optimum import Rule
 from bssearch.analysis.rules.regret import Regret
-from bssearch.analysis.shape import Model, Parameters
+from bssearch.analysis.shape import Interval, Model, Notice, Parameters
 from bssearch.batch_schedule import BatchScheduleName
-from bssearch.records import Configuration, Goal, MemoryBasis, Target
+from bssearch.records import MemoryBasis, Target
 from bssearch.scaling import LearningRateRule
-from bssearch.space import TRAINING_PARAMETERS
 
 SavesTime = Literal["yes", "no", "undecided", "not_run"]
 """Whether letting the batch grow saves time."""
-
-
-class Notice(Model):
-    """A caveat of a result: a code for programs and a sentence for people."""
-
-    code: str
-    message: str
-
-
-class TargetAnswer(Model):
-    """The value to be reached."""
-
-    metric: str
-    value: float
-    goal: Goal
-
-    @property
-    def record(self) -> Target:
-        """Return the target as the record that every layer speaks."""
-        return Target(metric=self.metric, value=self.value, goal=self.goal)
-
-    @property
-    def in_words(self) -> str:
-        """Return the target for people, as in "accuracy ≥ 0.9"."""
-        return f"{self.metric} {self.goal.sign} {self.value:g}"
 
 
 class Device(Model):
@@ -79,13 +53,21 @@ class Device(Model):
         return ", ".join(said)
 
 
-class Time(Model):
-    """Seconds over seeds: median, 95 % interval (null below three runs or where a run missed), runs that count."""
+class Figure(Model):
+    """The figure of the objective, in its own unit, over the seeds that count.
+
+    The median, and its 95 % interval: null below three runs, or if a run missed the target.
+    """
 
     median: float
     low: float | None
     high: float | None
     runs: int
+
+
+class Time(Figure):
+    """Seconds over seeds, and how they were measured."""
+
     basis: Basis
 
 
@@ -104,15 +86,6 @@ class Ratio(Model):
     def is_shown(self) -> bool:
         """Return whether the two sides are shown to differ, or nothing is known of how sure the ratio is."""
         return self.low is None or self.high is None or not self.low <= 1 <= self.high
-
-
-class Figure(Model):
-    """The objective's figure in its own unit over seeds: median, 95 % interval (null as in `Time`), runs that count."""
-
-    median: float
-    low: float | None
-    high: float | None
-    runs: int
 
 
 class Restricted(Model):
@@ -190,17 +163,6 @@ class BestTrial(Model):
     parameters: Parameters
 
 
-class StepsSlope(Model):
-    """The slope of log steps over log batch from the next smaller batch size, with its 95 % interval.
-
-    −1: steps halve as the batch doubles. The interval is null below three runs or where a run missed.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-
-
 class Batch(Model):
     """One batch size: its best tuned figures, or why it has none; medians over the runs of ``best``'s configuration.
 
@@ -214,6 +176,9 @@ class Batch(Model):
     samples that no training saw, over the same runs; ``noise_scale`` is that of the gradient near the target, over all
     trials of the batch size. ``host_bound_share`` is the share of the train seconds, 0 to 1, in which the host did not
     wait for a CUDA device: the median of these runs, or of the steps timed in isolation; null where neither tells.
+
+    ``slope`` is that of log steps over log batch from the next smaller batch size: −1 if steps halve as the batch
+    doubles.
     """
 
     batch_size: int
@@ -239,7 +204,7 @@ class Batch(Model):
     restricted: Restricted | None
     confirmed: bool
     untuned_because: list[str]
-    slope: StepsSlope | None = None
+    slope: Interval | None = None
     predicted_s: Time | None = None
     peak_memory_basis: MemoryBasis | None = None
     generalisation: MetricOverSeeds | None = None
@@ -348,7 +313,7 @@ class Answer(Model):
     study: str
     objective: str
     price_per_device_hour: float | None = None
-    target: TargetAnswer
+    target: Target
     device: Device
     optimal: Optimal
     flat_range: Annotated[list[int], Field(min_length=2, max_length=2)]
@@ -374,6 +339,12 @@ class Answer(Model):
     warnings: list[Notice]
 
     @property
+    def clock(self) -> str | None:
+        """Whose clock the seconds are by; None if bssearch measured them."""
+        time = self.optimal.time_to_target_s
+        return time.basis if time is not None and time.basis in {"wall", "reported"} else None
+
+    @property
     def settling(self) -> NextStep | None:
         """Return the command that would settle a provisional answer; None where it is settled, or nothing would."""
         return self.next[0] if self.next and self.would_settle is not None else None
@@ -385,11 +356,4 @@ NO_NEXT_STEP: Mapping[str, object] = {"next": [], "would_settle": None, "runs_to
 
 def objective_in(answer: Answer) -> Objective:
     """Return the objective of an answer, with its words."""
-    return make_objective(answer.objective, answer.target.record, answer.price_per_device_hour)
-
-
-def parameters_of(configuration: Configuration) -> Parameters:
-    """Return everything of a configuration but its batch sizes, by name."""
-    named: Parameters = {"learning_rate": configuration.learning_rate}
-    named |= {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
-    return {**named, "optimizer": configuration.optimizer, **configuration.parameters}
+    return make_objective(answer.objective, answer.target, answer.price_per_device_hour)

@@ -5,25 +5,170 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, StepsSlope, Time, parameters_of
+import numpy as np
+
+from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, Time
 from bssearch.analysis.generalisation import LEAST_RUNS, over_seeds
 from bssearch.analysis.law.batch_model import rising
-from bssearch.analysis.law.models import are_of_one_model, is_timed, own_step_seconds
-from bssearch.analysis.law.points import LawPoint, law_point
+from bssearch.analysis.law.likelihood import LawPoint, law_point
 from bssearch.analysis.law.regimes import Slope, slopes
 from bssearch.analysis.measured import BatchNoise
+from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.optimum import Candidate, Verdict, least_of, median_samples, median_steps
-from bssearch.analysis.survival import survival
-from bssearch.analysis.tried_rates import is_at_end
+from bssearch.analysis.shape import Interval, parameters_of
 from bssearch.intervals import student_t
-from bssearch.records import MemoryBasis, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
+from bssearch.records import (
+    Configuration,
+    MemoryBasis,
+    ModelParameters,
+    Phase,
+    ProbeRecord,
+    TrialOutcome,
+    TrialRecord,
+    TrialState,
+    model_parameters,
+)
 from bssearch.spec import StudySpec
+
+MODELS_DIFFER = "models_differ"
+LAW_NOT_TIMED = "law_not_timed"
+
+
+def is_timed(spec: StudySpec, candidate: Candidate | None) -> bool:
+    """Return whether the study's step times are those of a candidate's model; of none they are its batch size's."""
+    if candidate is None or not spec.has_several_models:
+        return True
+    return model_parameters(candidate.configuration) == spec.timed_model
+
+
+def are_of_one_model(spec: StudySpec, verdict: Verdict) -> bool:
+    """Return whether all batch sizes that reached the target did so with the same model, so that steps compare."""
+    return not spec.has_several_models or len(_models(verdict)) < 2
+
+
+def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> Mapping[int, ProbeRecord]:
+    """Return the step times by which a law of steps gives seconds: none where its steps are another model's."""
+    return {} if spec.has_several_models and _models(verdict) != {spec.timed_model} else probes
+
+
+def own_step_seconds(candidate: Candidate) -> float | None:
+    """Return the median seconds of a step in a candidate's own runs, without waits for a CPU where they are known."""
+    outcomes = [run.outcome for run in candidate.runs if run.outcome is not None and run.outcome.steps]
+    paces = [(one.undelayed_train_seconds or one.train_seconds) / one.steps for one in outcomes]
+    return statistics.median(paces) if paces else None
+
+
+def about_default_model(spec: StudySpec) -> Iterator[tuple[str, str]]:
+    """Yield, as (code, sentence), that step times and memory are the default's model's, where others are searched."""
+    if not spec.has_several_models:
+        return
+    searched = ", ".join(spec.varied_in_model)
+    yield (
+        "default_model_timed",
+        f"space.model searches {searched}, but step times and memory are measured with the default's model alone "
+        f"({_in_words(spec.timed_model)}): what is predicted from them holds for that model; trials of others count "
+        "by their own seconds, and a row of another model has its runs' own step time",
+    )
+
+
+def about_models(spec: StudySpec, verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """Yield, as (code, sentence), what a search over models means for an answer."""
+    yield from about_default_model(spec)
+    if not are_of_one_model(spec, verdict):
+        yield (
+            MODELS_DIFFER,
+            f"the best configurations of the batch sizes have {len(_models(verdict))} different models: their steps do "
+            "not compare, so there is no law and no slope",
+        )
+    elif spec.has_several_models and _models(verdict) != {spec.timed_model}:
+        yield (
+            LAW_NOT_TIMED,
+            "the best configuration of each batch size has the same model, not the default's, of which the step times "
+            "are: the law gives steps and no seconds",
+        )
+
+
+def _models(verdict: Verdict) -> set[ModelParameters]:
+    return {model_parameters(one.configuration) for one in _reached(verdict.by_batch.values())}
+
+
+def _reached(candidates: Iterable[Candidate]) -> list[Candidate]:
+    return [one for one in candidates if math.isfinite(one.value)]
+
+
+def _in_words(model: ModelParameters) -> str:
+    return ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in model)
+
+
+def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
+    """Return the default as it was run: of imported runs the first at its batch size, which hold more than a spec."""
+    if not spec.is_imported:
+        return spec.default_configuration
+    at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)
+    return next(at_default, spec.default_configuration)
+
+
+def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> bool:
+    """Return whether the learning rate of the best configuration of a batch size lies at an end.
+
+    Imported runs: it is the least or the greatest of those tried at its batch size; where that is one, of those tried
+    at all batch sizes, but not where each batch size was only run at a rate chosen for it.
+    """
+    if not spec.is_imported:
+        return spec.space.at_edge(best)
+    if not _is_known(best):
+        return False
+    tried: defaultdict[int, set[float]] = defaultdict(set)
+    for one in (trial.configuration for trial in trials):
+        if one.optimizer == best.optimizer and _is_known(one):
+            tried[one.batch_size].add(one.learning_rate)
+    own = tried[best.batch_size]
+    if len(own) > 1:
+        return best.learning_rate in (min(own), max(own))
+    everywhere = set().union(*tried.values())
+    is_searched = any(len(rates) > 1 for rates in tried.values())
+    return is_searched and best.learning_rate in (min(everywhere), max(everywhere))
+
+
+def _is_known(configuration: Configuration) -> bool:
+    """Return whether the learning rate is known; of an imported run that does not say it a placeholder is there."""
+    return "learning_rate" not in configuration.parameters
+
+
+def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
+    """Return the Kaplan–Meier estimate of repeats under one limit; None where there is none to make.
+
+    ``objective`` is one of time: it says of which kind the seconds are. Censoring must not depend on how a run goes
+    (Kaplan & Meier 1958): of pruned runs, under differing limits, and where something else ended a run, nothing is
+    said; nor where all runs reached or none did, or where the seconds of one are not known or not comparable.
+    """
+    ended = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED}
+    if any(run.state not in ended for run in runs) or len({run.train_seconds_limit for run in runs}) > 1:
+        return None
+    reached = [seconds for run in runs if (seconds := objective.figure(run)) is not None]
+    missed = [seconds for run in runs if (seconds := objective.bound(run)) is not None]
+    if not reached or not missed or len(reached) + len(missed) < len(runs):
+        return None
+    from scipy.stats import CensoredData, ecdf  # half a second, for the few studies that come here
+
+    horizon = max(*missed, *reached)
+    curve = ecdf(CensoredData(uncensored=reached, right=missed)).sf
+    times, left = np.asarray(curve.quantiles), np.asarray(curve.probabilities)
+    steps = np.diff(np.concatenate([[0.0], times, [horizon]]))
+    crossed = times[left < 0.5]
+    return Restricted(
+        mean_s=float(steps @ np.concatenate([[1.0], left])),
+        horizon_s=horizon,
+        median_s=float(crossed[0]) if crossed.size else None,
+        reached_share=float(1 - left[-1]),
+    )
+
 
 T = TypeVar("T")
 EDGE = "its learning rate lies at an end of the range"
@@ -109,7 +254,7 @@ def batch_rows(
                 step_time_s=step_seconds,
                 samples_per_s=None if step_seconds is None else size / step_seconds,
                 regime=None if slope is None else slope.regime,
-                slope=None if slope is None else StepsSlope(value=slope.value, low=slope.low, high=slope.high),
+                slope=None if slope is None else Interval(value=slope.value, low=slope.low, high=slope.high),
                 untuned=bool(reasons),
                 untuned_because=reasons,
                 noise_scale=noise.get(size),
@@ -199,7 +344,6 @@ def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> di
     steps = median_steps(candidate)
     peak, basis = peak_memory(candidate)
     best = least_of(candidate.runs, candidate.objective)
-    curve = survival(candidate.runs, replace(TIME, common=candidate.objective.common))
     return {
         "best": None if best is None else BestTrial(trial=best.number, parameters=parameters_of(best.configuration)),
         "time_to_target_s": time_of(candidate),
@@ -215,13 +359,7 @@ def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> di
         "peak_memory_basis": basis,
         "generalisation": over_seeds(candidate.runs),
         "energy_joules": _middle(energy_of(run) for run in candidate.runs),
-        "restricted": curve
-        and Restricted(
-            mean_s=curve.restricted_mean,
-            horizon_s=curve.horizon,
-            median_s=curve.median,
-            reached_share=curve.reached_share,
-        ),
+        "restricted": survival(candidate.runs, replace(TIME, common=candidate.objective.common)),
         "confirmed": candidate.is_confirmed,
     }
 

@@ -7,13 +7,64 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
-from bssearch.analysis.answer import parameters_of
-from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation, MetricOverSeeds
 from bssearch.analysis.objectives.seconds import ran_to_its_end
 from bssearch.analysis.optimum import Verdict
+from bssearch.analysis.shape import Interval, Model, Parameters, parameters_of
 from bssearch.analysis.time_to_target import welch_half_width
 from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
+
+
+class MetricOverSeeds(Model):
+    """The target's metric on samples that were not trained on, at the end of a batch size's runs: median and spread.
+
+    On the ``test`` part where the runs were tested, which stopped nothing and chose nothing; else the best metric on
+    the ``validation`` part, which decides when a run ends and is that much too good. Runs that end at the target differ
+    little on the latter. ``standard_deviation`` is over the ``runs``, null below two.
+    """
+
+    part: Literal["test", "validation"]
+    median: float
+    standard_deviation: float | None
+    runs: int
+
+
+class FinalMetrics(Model):
+    """The final metrics of one configuration at the end of its budget: medians over ``runs``.
+
+    ``ended_early`` counts the runs that did not come to the end, as one that diverged does; they are left out.
+    ``contended`` counts those during which something else used the device. The metrics are null where all are left
+    out. ``gap`` is how much worse the final metric is than the best batch size's, in the metric's unit: the difference
+    of the medians, with the 95 % interval of the means' difference (Welch); null if there is nothing to compare.
+    """
+
+    batch_size: int
+    parameters: Parameters
+    runs: int
+    ended_early: int
+    contended: int
+    final_metric: float | None
+    test_metric: float | None
+    gap: Interval | None
+    trial_numbers: list[int]
+
+
+class Generalisation(Model):
+    """The batch sizes trained for the same ``train_seconds``, whenever they reached the target.
+
+    ``best_batch_size`` has the best final metric on the validation part, which gaps are to. A gap of more than
+    ``notable_gap``, two points, is warned of. ``more_regularised`` is the largest batch size with more regularisation;
+    ``closed`` says whether that brought a notable gap down to less, null where there was none to close.
+    """
+
+    train_seconds: float
+    best_batch_size: int
+    notable_gap: float
+    batches: list[FinalMetrics]
+    more_regularised: FinalMetrics | None
+    closed: bool | None
+
 
 REGULARISERS = ("dropout", "weight_decay", "label_smoothing")
 POINTS = 0.02
@@ -122,17 +173,17 @@ class _Repeats:
         """Return the median final metric, its sign set so that more is better; −∞ where there is none."""
         return self.target.gain(statistics.median(self.finals)) if self.finals else -math.inf
 
-    def gap_to(self, best: _Repeats) -> Gap | None:
+    def gap_to(self, best: _Repeats) -> Interval | None:
         """Return how much worse the final metric is than the best batch size's."""
         if self is best or not self.finals:
             return None
         value, sides = best.gain - self.gain, (self.finals, best.finals)
         if min(map(len, sides)) < LEAST_RUNS:
-            return Gap(value=value, low=None, high=None)
+            return Interval(value=value, low=None, high=None)
         own, its = [statistics.fmean(side) for side in sides]
         half = welch_half_width(*((statistics.stdev(side), len(side)) for side in sides))
         middle = self.target.gain(its) - self.target.gain(own)
-        return Gap(value=value, low=middle - half, high=middle + half)
+        return Interval(value=value, low=middle - half, high=middle + half)
 
     def described(self, best: _Repeats) -> FinalMetrics:
         """Return the repeats as the answer has them."""
@@ -178,7 +229,7 @@ def _one_a_batch(groups: Sequence[_Repeats], verdict: Verdict) -> list[_Repeats]
     return chosen
 
 
-def _is_closed(plain: Gap | None, regularised: Gap | None, notable: float) -> bool | None:
+def _is_closed(plain: Interval | None, regularised: Interval | None, notable: float) -> bool | None:
     if plain is None or regularised is None or plain.value <= notable:
         return None
     return regularised.value <= notable

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bssearch.analysis.answer import BatchScheduleAnswer, SavesTime, StageAnswer, parameters_of
+from bssearch.analysis.answer import BatchScheduleAnswer, SavesTime, StageAnswer
 from bssearch.analysis.optimum import Candidate, Verdict, median_steps
 from bssearch.analysis.rules.regret import Judgement, judge
+from bssearch.analysis.shape import parameters_of
 from bssearch.batch_schedule import (
     PARAMETERS,
     BatchSchedule,

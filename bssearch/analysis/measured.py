@@ -8,8 +8,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from bssearch.analysis.law.affine_step_time import fit_step_time, throughput_knee
-from bssearch.analysis.memory import fit_memory
+from bssearch.analysis.law.affine_step_time import fit_memory, fit_step_time, throughput_knee
 from bssearch.analysis.objectives.seconds import Kind, kind_of
 from bssearch.analysis.shape import Model
 from bssearch.intervals import FLAT_RATIO

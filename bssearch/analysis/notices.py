@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from bssearch.analysis.answer import Notice
-from bssearch.analysis.baseline import default_configuration
+from bssearch.analysis.answer import Batch
+from bssearch.analysis.batches import about_models, default_configuration, is_at_end
 from bssearch.analysis.confirmation_runs import (
     ENOUGH_RUNS,
     begun_late,
@@ -16,13 +16,15 @@ from bssearch.analysis.confirmation_runs import (
     says_something,
     too_few_runs,
 )
-from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
-from bssearch.analysis.law.models import about_models
+from bssearch.analysis.generalisation import FinalMetrics, Generalisation
+from bssearch.analysis.law.affine_step_time import fit_step_time
+from bssearch.analysis.law.batch_model import LawFit, RunnableStep, predict_optimum
+from bssearch.analysis.law.fitted import Predicted
 from bssearch.analysis.measured import about_devices
 from bssearch.analysis.optimum import Candidate, Verdict
+from bssearch.analysis.shape import Interval, Notice
 from bssearch.analysis.time_to_target import Estimate
-from bssearch.analysis.tried_rates import is_at_end
-from bssearch.records import Phase, ProbeRecord, SecondsBasis, Target, TrialRecord, TrialState
+from bssearch.records import WITH_CUDA_GRAPHS, Phase, ProbeRecord, SecondsBasis, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
 NOISE = 0.10
@@ -356,7 +358,7 @@ def about_generalisation(found: Generalisation | None, target: Target) -> list[N
     ]
 
 
-def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Gap, target: Target) -> str:
+def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Interval, target: Target) -> str:
     """Return by how much a batch size is worse, whether that may be chance, and what to do."""
     size, best = row.batch_size, found.best_batch_size
     text = (
@@ -382,7 +384,7 @@ def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Gap, target: Ta
     return f"{text}: {how} does not close it ({reached}); {advice}, or retune the regularisation further"
 
 
-def _certainty(gap: Gap) -> str:
+def _certainty(gap: Interval) -> str:
     if gap.low is None or gap.high is None:
         return "no interval below three runs a side"
     interval = f"95 % interval [{gap.low:.3g}, {gap.high:.3g}]"
@@ -393,3 +395,106 @@ def _overlap(one: Estimate, other: Estimate) -> bool:
     if one.low is None or one.high is None or other.low is None or other.high is None:
         return False
     return one.low <= other.high and other.low <= one.high
+
+
+HOST_BOUND = 0.10
+"""The host-bound share above which a step counts as host-bound: a choice."""
+
+FEWEST_SIZES = 2
+"""Batch sizes that are not host-bound which the line of the device's step times takes."""
+
+
+def about_the_host(
+    batches: Sequence[Batch],
+    optimal: Candidate,
+    probes: Collection[ProbeRecord],
+    law: LawFit | None,
+    compile_mode: str,
+) -> list[Notice]:
+    """Return the caveat of an optimum that is host-bound: what the host takes, and the optimum without that.
+
+    ``probes`` are the step times by which ``law`` gives seconds, ``compile_mode`` is the one that the study ran in.
+    """
+    size = optimal.configuration.batch_size
+    share = next((row.host_bound_share for row in batches if row.batch_size == size), None)
+    if share is None or share <= HOST_BOUND:
+        return []
+    return [Notice(code="host_bound", message="; ".join(_told(size, share, optimal, probes, law, compile_mode)))]
+
+
+def _told(
+    size: int,
+    share: float,
+    optimal: Candidate,
+    probes: Collection[ProbeRecord],
+    law: LawFit | None,
+    compile_mode: str,
+) -> Iterator[str]:
+    yield (
+        f"the host may not keep the device busy at the optimum: at batch {size} its host-bound share is {share:.0%} "
+        f"(above {HOST_BOUND:.0%}), so that up to as much of a step is the program's time and not the device's"
+    )
+    if optimal.objective.trials_race:
+        wanting = _wanting(probes, law)
+        found = None if wanting or law is None else device_optimum(probes, law)
+        if found is not None:
+            yield f"with steps of the device's own time, {_in_words(found, size)}, by the law of steps"
+        else:
+            yield f"where it would be with steps of the device's own time cannot be told: {wanting or NO_LINE}"
+    if compile_mode not in WITH_CUDA_GRAPHS:
+        yield "training: {compile: reduce-overhead} runs the model as CUDA graphs, under a new name"
+
+
+NO_LINE = "a larger batch is no slower among those that are not host-bound"
+
+
+def _wanting(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
+    """Return what a prediction takes that there is not; None where it can be tried."""
+    sizes = [one.batch_size for one in device_bound(probes)]
+    if len(sizes) < FEWEST_SIZES:
+        known = f"only batch {sizes[0]} has" if sizes else "none has"
+        return f"that takes step times of two batch sizes with a share of at most {HOST_BOUND:.0%}, and {known}"
+    if law is None or law.verdict != "fits":
+        return "the law of steps does not fit, or has too few batch sizes"
+    return None
+
+
+def _in_words(found: Predicted, size: int) -> str:
+    interval = "" if found.interval is None else f" [{found.interval[0]}, {found.interval[1]}]"
+    if found.batch_size == size:
+        return f"it would still be batch {size}{interval}"
+    return f"it would be about batch {found.batch_size}{interval}"
+
+
+def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
+    """Return the step times without accumulation that are known not to be host-bound, ascending."""
+    return [
+        one
+        for one in sorted(probes, key=lambda one: one.batch_size)
+        if one.step_seconds is not None
+        and one.batch_size == one.micro_batch_size
+        and one.host_bound_share is not None
+        and one.host_bound_share <= HOST_BOUND
+    ]
+
+
+def device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> Predicted | None:
+    """Return the optimum among the batch sizes timed if each step took the device's own time alone, by the law.
+
+    That time is α + β·B through the sizes that are not host-bound, of which it takes two. At the others it is no more
+    than was measured, and no less than the seconds in which the host waited: (1 − share)·t. Steps that accumulate keep
+    the time that was measured. None where there is no such line, or all sizes are above the largest that was run.
+    """
+    line = fit_step_time(device_bound(probes), FEWEST_SIZES)
+    if line is None:
+        return None
+    steps = []
+    for one in probes:
+        seconds, share = one.step_seconds, one.host_bound_share
+        if seconds is None:
+            continue
+        if share is not None and share > HOST_BOUND and one.batch_size == one.micro_batch_size:
+            own = line.alpha_seconds + line.beta_seconds * one.batch_size
+            seconds = min(max(own, (1 - share) * seconds), seconds)
+        steps.append(RunnableStep(one.batch_size, one.micro_batch_size, seconds))
+    return predict_optimum(law, steps)

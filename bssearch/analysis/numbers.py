@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bssearch.analysis.final_metrics import MetricOverSeeds
+    from bssearch.analysis.generalisation import MetricOverSeeds
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -34,3 +35,9 @@ def metric_over_seeds(found: MetricOverSeeds) -> str:
     """Return a metric for people, with its standard deviation over seeds where there is one."""
     spread = "" if found.standard_deviation is None else f" ± {found.standard_deviation:.2g}"
     return f"{found.median:.4g}{spread}"
+
+
+def span(sizes: Sequence[int]) -> str:
+    """Return a range of batch sizes, as in "16–64"; one size alone as it is."""
+    low, high = sizes
+    return str(low) if low == high else f"{low}–{high}"

@@ -17,7 +17,7 @@ from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.samples_to_target import samples_after
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
-from bssearch.analysis.time_to_target import Estimate, estimate, pooled_deviation, ratio_interval, ratio_upper_bound
+from bssearch.analysis.time_to_target import Estimate, estimate, pooled_deviation, ratio_interval
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 from bssearch.step_times import StepSeconds
@@ -201,8 +201,8 @@ class Verdict:
 
 def is_shown_flat(one: Candidate, least: Candidate) -> bool:
     """Return whether a candidate is shown to be within 5 % of another."""
-    bound = ratio_upper_bound(one.estimate, least.estimate)
-    return bound is not None and bound <= FLAT_RATIO
+    interval = ratio_interval(one.estimate, least.estimate)
+    return interval is not None and interval[1] <= FLAT_RATIO
 
 
 def repeats(trials: Sequence[TrialRecord], objective: Objective = TIME) -> list[Candidate]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from bssearch.analysis.answer import (
@@ -13,38 +15,34 @@ from bssearch.analysis.answer import (
     Batch,
     Device,
     Largest,
+    NextStep,
     Optimal,
     Ratio,
     Recommendation,
     Settle,
     Speedup,
-    TargetAnswer,
     Time,
-    parameters_of,
 )
-from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.batches import (
     batch_rows,
+    default_configuration,
     figure_of,
     further_metrics,
     peak_memory,
     steps_to_target,
     time_of,
+    timed_probes,
     tuning,
 )
-from bssearch.analysis.certainty import Certainty, certainty
+from bssearch.analysis.certainty import Certainty, certainty, standing
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.growing import batch_schedule_answer
-from bssearch.analysis.law.host_bound import about_the_host
 from bssearch.analysis.law.joint import fit_and_predict, predicted_figures, predicted_times
-from bssearch.analysis.law.models import timed_probes
 from bssearch.analysis.measured import measured, noise_of_batches
-from bssearch.analysis.next_steps import next_steps
-from bssearch.analysis.notices import about_generalisation, notices
+from bssearch.analysis.notices import about_generalisation, about_the_host, notices
 from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.analysis.optimum import Candidate, Verdict, decide, median_samples, repeats, runs_to_settle
-from bssearch.analysis.settled import standing
-from bssearch.analysis.shape import Parameters
+from bssearch.analysis.shape import Parameters, parameters_of
 from bssearch.analysis.time_to_target import coefficient_of_variation, ratio_interval
 from bssearch.analysis.trade_offs import about_trade_offs, front
 from bssearch.errors import TargetNotReachedError
@@ -58,6 +56,7 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
+from bssearch.settings import shipped_studies
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
 from bssearch.step_times import step_seconds_of
@@ -125,7 +124,7 @@ def build_answer(
         study=study.name,
         objective=study.objective,
         price_per_device_hour=spec.price_per_device_hour,
-        target=TargetAnswer(metric=study.target.metric, value=study.target.value, goal=study.target.goal),
+        target=study.target,
         device=Device(
             name=environment.device_name,
             type=environment.device_type,
@@ -352,3 +351,80 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
         f"the best, at batch {best.configuration.batch_size}, {reached} of {runs} did, {so}",
         hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )
+
+
+MOST = 2
+"""Commands that are proposed at once: a choice."""
+
+MORE_TRIALS = 1.5
+"""The factor on the search trials that is proposed where batch sizes may not be fully tuned: a choice."""
+
+SPEC = "SPEC"
+"""Stands for the file of a spec, which no study knows."""
+
+
+def next_steps(
+    spec: StudySpec, verdict: Verdict, sure: Certainty | None, largest: Largest, trials: int
+) -> list[NextStep]:
+    """Return the commands that would help most, the first the most: to settle the answer, to widen it, to use it.
+
+    ``trials`` are those that the search has run.
+    """
+    return list(islice(_proposed(spec, verdict, sure, largest, trials), MOST))
+
+
+def _proposed(
+    spec: StudySpec, verdict: Verdict, sure: Certainty | None, largest: Largest, trials: int
+) -> Iterator[NextStep]:
+    name = shlex.quote(spec.name)
+    if not spec.is_imported:
+        if not verdict.confirmed:
+            yield NextStep(command=f"bssearch confirm {name}", why="runs the best again with fresh seeds")
+        elif sure is not None and sure.is_provisional:
+            yield _settling(spec, sure, trials)
+        if (wider := _wider(spec, verdict, largest)) is not None:
+            yield wider
+    yield NextStep(command=f"bssearch best {name} --export yaml", why="writes these values for your own training")
+    yield NextStep(command=f"bssearch report {name} --html {name}.html", why="shows every figure behind them")
+
+
+def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
+    """Return what would bring a provisional answer furthest."""
+    if sure.settles == "runs":
+        return NextStep(
+            command=f"bssearch confirm {shlex.quote(spec.name)} --max-runs {sure.runs}",
+            why=f"up to {sure.runs} runs of each batch size should settle which is best",
+        )
+    if sure.settles == "step_times":
+        return NextStep(
+            command=f"bssearch probe step-time {_spec_of(spec)}",
+            why="the step times are not known well enough; each visit adds to them",
+        )
+    more = max(spec.budget.trials + 1, math.ceil(MORE_TRIALS * max(trials, 1)))
+    return NextStep(
+        command=f"bssearch run {_spec_of(spec)} --set budget.trials={more}",
+        why="a batch size may not be tuned in full yet, which more runs of the same configurations cannot tell",
+    )
+
+
+def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | None:
+    """Return the study of more batch sizes, where the optimum is the smallest or the largest and more can be had."""
+    sizes, best = spec.batch_sizes, verdict.optimal.configuration.batch_size
+    if len(sizes) == 1:
+        return None
+    if best == max(sizes) and not largest.bounded_by_memory:
+        wider = [*sizes, 2 * best]
+    elif best == min(sizes) and best > 1:
+        wider = [best // 2, *sizes]
+    else:
+        return None
+    sets = f"--set {shlex.quote(f'name={spec.name}-wider')} --set {shlex.quote(f'space.batch_size={wider}')}"
+    return NextStep(
+        command=f"bssearch run {_spec_of(spec)} {sets}",
+        why=f"batch {best} is at the end of what was tried; the optimum may lie beyond",
+    )
+
+
+def _spec_of(spec: StudySpec) -> str:
+    """Return what a command is to be given as the spec: the name of a shipped study, else a word for the file."""
+    return shlex.quote(spec.name) if spec.name in shipped_studies() else SPEC

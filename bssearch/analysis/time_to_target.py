@@ -141,12 +141,6 @@ def _gap_deviation(runs: Sequence[TrialRecord], objective: Objective) -> float:
     return statistics.median(gaps) / math.sqrt(12) if gaps else 0.0
 
 
-def ratio_upper_bound(slower: Estimate, faster: Estimate) -> float | None:
-    """Return the upper end of `ratio_interval`."""
-    interval = ratio_interval(slower, faster)
-    return None if interval is None else interval[1]
-
-
 def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | None:
     """Return the 95 % interval of slower / faster (Welch's t on logarithms), the errors of step times in it.
 
@@ -157,7 +151,7 @@ def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | 
         return None
     sides = [_of_runs(one.log_deviation, one.unresolved, one.runs) for one in (slower, faster)]
     parts = [part for side in sides for part in side]
-    if not _is_shared(slower.step_time, faster.step_time):
+    if slower.step_time is None or slower.step_time != faster.step_time:
         parts += [*_of_step_time(slower.step_time), *_of_step_time(faster.step_time)]
     half = half_width(parts)
     difference = slower.log_mean - faster.log_mean
@@ -193,11 +187,6 @@ def _of_runs(deviation: float, unresolved: float, runs: int) -> list[tuple[float
 def _of_step_time(known: PooledStepTime[Kind] | None) -> list[tuple[float, float]]:
     """Return the variance of a step time with its degrees of freedom, nothing where it has none."""
     return [] if known is None or known.error == 0 else [(known.error**2, known.freedom)]
-
-
-def _is_shared(one: PooledStepTime[Kind] | None, other: PooledStepTime[Kind] | None) -> bool:
-    """Return whether two figures rest on the same step time, which is then in no ratio of them."""
-    return one is not None and one == other
 
 
 def coefficient_of_variation(log_deviation: float) -> float:

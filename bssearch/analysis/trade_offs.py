@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from bssearch.analysis.answer import Answer, Batch, FrontPoint, Notice
+from bssearch.analysis.answer import Answer, Batch, FrontPoint
 from bssearch.analysis.numbers import memory, metric_over_seeds, noise_scale, number
 from bssearch.analysis.optimum import Candidate
+from bssearch.analysis.shape import Notice
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import MemoryBasis
 

@@ -11,26 +11,20 @@ import typer
 from typer.core import TyperGroup
 
 from bssearch.cli import (
-    audit,
     check,
-    confirm,
     db,
     end_interrupted,
-    enqueue,
     guide,
     init,
     keep,
     plan,
-    price,
     query,
     queue,
     registered,
-    rerun,
+    report,
     run,
-    trials,
 )
 from bssearch.cli.output import end_of_pipe
-from bssearch.cli.pages import report, serve
 from bssearch.cli.transfer import export
 from bssearch.errors import BSSearchError, UsageError
 from bssearch.pages.words import visible, without_passwords
@@ -95,8 +89,8 @@ app.command("target")(check.target)
 app.command("quick")(check.quick)
 app.command("track-record")(query.track_record)
 app.command("run")(run.run)
-app.command("confirm")(confirm.confirm)
-app.command("enqueue")(enqueue.enqueue)
+app.command("confirm")(run.confirm)
+app.command("enqueue")(keep.enqueue)
 app.command("submit")(queue.submit)
 app.command("queue")(queue.queue)
 app.command("cancel")(queue.cancel)
@@ -105,15 +99,15 @@ app.command("resume")(queue.resume)
 app.command("worker")(queue.worker)
 app.command("status")(query.status)
 app.command("studies")(query.studies)
-app.command("trials")(trials.trials)
-app.command("trial")(trials.trial)
-app.command("rerun")(rerun.rerun)
+app.command("trials")(query.trials)
+app.command("trial")(query.trial)
+app.command("rerun")(run.rerun)
 app.command("best")(query.best)
 app.command("report")(report.report)
 app.command("compare")(report.compare)
-app.command("serve")(serve.serve)
-app.command("price")(price.price)
-app.command("audit")(audit.audit)
+app.command("serve")(report.serve)
+app.command("price")(query.price)
+app.command("audit")(run.audit)
 app.command("export")(export.export)
 app.command("rename")(keep.rename)
 app.command("archive")(keep.archive)

@@ -12,6 +12,8 @@ import typer
 from bssearch.settings import DATA_DIR_VARIABLE, DATABASE_URL_VARIABLE
 
 if TYPE_CHECKING:
+    from bssearch.search.listener import Listener
+    from bssearch.spec import StudySpec
     from bssearch.storage.repository import Store
 
 DatabaseOption = Annotated[
@@ -76,9 +78,12 @@ StudyArgument = Annotated[
 ]
 
 
-def workload_folder(spec: Path) -> Path:
-    """Return the folder that a spec's workload file is relative to: its own."""
-    return spec.resolve().parent
+def spec_to_run(spec: str, overrides: list[str] | None) -> tuple[StudySpec, Path]:
+    """Return a spec with its overridden fields, and the folder that its workload's file is relative to."""
+    from bssearch.spec import find_spec, load_spec
+
+    path = find_spec(spec)
+    return load_spec(path, overrides or []), path.resolve().parent
 
 
 def store_to_read(db: str | None) -> Store:
@@ -102,3 +107,11 @@ def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContex
     from bssearch.commands.across.databases import study_in
 
     return study_in(db, given)
+
+
+def watch() -> AbstractContextManager[Listener]:
+    """Show a run on stderr while it goes on: live where that is a terminal."""
+    from bssearch.cli.output import console
+    from bssearch.commands.display import on_screen
+
+    return on_screen(console(stderr=True))

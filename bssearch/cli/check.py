@@ -13,7 +13,8 @@ from bssearch.cli.arguments import (
     DataDirOption,
     SetOption,
     SpecArgument,
-    workload_folder,
+    spec_to_run,
+    watch,
 )
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
 from bssearch.errors import UsageError
@@ -21,8 +22,7 @@ from bssearch.intervals import FLAT_RATIO
 
 if TYPE_CHECKING:
     from bssearch.analysis.law.quick import QuickAnswer
-    from bssearch.commands.check import Check
-    from bssearch.commands.target import Advice, Run
+    from bssearch.commands.check import Advice, Check, Run
 
 BATCH_COLUMNS = ("batch_size", "ms/step", "evaluation_s", "left_out")
 QUICK_COLUMNS = ("trial", "batch_size", "learning_rate", "steps", "train_seconds")
@@ -38,11 +38,9 @@ def check(
 ) -> None:
     """Try a study's workload for a few seconds: does it train, how long will it take, what is suspicious."""
     from bssearch.commands.check import check as try_out
-    from bssearch.spec import find_spec, load_spec
 
-    path = find_spec(spec)
-    study = load_spec(path, overrides or [])
-    found = try_out(study, folder=workload_folder(path), data_dir=data_dir, allow_busy=allow_busy)
+    study, folder = spec_to_run(spec, overrides)
+    found = try_out(study, folder=folder, data_dir=data_dir, allow_busy=allow_busy)
     show_model(form, found, print_check, found.findings, columns=("code", "message"))
 
 
@@ -61,11 +59,9 @@ def target(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Propose a target: run the default to its limit with several seeds, and show what each target would take."""
-    from bssearch.commands.target import advise_target
-    from bssearch.spec import find_spec, load_spec
+    from bssearch.commands.check import advise_target
 
-    path = find_spec(spec)
-    study = load_spec(path, overrides or [])
+    study, folder = spec_to_run(spec, overrides)
     if margin is not None and not 0 <= margin < math.inf:
         raise UsageError(f"--margin = {margin:g} must be a finite number >= 0")
     screen = console(stderr=True)
@@ -81,7 +77,7 @@ def target(
         runs=runs,
         margin=margin,
         on_run=tell,
-        folder=workload_folder(path),
+        folder=folder,
         data_dir=data_dir,
         allow_busy=allow_busy,
     )
@@ -98,18 +94,15 @@ def quick(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Say in a minute which batch size to train with, from a few runs and the noise of the gradient; no search."""
-    from bssearch.cli.live import watch
-    from bssearch.commands.quick.answer import quick as asked
-    from bssearch.spec import find_spec, load_spec
+    from bssearch.commands.quick import quick as asked
 
-    path = find_spec(spec)
-    study = load_spec(path, overrides or [])
+    study, folder = spec_to_run(spec, overrides)
     with watch() as listener:
         found = asked(
             study,
             seconds=seconds,
             db=db,
-            folder=workload_folder(path),
+            folder=folder,
             data_dir=data_dir,
             allow_busy=allow_busy,
             listener=listener,

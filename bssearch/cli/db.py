@@ -8,6 +8,7 @@ import typer
 
 from bssearch.cli.arguments import DatabaseOption
 from bssearch.errors import UsageError
+from bssearch.settings import DEFAULT_DATABASE_URL, database_url
 
 app = typer.Typer(help="The database's schema: init, upgrade, current, check.", no_args_is_help=True)
 
@@ -25,7 +26,6 @@ def init(
     printed: Annotated[bool, typer.Option("--print", help="Print the SQL for psql, and look at no database.")] = False,
 ) -> None:
     """Make the tables in a database, with --roles a team's roles too; what is there already stays as it is."""
-    from bssearch.settings import DEFAULT_DATABASE_URL, database_url
     from bssearch.storage.access.grants import DEFAULT_PREFIX, Roles
     from bssearch.storage.access.script import script
     from bssearch.storage.connection.urls import parse_url
@@ -50,7 +50,6 @@ def init(
 @app.command()
 def upgrade(db: DatabaseOption = None) -> None:
     """Bring the schema to this version's; a SQLite file is copied first."""
-    from bssearch.settings import database_url
     from bssearch.storage.migrate import upgrade as to_head
 
     typer.echo(f"schema at {to_head(database_url(db))}")
@@ -59,7 +58,6 @@ def upgrade(db: DatabaseOption = None) -> None:
 @app.command()
 def current(db: DatabaseOption = None) -> None:
     """Print the schema's revision."""
-    from bssearch.settings import database_url
     from bssearch.storage.migrate import current as revision_of
 
     typer.echo(revision_of(database_url(db)) or "no schema")
@@ -68,7 +66,6 @@ def current(db: DatabaseOption = None) -> None:
 @app.command()
 def check(db: DatabaseOption = None) -> None:
     """Exit with 4 unless the schema is this version's."""
-    from bssearch.settings import database_url
     from bssearch.storage.migrate import SCHEMA_HEAD
     from bssearch.storage.migrate import check as require_head
 

@@ -23,8 +23,7 @@ from bssearch.errors import UsageError
 from bssearch.pages.words import visible
 
 if TYPE_CHECKING:
-    from bssearch.commands.queue.listing import QueueListing
-    from bssearch.commands.queue.submitting import Asked
+    from bssearch.commands.queue.submissions import Asked, QueueListing
 
 COLUMNS = (
     "position",
@@ -67,7 +66,7 @@ def submit(
     db: DatabaseOption = None,
 ) -> None:
     """Queue a study for the workers: a template of theirs with your values."""
-    from bssearch.commands.queue.submitting import submit_study
+    from bssearch.commands.queue.submissions import submit_study
     from bssearch.queue.submission import check_template_name
 
     asked = _asked(template, values or [])
@@ -93,7 +92,7 @@ def submit(
 
 
 def _asked(template: str, values: list[str]) -> Asked:
-    from bssearch.commands.queue.submitting import Asked, asked_in_file, checked_value
+    from bssearch.commands.queue.submissions import Asked, asked_in_file, checked_value
     from bssearch.spec.reader import parse_value
 
     path = Path(template)
@@ -122,7 +121,7 @@ def queue(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Show the queue: what is served next, how far it is; and the workers."""
-    from bssearch.commands.queue.listing import queued_studies
+    from bssearch.commands.queue.submissions import queued_studies
 
     with store_to_read(db) as store:
         found = queued_studies(store, everything=everything)
@@ -170,7 +169,7 @@ def print_queue(found: QueueListing) -> None:
 
 def cancel(study: NameArgument, db: DatabaseOption = None) -> None:
     """Cancel a queued study: what runs of it is stopped, and what waits goes on no more."""
-    from bssearch.commands.queue.changing import cancel_study
+    from bssearch.commands.queue.submissions import cancel_study
 
     with existing_store(db) as store:
         cancel_study(store, study)
@@ -179,7 +178,7 @@ def cancel(study: NameArgument, db: DatabaseOption = None) -> None:
 
 def pause(study: NameArgument, db: DatabaseOption = None) -> None:
     """Pause a queued study: what runs of it is saved, and waits for resume."""
-    from bssearch.commands.queue.changing import pause_study
+    from bssearch.commands.queue.submissions import pause_study
 
     with existing_store(db) as store:
         pause_study(store, study)
@@ -188,7 +187,7 @@ def pause(study: NameArgument, db: DatabaseOption = None) -> None:
 
 def resume(study: NameArgument, db: DatabaseOption = None) -> None:
     """Have a queued study wait again that was paused or cancelled, or has failed."""
-    from bssearch.commands.queue.changing import resume_study
+    from bssearch.commands.queue.submissions import resume_study
 
     with existing_store(db) as store:
         resume_study(store, study)

@@ -20,7 +20,7 @@ from bssearch.cli.arguments import (
     DataDirOption,
     SetOption,
     SpecArgument,
-    workload_folder,
+    spec_to_run,
 )
 from bssearch.cli.output import Format, FormatOption, console, note, print_rows, print_table, show, write
 from bssearch.errors import UsageError
@@ -94,15 +94,13 @@ class _Probes(_Registered):
             form: Format,
             **given: Any,
         ) -> None:
-            from bssearch.commands.display.live import Lines
+            from bssearch.commands.display import Lines
             from bssearch.commands.opening import Launch
-            from bssearch.spec import find_spec, load_spec
 
-            path = find_spec(spec)
-            study = load_spec(path, overrides or [])
+            study, folder = spec_to_run(spec, overrides)
             launch = Launch(
                 db=db,
-                folder=workload_folder(path),
+                folder=folder,
                 data_dir=data_dir,
                 allow_busy=allow_busy,
                 listener=Lines(console(stderr=True)),

@@ -35,11 +35,6 @@ STEP_SECONDS = 2.0
 """The longest that steps of one batch size are timed: a choice."""
 
 
-def default_budget(spec: StudySpec) -> float:
-    """Return the train seconds that an audit may spend where nobody says: those of `FULL_TRIALS` full trials."""
-    return FULL_TRIALS * spec.budget.trial_train_seconds
-
-
 def audit_stored(
     store: Store,
     study: str,
@@ -84,7 +79,7 @@ def audit_study(
 
     Every configuration gets ``runs`` runs (default: the spec's confirmation runs), with the seeds of the tuned optimum
     at its batch size. None is started once the runs for the audit, earlier ones included, have taken
-    ``train_seconds`` (default: `default_budget`), so that it may be exceeded by one. Without ``run``, and of an
+    ``train_seconds`` (default: `FULL_TRIALS` full trials), so it may be exceeded by one. Without ``run``, and of an
     imported study, only what is stored is judged. ``workload`` is the code in the place of the spec's: a class, an
     object, or its name. Raises `UsageError` for numbers below 1 and 0, else as `run_study`.
     """
@@ -95,7 +90,7 @@ def audit_study(
     if not run or spec.is_imported:
         with open_store(db, write=False) as store:
             return audit_stored(store, spec.name, runs=runs)
-    budget = default_budget(spec) if train_seconds is None else train_seconds
+    budget = FULL_TRIALS * spec.budget.trial_train_seconds if train_seconds is None else train_seconds
     launch = Launch(
         db=db,
         folder=folder,

@@ -1,24 +1,344 @@
-"""``check``: steps at the smallest and the largest batch size, a short trial, and what looks suspicious."""
+"""``check`` and ``target``: does a workload train, what looks suspicious, and which target the default can reach."""
 
 from __future__ import annotations
 
+import math
+import os
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from bssearch.analysis.answer import Notice
-from bssearch.analysis.shape import Model
-from bssearch.commands.agreement import check_target
-from bssearch.commands.estimates import longest_seconds, longest_trial_seconds, pruned_seconds
-from bssearch.commands.ignored_parameters import ignored_parameters
-from bssearch.commands.opening import ExecutorFactory, Launch, described
-from bssearch.commands.suspicions import Evidence, dropped_share, suspicions
-from bssearch.commands.unstored import run_default, step_time_of_default
+from bssearch.analysis.batches import about_default_model
+from bssearch.analysis.shape import Model, Notice
+from bssearch.commands.dry_run import longest_seconds, longest_trial_seconds, pruned_seconds
+from bssearch.commands.opening import ExecutorFactory, Launch, batch_normalisation_caveats, check_target, described
+from bssearch.commands.unstored import run_default, run_request, step_time_of_default
+from bssearch.curves import first_crossing
+from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Executor
 from bssearch.planning.claims import notes_on_spec
-from bssearch.records import TrialState, WorkloadDescription
+from bssearch.probes.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
+from bssearch.records import (
+    Configuration,
+    Goal,
+    Observation,
+    ParameterValue,
+    Phase,
+    ProbeRecord,
+    Target,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    WorkloadDescription,
+)
+from bssearch.scaling import WARMUP_RATIO, is_said_to_need_warmup
+from bssearch.search.seeds import trial_seed
+from bssearch.space import WORKLOAD_PARAMETERS, bounds, split_batch
+from bssearch.space.usual_rates import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
 from bssearch.spec import StudySpec
+
+STEPS = 3
+"""Optimizer steps of each run: a choice; dropout and label smoothing change the loss of the first one."""
+
+LONGEST_S = 10.0
+"""Seconds that all runs together may be expected to take, else none is made: a choice, no longer than the rest of a
+check."""
+
+
+def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) -> Iterator[tuple[str, str]]:
+    """Yield the searched parameters that change nothing here, each as (code, sentence).
+
+    ``probe`` is the step time of the default, with its split into micro-batches. Where the runs would take too long
+    that is what is said instead. Raises `LaunchError` and `InterruptedRunError`.
+    """
+    configuration = spec.default_configuration.in_micro_batches(probe.micro_batch_size)
+    others = _other_values(spec, configuration)
+    if not others:
+        return
+    expected = (1 + len(others)) * _seconds(probe)
+    if expected > LONGEST_S:
+        yield (
+            "parameters_not_tried",
+            f"whether the workload uses {' and '.join(others)} was not tried: {1 + len(others)} runs of {STEPS} steps "
+            f"would take {expected:.3g} s, more than {LONGEST_S:g}",
+        )
+        return
+    runs = _Runs(spec, executor)
+    before = runs.losses(configuration)
+    for name, value in others.items():
+        if before is not None and runs.losses(_with(configuration, name, value)) == before:
+            takes = "build_model" if name == "dropout" or name.startswith("model.") else "loss"
+            own = _shown(configuration.parameters.get(name, getattr(configuration, name, None)))
+            yield (
+                "parameter_ignored",
+                f"{name} is searched but changes nothing here: with {name} = {own} and {_shown(value)} the loss of "
+                f"{STEPS} steps is the same to the last bit; use what {takes}() is given, or fix space.{name}",
+            )
+
+
+def _other_values(spec: StudySpec, configuration: Configuration) -> dict[str, ParameterValue]:
+    """Return of each searched parameter that the workload is to use the value farthest from its default."""
+    known = {name: _other_value(spec, configuration, name) for name in WORKLOAD_PARAMETERS}
+    searched = (one for one in spec.space.dimensions() if one.name in spec.space.own_domains)
+    own = {one.name: one.other_than(configuration.parameters[one.name]) for one in searched}
+    return {name: value for name, value in known.items() if value} | own
+
+
+def _other_value(spec: StudySpec, configuration: Configuration, name: str) -> float | None:
+    """Return the end of a parameter's searched range that is farther from its default; None where it is fixed."""
+    low, high = bounds(getattr(spec.space, name))
+    if low == high:
+        return None
+    default = getattr(configuration, name)
+    return float(max(low, high, key=lambda end: abs(end - default)))
+
+
+def _with(configuration: Configuration, name: str, value: ParameterValue) -> Configuration:
+    """Return a configuration with another value of a parameter."""
+    if name in configuration.parameters:
+        return replace(configuration, parameters={**configuration.parameters, name: value})
+    changed: dict[str, Any] = {name: value}
+    return replace(configuration, **changed)
+
+
+def _shown(value: ParameterValue) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _seconds(probe: ProbeRecord) -> float:
+    """Return the seconds that a run takes: a warm-up of two steps, its own, one until it stops; three evaluations."""
+    return (2 + STEPS + 1) * (probe.step_seconds or 0.0) + 3 * (probe.evaluation_seconds or 0.0)
+
+
+class _Runs:
+    """Runs of the same few steps, from the same seed."""
+
+    def __init__(self, spec: StudySpec, executor: Executor) -> None:
+        self._spec = spec
+        self._executor = executor
+        self._number = 1
+
+    def losses(self, configuration: Configuration) -> list[tuple[int, float, float | None]] | None:
+        """Return step, metric and loss of each evaluation; None of a run that came to no loss."""
+        self._number += 1
+        request = TrialRequest(
+            number=self._number,
+            configuration=configuration,
+            seed=trial_seed(self._spec.seed, Phase.PROBE, 0),
+            target=self._spec.record_target,
+            train_seconds_limit=self._spec.budget.trial_train_seconds,
+            limit_state=TrialState.CAPPED,
+            eval_every_steps=STEPS,
+            stop_at_target=False,
+            threads=self._spec.executor.threads,
+        )
+        _, curve = run_request(self._executor, request, until_step=STEPS)
+        seen: list[Observation] = [one for one in curve if one.step <= STEPS]
+        if not any(one.loss is not None for one in seen):
+            return None
+        return [(one.step, one.metric, one.loss) for one in seen]
+
+
+CHANCE_TOLERANCE = 0.1
+"""An untrained model's metric may be off the declared chance by this share of the way to the target: a choice."""
+
+DROPPED_SHARE = 0.2
+"""A batch size that leaves out this share of the training samples in each epoch is suspicious: a choice."""
+
+FEW_STEPS = 50
+"""With fewer steps in the limit of a trial hardly any learning rate shows its worth: a choice."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A spec, its workload's description, the step times measured, and the outcome and curve of the short trial."""
+
+    spec: StudySpec
+    found: WorkloadDescription
+    probes: Sequence[ProbeRecord]
+    outcome: TrialOutcome
+    curve: Sequence[Observation]
+
+
+def suspicions(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """Yield what looks suspicious of a spec and its workload, each as (code, sentence)."""
+    yield from _about_the_metric(evidence)
+    yield from _about_the_trial(evidence)
+    yield from _about_the_batch_sizes(evidence)
+    yield from _about_the_spec(evidence)
+    yield from _about_the_learning_rate(evidence.spec)
+
+
+def _about_the_metric(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    target = evidence.spec.record_target
+    info = evidence.found.metrics[target.metric]
+    untrained = evidence.found.model.initial_metrics.get(target.metric)
+    if info.chance is None and evidence.found.train_samples is not None:  # a program has no way to declare it
+        yield (
+            "chance_unknown",
+            f"the workload declares no chance level of {target.metric}, so trials that do not train are only stopped "
+            f"at their limit" + ("" if untrained is None else f"; an untrained model has {untrained:.4g}"),
+        )
+    elif (
+        untrained is not None
+        and info.chance is not None
+        and abs(untrained - info.chance) > CHANCE_TOLERANCE * abs(target.value - info.chance)
+    ):
+        yield (
+            "chance_differs",
+            f"an untrained model has {target.metric} = {untrained:.4g}, the workload declares chance = "
+            f"{info.chance:.4g}: the declared value may be wrong, or the model starts from more than nothing",
+        )
+    if target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low):
+        yield (
+            "target_is_the_bound",
+            f"target.value = {target.value:g} is the best {target.metric} there is: `bssearch target` says what the "
+            "default can reach",
+        )
+
+
+def _about_the_trial(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    outcome, target = evidence.outcome, evidence.spec.record_target
+    known = {message for _, message in batch_normalisation_caveats(evidence.spec, evidence.found)}
+    for sentence in outcome.warnings:
+        if sentence not in known:
+            yield "training", sentence
+    if outcome.state is TrialState.DIVERGED:
+        yield "default_diverges", f"the default configuration does not train: {outcome.reason}"
+        return
+    metrics = {one.metric for one in evidence.curve}
+    if len(evidence.curve) > 1 and len(metrics) == 1:
+        yield (
+            "metric_never_moves",
+            f"{target.metric} stayed at {evidence.curve[0].metric:.4g} over {len(evidence.curve)} evaluations and "
+            f"{outcome.steps} steps: does evaluate() use the model it is given, and is the learning rate large enough?",
+        )
+    elif outcome.state is not TrialState.REACHED and evidence.curve and outcome.best_metric is not None:
+        start = target.shortfall(evidence.curve[0].metric)
+        covered = 1 - target.shortfall(outcome.best_metric) / start
+        if covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2:
+            yield (
+                "target_far",
+                f"after {outcome.train_seconds:.3g} train seconds, half of the limit or more, the default has covered "
+                f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch target` says what it can reach",
+            )
+    if outcome.time_to_target_s is not None and len(evidence.curve) <= 2:
+        yield (
+            "target_too_easy",
+            f"the default meets {target.metric} {target.value:g} at its first evaluation, at step "
+            f"{outcome.first_hit_step}: there is little to compare; ask for a harder target",
+        )
+
+
+def _about_the_batch_sizes(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    spec, found = evidence.spec, evidence.found
+    limit = spec.budget.trial_train_seconds
+    for probe in evidence.probes:
+        wanted, _ = split_batch(probe.batch_size, spec.space.max_micro_batch_size)
+        if probe.micro_batch_size < wanted:
+            yield (
+                "out_of_memory",
+                f"a micro-batch of {wanted} does not fit into memory: batch {probe.batch_size} accumulates "
+                f"micro-batches of {probe.micro_batch_size}",
+            )
+        if probe.step_seconds is not None and limit < FEW_STEPS * probe.step_seconds:
+            yield (
+                "few_steps",
+                f"budget.trial_train_seconds = {limit:g} is {limit / probe.step_seconds:.0f} steps at batch "
+                f"{probe.batch_size}",
+            )
+    evaluation = max(probe.evaluation_seconds or 0.0 for probe in evidence.probes)
+    if evaluation * (1 / EVALUATION_SHARE - 1) > limit / FEWEST_EVALUATIONS:
+        yield (
+            "evaluation_dear",
+            f"an evaluation takes {evaluation:.3g} s: {FEWEST_EVALUATIONS} looks in a limit of {limit:g} s cost more "
+            f"than {EVALUATION_SHARE:.0%} of a trial; a smaller validation part makes it cheaper",
+        )
+    yield from batch_normalisation_caveats(spec, found)
+    samples = found.train_samples or 0
+    worst = max(spec.batch_sizes, key=lambda size: dropped_share(found, size))
+    if dropped_share(found, worst) >= DROPPED_SHARE:
+        yield (
+            "incomplete_batch_dropped",
+            f"batch {worst} leaves {samples % worst} of {samples} training samples out of "
+            f"each epoch ({dropped_share(found, worst):.0%}): the incomplete last batch is dropped",
+        )
+
+
+def _about_the_spec(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    spec = evidence.spec
+    for outside in spec.space.outside(spec.default_configuration):
+        yield "default_outside_space", f"the default lies outside the space: {outside}"
+    yield from about_default_model(spec)
+    slowest = evidence.probes[0]
+    warmup = spec.default_configuration.warmup_epochs * (evidence.found.train_samples or 0) / slowest.batch_size
+    if slowest.step_seconds is not None and warmup * slowest.step_seconds > spec.budget.trial_train_seconds:
+        yield (
+            "warmup_outlasts_limit",
+            f"the default's warmup of {spec.default_configuration.warmup_epochs:g} epochs takes "
+            f"{warmup * slowest.step_seconds:.3g} s at batch {slowest.batch_size}, longer than "
+            f"budget.trial_train_seconds = {spec.budget.trial_train_seconds:g}",
+        )
+    wanted, cores = spec.executor.least_slots * spec.executor.threads, os.cpu_count() or 1
+    if evidence.found.environment.device_type == "cpu" and wanted > cores and spec.executor.address is None:
+        yield (
+            "more_threads_than_cores",
+            f"executor.slots × executor.threads = {wanted} on {cores} cores: trials slow each other down",
+        )
+
+
+def _about_the_learning_rate(spec: StudySpec) -> Iterator[tuple[str, str]]:
+    default, largest = spec.default.batch_size, spec.batch_sizes[-1]
+    reaches = f"batch sizes reach {largest}, {largest / default:.3g} × the default's {default}"
+    if is_said_to_need_warmup(largest, default):
+        rates = spec.space.learning_rates
+        if len(rates) == 1:
+            yield (
+                "learning_rate_fixed",
+                f"space.learning_rate = {rates[0]:g} is held fixed for all batch sizes, and {reaches}: a larger batch "
+                "is then judged at a learning rate that nobody chose for it; search it, with a rule to start from",
+            )
+        if bounds(spec.space.warmup_epochs)[1] == 0:
+            yield (
+                "no_warmup",
+                f"space.warmup_epochs = 0, and {reaches}: from {WARMUP_RATIO} × on a warmup is said to be needed; "
+                "search it, such as [0, 1]",
+            )
+    if spec.preset == FINE_TUNING:
+        yield from _from_scratch(spec)
+
+
+def _from_scratch(spec: StudySpec) -> Iterator[tuple[str, str]]:
+    """Yield learning rates of a fine-tuning that are those of a training from scratch."""
+    rates = spec.space.learning_rates
+    middle = math.sqrt(rates[0] * rates[-1])
+    for optimizer in spec.space.optimizers:
+        usual = SCRATCH_RATES[optimizer.name]
+        most = usual / FINE_TUNING_FACTOR
+        bound = f"{most:g}, a tenth of the {usual:g} usual with {optimizer.name} from scratch"
+        if middle * optimizer.learning_rate_scale > most:
+            yield (
+                "fine_tuning_learning_rate",
+                f"the middle of space.learning_rate, {middle * optimizer.learning_rate_scale:.3g}, is above {bound}: "
+                "a pretrained model is overwritten rather than tuned",
+            )
+        if spec.default_configuration.optimizer == optimizer.name and spec.default.learning_rate > most:
+            yield (
+                "fine_tuning_learning_rate",
+                f"default.learning_rate = {spec.default.learning_rate:g} is above {bound}",
+            )
+
+
+def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
+    """Return the share of the training samples that an epoch leaves out, as its last, incomplete batch is dropped."""
+    samples = found.train_samples
+    return 0.0 if samples is None else samples % batch_size / samples
+
 
 TRIAL_SECONDS = 5.0
 """Train seconds of the short trial, where the study's limit is not shorter: a choice, short enough to wait for."""
@@ -108,11 +428,11 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
     outcome, curve = run_default(spec, executor, 0, probe=probes[default], limit=limit, stop_at_target=True)
     evidence = Evidence(spec, found, list(probes.values()), outcome, curve)
     reached = outcome.time_to_target_s
-    longest = longest_trial_seconds(spec.budget.trial_train_seconds, evidence.probes)
+    longest = max(longest_trial_seconds(spec.budget.trial_train_seconds, probe) for probe in evidence.probes)
     suspicious = [*suspicions(evidence), *ignored_parameters(spec, executor, probes[default])]
     return Check(
         study=spec.name,
-        target=f"{spec.target.metric} {spec.target.goal.sign} {spec.target.value:g}",
+        target=spec.record_target.in_words,
         device=found.environment.device_name,
         train_samples=found.train_samples,
         validation_samples=found.validation_samples,
@@ -149,3 +469,200 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
             *([] if found.notice is None else [Notice(code="environment", message=found.notice)]),
         ],
     )
+
+
+MARGIN = 0.02
+"""The least margin, as a share of the way from an untrained model's metric to the median best: a choice."""
+
+LEAST = 0.5
+"""A proposal lies at least this share of the way above an untrained model, however badly one seed went: a choice."""
+
+WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
+"""Targets to compare, as shares of the same way: a choice, denser where the last per cents get dear."""
+
+LATE = 0.5
+"""A target that takes the default more than this share of the limit leaves slower ones little room: a choice."""
+
+
+class Run(Model):
+    """One run of the default configuration to its limit."""
+
+    seed_index: int
+    best_metric: float
+    best_at_s: float
+    train_seconds: float
+
+
+class Row(Model):
+    """One target: the runs that reach it, and their median time to it (null where half or more miss it)."""
+
+    target: float
+    reached: int
+    time_to_target_s: float | None
+    share_of_limit: float | None
+
+
+class Advice(Model):
+    """A target proposed, and how the time to it changes with it."""
+
+    metric: str
+    goal: Goal
+    untrained: float
+    median_best: float
+    margin: float
+    proposed: float
+    limit_s: float
+    runs: list[Run]
+    targets: list[Row]
+    notes: list[str]
+
+
+def advise_target(
+    spec: StudySpec,
+    *,
+    runs: int = 5,
+    margin: float | None = None,
+    on_run: Callable[[Run], None] = lambda run: None,
+    folder: Path | str = ".",
+    data_dir: Path | str | None = None,
+    allow_busy: bool = False,
+    make_executor: ExecutorFactory | None = None,
+) -> Advice:
+    """Run the default configuration to its limit with several seeds and propose a target; nothing is stored.
+
+    The spec's own target may be anything. ``on_run`` gets each run as it ends. See `advise`.
+    """
+    launch = Launch(folder=folder, data_dir=data_dir, allow_busy=allow_busy, make_executor=make_executor)
+    with described(spec, launch) as (executor, found):
+        advice = advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
+    return advice if found.notice is None else advice.model_copy(update={"notes": [*advice.notes, found.notice]})
+
+
+def advise(
+    spec: StudySpec,
+    executor: Executor,
+    *,
+    runs: int,
+    margin: float | None = None,
+    on_run: Callable[[Run], None] = lambda run: None,
+) -> Advice:
+    """Run the default configuration ``runs`` times to the study's limit and propose a target.
+
+    The proposal is the median best metric less ``margin``, rounded towards the easier side. The margin, if none is
+    given, is the larger of `MARGIN` of the way from the untrained metric to the median best, and the distance from the
+    median to the worst run: so every run reaches the proposal, unless it would lie below `LEAST` of the way.
+    Raises `LaunchError` where the default cannot be run, `UsageError` for a margin as wide as the way.
+    """
+    if runs < 1:
+        raise UsageError(f"runs = {runs} must be >= 1")
+    if margin is not None and not 0 <= margin < math.inf:
+        raise UsageError(f"margin = {margin:g} must be a finite number >= 0")
+    target, limit = spec.record_target, spec.budget.trial_train_seconds
+    probe = step_time_of_default(spec, executor, spec.default.batch_size)
+    curves, made = [], []
+    for index in range(runs):
+        outcome, curve = run_default(spec, executor, index, probe=probe, limit=limit, stop_at_target=False)
+        if not curve or outcome.state is TrialState.DIVERGED:
+            raise LaunchError(f"the default configuration does not train: {outcome.reason}")
+        best = max(curve, key=lambda one: target.gain(one.metric))
+        made.append(
+            Run(
+                seed_index=index,
+                best_metric=best.metric,
+                best_at_s=best.train_seconds,
+                train_seconds=outcome.train_seconds,
+            )
+        )
+        curves.append(curve)
+        on_run(made[-1])
+    return summarise(target, limit, made, curves, margin)
+
+
+def summarise(
+    target: Target, limit: float, runs: Sequence[Run], curves: Sequence[Sequence[Observation]], margin: float | None
+) -> Advice:
+    """Return the proposal and its alternatives from the runs' curves; see `advise`."""
+    # The luckiest of the untrained models: none of them shall meet the proposal.
+    untrained = max((curve[0].metric for curve in curves), key=target.gain)
+    bests = [run.best_metric for run in runs]
+    median_best = statistics.median(bests)
+    way = target.gain(median_best) - target.gain(untrained)
+    if way <= 0:
+        raise LaunchError(
+            f"{target.metric} never got better than an untrained model's {untrained:.4g}",
+            hint="another learning rate in default, or a longer budget.trial_train_seconds",
+        )
+    if margin is None:
+        margin = max(MARGIN * way, float(_difference(target.gain(median_best), min(map(target.gain, bests)))))
+        margin = min(margin, (1 - LEAST - MARGIN) * way)  # MARGIN is what rounding takes at most
+    proposed = towards_easier(target, median_best, margin, way)
+    if target.gain(proposed) <= target.gain(untrained):
+        raise UsageError(
+            f"margin = {margin:g} leads to a target of {proposed:g}, which an untrained model meets: it has "
+            f"{target.metric} = {untrained:.4g}, {way:.4g} from the median best of {median_best:.4g}"
+        )
+    sign = 1.0 if target.goal is Goal.MAXIMIZE else -1.0
+    values = {target.gain(untrained + sign * share * way): untrained + sign * share * way for share in WAY}
+    values[target.gain(proposed)] = proposed
+    rows = [_row(target, values[gain], limit, curves) for gain in sorted(values)]
+    return Advice(
+        metric=target.metric,
+        goal=target.goal,
+        untrained=untrained,
+        median_best=median_best,
+        margin=margin,
+        proposed=proposed,
+        limit_s=limit,
+        runs=list(runs),
+        targets=rows,
+        notes=_notes(target, proposed, limit, rows, runs),
+    )
+
+
+def towards_easier(target: Target, best: float, margin: float, way: float) -> float:
+    """Return ``best`` less the margin, rounded to the margin's decimal place, never to a harder value.
+
+    The place is no coarser than that of `MARGIN` of ``way`` > 0; without a margin it is that of a thousandth of it.
+    """
+    unit = Fraction(10) ** math.floor(math.log10(min(margin or way / 1000, MARGIN * way)))
+    return target.gain(float(_difference(target.gain(best), margin) // unit * unit))
+
+
+def _difference(one: float, other: float) -> Fraction:
+    """Return the difference in decimals, where 0.3 - 0.1 is 0.2: rounding it down must not take a whole unit more."""
+    return Fraction(str(one)) - Fraction(str(other))
+
+
+def _row(target: Target, value: float, limit: float, curves: Sequence[Sequence[Observation]]) -> Row:
+    asked = Target(metric=target.metric, value=value, goal=target.goal)
+    crossings = [first_crossing(curve, asked) for curve in curves]
+    seconds = [one.train_seconds if one else math.inf for one in crossings]
+    median = statistics.median(seconds)
+    known = math.isfinite(median)
+    return Row(
+        target=value,
+        reached=sum(map(math.isfinite, seconds)),
+        time_to_target_s=median if known else None,
+        share_of_limit=median / limit if known else None,
+    )
+
+
+def _notes(target: Target, proposed: float, limit: float, rows: Sequence[Row], runs: Sequence[Run]) -> list[str]:
+    notes = []
+    row = next(row for row in rows if row.target == proposed)
+    if row.reached < len(runs):
+        notes.append(f"{len(runs) - row.reached} of {len(runs)} runs of the default miss the proposal")
+    if row.share_of_limit is not None and row.share_of_limit > LATE:
+        notes.append(
+            f"the default takes {row.share_of_limit:.0%} of budget.trial_train_seconds = {limit:g} to the proposal: "
+            "slower batch sizes will not be seen to reach it; raise the limit, or take an easier target"
+        )
+    late = statistics.median(run.best_at_s for run in runs)
+    if late > 0.9 * limit:
+        notes.append(
+            f"{target.metric} was still getting better when the limit of {limit:g} train seconds ended: "
+            "with a higher limit a harder target is possible"
+        )
+    if target.gain(target.value) > target.gain(proposed):
+        notes.append(f"the spec's target of {target.value:g} is harder than the proposal")
+    return notes

@@ -2,26 +2,86 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from bssearch.commands.agreement import check_parts
-from bssearch.commands.estimates import confirmation_runs, longest_seconds, most_finalists
+from bssearch.analysis.shape import Model
 from bssearch.commands.known_workloads import refuse_where_in_no_file
+from bssearch.commands.opening import check_parts
 from bssearch.probes.cadence import EVALUATION_SHARE
+from bssearch.pruners.controller import first_slack
+from bssearch.records import ProbeRecord
+from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
+from bssearch.search.growing import REPEATED
 from bssearch.spec import StudySpec, checked
 
+UNCAPPED_TRIALS = 4
+"""Search trials that run to the full limit whatever the pruner says, about: see `bssearch.samplers.allocation`."""
 
-class DryRun(BaseModel):
+
+def most_finalists(spec: StudySpec) -> int:
+    """Return the most configurations that confirmation runs: those of the ``top`` batch sizes, and five more.
+
+    See `bssearch.search.confirmation.finalists`, whose upper bound this is before anything has run.
+    """
+    return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 5
+
+
+def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
+    """Return the most seconds of training and evaluation that a trial to its limit takes at a batch size."""
+    if probe.step_seconds is None or probe.evaluation_seconds is None or probe.eval_every_steps is None:
+        return limit
+    looks = 1 + math.ceil(limit / (probe.eval_every_steps * probe.step_seconds))  # one before the first step
+    return limit + looks * probe.evaluation_seconds
+
+
+def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
+    """Return the wall seconds of search and of what follows it where every trial runs to its limit.
+
+    ``trial`` is the seconds of such a trial; where it was not measured, evaluation is taken to keep within
+    `EVALUATION_SHARE`.
+    """
+    trial = trial or spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE)
+    search = spec.budget.trials * trial / spec.executor.least_slots
+    if spec.budget.wall_seconds is not None:
+        search = min(search, spec.budget.wall_seconds + trial)
+    return search, (most_finalists(spec) * confirmation_runs(spec) + schedule_runs(spec)) * trial
+
+
+def confirmation_runs(spec: StudySpec) -> int:
+    """Return the runs that confirmation gives a finalist at most."""
+    return spec.confirm.max_runs or spec.confirm.runs
+
+
+def schedule_runs(spec: StudySpec) -> int:
+    """Return the trials with growing batches, and the runs that repeat the best of them."""
+    if spec.space.batch_schedule is None:
+        return 0
+    return spec.budget.schedule_trials + REPEATED * spec.confirm.runs
+
+
+def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
+    """Return the wall seconds of a study where no better configuration than the default is found.
+
+    Its time-to-target caps search trials, and confirmation runs take as long as it; `UNCAPPED_TRIALS` take
+    the full limit. ``trial`` is the seconds of a trial to its limit with evaluation.
+    """
+    full = spec.budget.trial_train_seconds
+    capped = full if spec.pruner.name == "none" else min(full, first_slack(spec) * default_seconds)
+    search = spec.budget.trials * capped / spec.executor.least_slots
+    repeats = most_finalists(spec) * spec.confirm.runs + schedule_runs(spec)
+    confirmation = repeats * min(full, default_seconds)
+    uncapped = UNCAPPED_TRIALS * (full - capped)
+    return (search + confirmation + uncapped) * trial / full
+
+
+class DryRun(Model):
     """The trials of a study, their limits, and the longest it can take in wall seconds.
 
     That is if every trial runs to its limit, with evaluation within ``evaluation_share`` of it. ``searched`` are the
     parameters that are searched at each batch size, ``finalists`` the most configurations that are confirmed, each in
     ``confirmation_runs`` at most.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     study: str
     workload: str
@@ -54,12 +114,11 @@ def dry_run(spec: StudySpec) -> DryRun:
     check_parts(spec)
     refuse_where_in_no_file(spec)
     search, confirmation = longest_seconds(spec)
-    target = spec.record_target
     return DryRun(
         study=spec.name,
         workload=spec.workload,
         objective=spec.objective,
-        target=f"{target.metric} {target.goal.sign} {target.value:g}",
+        target=spec.record_target.in_words,
         batch_sizes=list(spec.batch_sizes),
         searched=[dimension.name for dimension in spec.space.dimensions()],
         trials=spec.budget.trials,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -9,40 +11,238 @@ from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
+from bssearch import registry
+from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
-from bssearch.commands.agreement import (
-    batch_normalisation_caveats,
-    check_against_workload,
-    check_parts,
-    check_question,
-    check_target,
-    differences,
-    refuse_changed_workload,
-    with_all_that_is_asked,
-    workload_has_changed,
-)
-from bssearch.commands.display.progress import watched
-from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, remember
-from bssearch.commands.launching.naming import INLINE, in_this_process, named, with_workload
-from bssearch.commands.launching.reporting import reported
-from bssearch.errors import BSSearchError, UsageError, WorkloadError
+from bssearch.boards.named import boards_of, check_boards
+from bssearch.commands.display import watched
+from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, refuse_where_in_no_file, remember
+from bssearch.commands.reporting import reported
+from bssearch.errors import BSSearchError, QuestionChangedError, SpecError, UsageError, WorkloadError
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.history import History
+from bssearch.pruners.base import make_pruner
 from bssearch.pruners.checkpoints import check_checkpoint_place
 from bssearch.records import Environment, StudyRecord, WorkloadDescription
+from bssearch.samplers.base import make_sampler
 from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.search.shift import Shift
 from bssearch.settings import DATA_DIR_VARIABLE, user_name
+from bssearch.space import split_batch
+from bssearch.space.batch_norm import batch_norm_caveats
 from bssearch.spec import StudySpec, checked
+from bssearch.spec.changes import changed_fields
+from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE
+from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.starting import archived
-from bssearch.workloads.base import refuse_while_importing
+from bssearch.workloads.base import lies_in_no_file, refuse_while_importing
 from bssearch.workloads.given import GivenWorkload, given_workload
 
 if TYPE_CHECKING:
     from bssearch.search.driver import Driver
+
+MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
+"""The parts of a spec that are no part of its question, and whose change is told when a study goes on."""
+
+
+def check_parts(spec: StudySpec) -> None:
+    """Raise `UsageError` where the objective, sampler, pruner, executor or board of a spec cannot be loaded or made.
+
+    Theirs may be the code of another package, or gone since the spec was written.
+    """
+    check_boards(boards_of(spec))
+    makers: dict[str, Callable[[], object]] = {
+        f"objective = {spec.objective!r}": lambda: objective_of(spec),
+        f"sampler = {spec.sampler.name!r}": lambda: make_sampler(spec),
+        f"pruner = {spec.pruner.name!r}": lambda: make_pruner(spec.pruner),
+        f"executor = {spec.executor.name!r}": lambda: registry.load("executors", spec.executor.name),
+    }
+    for named, make in makers.items():
+        try:
+            make()
+        except BSSearchError:
+            raise
+        except Exception as error:
+            raise UsageError(f"{named} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
+    """Raise `SpecError` where the spec asks for a metric or a batch size that the workload does not have."""
+    target = spec.target
+    if target.metric not in found.metrics:
+        raise SpecError(f"target.metric = {target.metric!r}: the workload measures {', '.join(sorted(found.metrics))}")
+    for field, sizes in (("space.batch_size", spec.space.rungs), ("default.batch_size", [spec.default.batch_size])):
+        if found.train_samples is not None and sizes[-1] > found.train_samples:
+            raise SpecError(
+                f"{field} = {sizes[-1]}: larger than the training set of {found.train_samples} samples",
+                hint=f"the largest batch size possible is {found.train_samples}",
+            )
+
+
+def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
+    """Raise `SpecError` where the target is out of its metric's bounds, or met by an untrained model."""
+    target = spec.target
+    metric = found.metrics[target.metric]
+    low, high = metric.low, metric.high
+    if (low is not None and target.value < low) or (high is not None and target.value > high):
+        bound = f"[{'-∞' if low is None else f'{low:g}'}, {'∞' if high is None else f'{high:g}'}]"
+        raise SpecError(
+            f"target.value = {target.value:g}: {target.metric} lies in {bound}",
+            hint="`bssearch target` proposes one that the default configuration reaches",
+        )
+    if target.metric not in found.model.initial_metrics:
+        return  # A program that is evaluated after its first steps only.
+    untrained = found.model.initial_metrics[target.metric]
+    if untrained is not None and spec.record_target.is_met_by(untrained):
+        raise SpecError(
+            f"target.value = {target.value:g} (goal: {target.goal}) is met before the first step: "
+            f"an untrained model has {target.metric} = {untrained:.4g}",
+            hint="ask for a harder target (`bssearch target` proposes one); is it the right goal?",
+        )
+    if untrained is None:
+        raise SpecError(
+            f"target.metric = {target.metric!r}: of an untrained model it is not a finite number, and a trial ends "
+            "where it is not"
+        )
+
+
+def check_question(spec: StudySpec, stored: StudyRecord) -> None:
+    """Raise `QuestionChangedError` where a spec asks another question than the stored study of its name."""
+    before = spec_of(stored)
+    differing = changed_fields(before.question, spec.question)
+    threads = before.executor.threads, spec.executor.threads
+    if threads[0] != threads[1]:  # seconds on another number of threads do not compare
+        differing["executor.threads"] = threads
+    if differing:
+        listed = "; ".join(f"{field}: {old!r} → {new!r}" for field, (old, new) in differing.items())
+        raise QuestionChangedError(
+            f"study {spec.name!r} exists and asks another question: {listed}",
+            changes=differing,
+            hint="give the spec another name, or undo the change; budget, sampler, pruner, confirm, seed, slots and "
+            "log may change",
+        )
+
+
+def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -> StudySpec:
+    """Return the spec under which a study that ended by itself runs all of a larger budget: more trials or seconds.
+
+    That is kept in ``budget.least_trials``, also where the study is asked for again with the same budget.
+    """
+    earlier = spec_of(stored)
+    before, now = earlier.budget, spec.budget
+    least = min(before.least_trials, now.trials)
+    if now.trials > before.trials or _seconds(now) > _seconds(before):
+        history = History(earlier, store.trials(spec.name))
+        if 0 < history.spent < before.trials and history.time_share < 1:
+            least = now.trials
+    return spec.model_copy(update={"budget": now.model_copy(update={"least_trials": max(least, now.least_trials)})})
+
+
+def _seconds(budget: BudgetSpec) -> float:
+    """Return the wall seconds of a search's budget, ∞ where they have no bound."""
+    return math.inf if budget.wall_seconds is None else budget.wall_seconds
+
+
+def batch_normalisation_caveats(spec: StudySpec, found: WorkloadDescription) -> Iterator[tuple[str, str]]:
+    """Yield how batch normalisation distorts a comparison of the spec's batch sizes, as (code, sentence)."""
+    micro_batches = {size: split_batch(size, spec.space.max_micro_batch_size)[0] for size in spec.batch_sizes}
+    yield from batch_norm_caveats(
+        found.model.batch_norm_layers,
+        min(micro_batches.values()),
+        accumulates=any(micro < size for size, micro in micro_batches.items()),
+        ghost_batch_size=spec.training.ghost_batch_size,
+    )
+
+
+def workload_has_changed(study: StudyRecord, found: WorkloadDescription) -> bool:
+    """Return whether the workload's file is another than when the study was bound to its device."""
+    before = study.environment
+    return before is not None and before.workload_revision != found.environment.workload_revision
+
+
+def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
+    """Raise `UsageError` where the study has trials of the earlier code that are not merely lost or failed."""
+    if all(trial.state.is_missing for trial in store.trials(study.name)):
+        return
+    name = str(study.spec["workload"])
+    where = "source" if name == OBJECTIVE or lies_in_no_file(name) else "file"
+    raise UsageError(
+        f"the {where} of workload {study.spec['workload']!r} has changed since the study {study.name!r} began: what it "
+        "trains now does not compare with the trials that are stored",
+        hint=f"give the spec another name, or `bssearch delete {study.name}`; "
+        "`run --allow-changed-workload` (in Python `allow_changed_workload=True`) where the change does not matter",
+    )
+
+
+def differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription) -> Iterator[str]:
+    """Yield the settings and versions that differ from the study's last run and do not keep it from going on."""
+    now = spec.model_dump(mode="json")
+    for part in MAY_CHANGE:
+        before: Any = study.spec[part]
+        for field, (old, new) in changed_fields(before, now[part]).items():
+            if field in before:  # what this version has brought had no value
+                was, now_is = ("not given" if one is None else one for one in (old, new))
+                yield f"{part}.{field} was {was}, from now on it is {now_is}"
+    if study.environment is None:
+        return
+    for what, old, new in (
+        ("the workload's file", study.environment.workload_revision, found.environment.workload_revision),
+        ("Python", study.environment.python_version, found.environment.python_version),
+        ("torch", study.environment.torch_version, found.environment.torch_version),
+    ):
+        if old != new:
+            yield f"{what} has changed since the study began ({old} → {new}): are its earlier trials still comparable?"
+
+
+INLINE = "inline"
+"""The executor that runs trials in this process."""
+
+
+def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
+    """Return a spec of the workload that is given, run in this process where no other one can load it."""
+    changed: dict[str, Any] = {"workload": given.name}
+    if given.settings is not None:
+        changed["workload_settings"] = given.settings
+    if given.in_process is not None:
+        changed["executor"] = spec.executor.model_copy(update={"name": INLINE, "address": None})
+    return spec.model_copy(update=changed)
+
+
+def in_this_process(given: GivenWorkload) -> str:
+    """Return what to know of trials whose code no other process can load."""
+    return (
+        f"{given.label} lies in no file that a worker process could load: its trials run in this process, one at a "
+        "time, and a crash or a hang is one of this process"
+    )
+
+
+def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch) -> StudySpec:
+    """Return a spec that names its workload: the one given, or its own if the launch keeps names and it has one.
+
+    Raises `UsageError` where there is none,
+    where an object has other settings than the spec says, and where one is given for a command.
+    """
+    if given is None:
+        if launch.make_executor is None:
+            refuse_where_in_no_file(spec)
+        return spec
+    if spec.command and given.name != COMMAND:
+        raise UsageError(
+            f"the training of study {spec.name!r} is a command: no workload takes its place",
+            hint=f"--workload {COMMAND} runs the command, {shlex.join(spec.command)}",
+        )
+    keeps_name = launch.keeps_name and spec.workload != GIVEN_IN_PYTHON
+    said = spec.workload_settings
+    if given.settings is not None and given.settings != said and (said or keeps_name):
+        raise UsageError(
+            f"workload_settings = {said} of study {spec.name!r} are not those of the workload given: {given.settings}",
+            hint="give the class, which is called with them, or another object",
+        )
+    return spec if keeps_name else with_workload(spec, given)
+
 
 ExecutorFactory = Callable[[StudySpec, Path], Executor]
 """Makes the executor of a spec; the workload's file is looked up in the folder."""
@@ -132,25 +332,27 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     `QuestionChangedError` where the stored study of that name asks another question.
     """
     given, asked = launch.given, spec
-    spec = _named(checked(spec), given, launch)
+    spec = named(checked(spec), given, launch)
     check_writable(launch.db)  # before a program of the user's own runs for minutes to be described
     check_checkpoint_place()
     with (
         watched(launch.listener, launch.progress) as watcher,
         reported(spec, watcher, reports=launch.reports) as (listener, reporter),
-        _joined(spec, launch, given, listener) as joined,
+        _described(spec, launch, given, listener) as (executor, found),
     ):
-        spec, store, found = _with_slots(joined.spec, joined.executor.slots), joined.store, joined.found
-        if given is None or (given.in_process is None and given.name == spec.workload):
-            remember(spec, store.study(spec.name), Path(launch.folder))
-        elif given.in_process is not None and asked.executor.name != INLINE:
-            listener.note(in_this_process(given))
-        with (
-            _not_left_empty(store, spec.name) if joined.is_new else nullcontext(),
-            nullcontext() if reporter is None else reporter.reporting(store, spec, found.train_samples),
-        ):
-            environment = found.environment
-            yield OpenStudy(spec, store, joined.executor, environment, listener, found.train_samples, launch.shift)
+        check_target(spec, found)
+        with open_store(launch.db, notify=listener.note) as store:
+            spec, is_new = _open_study(spec, launch, store, found, listener)
+            spec = _with_slots(spec, executor.slots)
+            if given is None or (given.in_process is None and given.name == spec.workload):
+                remember(spec, store.study(spec.name), Path(launch.folder))
+            elif given.in_process is not None and asked.executor.name != INLINE:
+                listener.note(in_this_process(given))
+            with (
+                _not_left_empty(store, spec.name) if is_new else nullcontext(),
+                nullcontext() if reporter is None else reporter.reporting(store, spec, found.train_samples),
+            ):
+                yield OpenStudy(spec, store, executor, found.environment, listener, found.train_samples, launch.shift)
 
 
 @contextmanager
@@ -161,9 +363,8 @@ def described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, Workl
     `SpecError` where the spec asks for more than the workload has, `WorkloadError` and `LaunchError`.
     """
     given = launch.given
-    listener = launch.listener or Listener()
-    spec = _named(checked(spec), given, launch)
-    with _described(spec, launch, given, listener) as found:
+    spec = named(checked(spec), given, launch)
+    with _described(spec, launch, given, launch.listener or Listener()) as found:
         yield found
 
 
@@ -185,27 +386,6 @@ def _described(
         yield executor, found
     finally:
         executor.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """A study that was made or joined, with the spec that it runs by."""
-
-    spec: StudySpec
-    is_new: bool
-    store: Store
-    executor: Executor
-    found: WorkloadDescription
-
-
-@contextmanager
-def _joined(spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener) -> Iterator[_Joined]:
-    """Give a study that is bound to this device."""
-    with _described(spec, launch, given, listener) as (executor, found):
-        check_target(spec, found)
-        with open_store(launch.db, notify=listener.note) as store:
-            opened_spec, is_new = _open_study(spec, launch, store, found, listener)
-            yield _Joined(opened_spec, is_new, store, executor, found)
 
 
 @contextmanager
@@ -249,10 +429,6 @@ def stored_spec(
     if connects and not spec.is_imported:
         refuse_unknown_address(spec, record)
     return spec
-
-
-def _named(spec: StudySpec, given: GivenWorkload | None, launch: Launch) -> StudySpec:
-    return named(spec, given, keeps_name=launch.keeps_name, in_a_file=launch.make_executor is None)
 
 
 def local(data_dir: Path | str | None, allow_busy: bool, given: Any = None) -> ExecutorFactory:

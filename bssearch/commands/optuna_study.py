@@ -26,8 +26,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from bssearch.analysis.answer import parameters_of
 from bssearch.analysis.objectives.base import Objective, objective_of
+from bssearch.analysis.shape import parameters_of
 from bssearch.commands.report import observations_of
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRecord, TrialRecord, TrialState

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from bssearch.analysis.answer import Answer, Figure, Notice, Ratio, Time, objective_in
+from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.growing import typical_run
+from bssearch.analysis.headline import with_interval
 from bssearch.analysis.law.fitted import CriticalBatch
+from bssearch.analysis.numbers import ends, number, span
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
+from bssearch.analysis.shape import Model, Notice
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
 from bssearch.pages.page import StudyPicture
 from bssearch.pages.plots import objective_picture
 from bssearch.pages.trial_plots import curve_trials
+from bssearch.pages.words import plural
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord
 from bssearch.search.finding import answer
 from bssearch.spec.stored import spec_of
@@ -25,21 +30,31 @@ from bssearch.storage.repository import Store
 
 TRIALS_AT_ONCE = 200
 """Trials whose curves are in memory at a time: a choice."""
-OTHER_OBJECTIVE = "other objective"
-OTHER_TARGET = "other target"
-OTHER_UNIT = "other unit of cost"
-OTHER_SECONDS = "other kind of seconds"
+COMPARED = (
+    "study",
+    "device",
+    "precision",
+    "workload",
+    "objective",
+    "target",
+    "optimal",
+    "figure",
+    "ratio to first",
+    "within 5 %",
+    "critical batch",
+    "largest that fits",
+    "test metric",
+)
+"""The headings of studies side by side."""
 
 
-class Comparison(BaseModel):
+class Comparison(Model):
     """One study beside others. ``note`` says why there is no answer, or no ratio, ``warnings`` are the answer's own.
 
     ``objective_value`` is in the unit of the objective: seconds, samples, cost, joules, or the metric;
     ``ratio_to_first`` is its median over that of the first study, without an interval for the first itself. The
     critical batch size is null where too few batch sizes speak for the law. ``database`` is a URL without its password.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     study: str
     database: str
@@ -100,9 +115,9 @@ def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> I
     """Yield every observation of some trials with the trial's number, a few trials' in memory at a time."""
     numbers = [trial.number for trial in trials]
     for start in range(0, len(numbers), TRIALS_AT_ONCE):
-        for number, curve in store.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():
+        for trial, curve in store.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():
             for observation in curve:
-                yield number, observation
+                yield trial, observation
 
 
 def compare(studies: Sequence[tuple[Store, str]]) -> list[Comparison]:
@@ -142,7 +157,7 @@ class _Compared:
 
     def beside(self, first: _Compared) -> Comparison:
         """Return the study's row in a comparison with the first."""
-        target, environment = self.study.target, self.study.environment
+        environment = self.study.environment
         row = Comparison(
             study=self.study.name,
             database=self.database,
@@ -150,7 +165,7 @@ class _Compared:
             precision=None if environment is None else environment.precision,
             workload=str(self.study.spec["workload"]),
             objective=self.study.objective,
-            target=f"{target.metric} {target.goal.sign} {target.value:g}",
+            target=self.study.target.in_words,
             note=self.missed or None,
         )
         if self.answer is None:
@@ -175,23 +190,13 @@ class _Compared:
     def _unlike(self, first: _Compared) -> str | None:
         """Return why the study's figure does not compare with that of the first."""
         if self.study.objective != first.study.objective:
-            return OTHER_OBJECTIVE
+            return "other objective"
         if self.study.target != first.study.target:
-            return OTHER_TARGET
-        if self._unit != first._unit:
-            return OTHER_UNIT
-        return None if self._clock == first._clock else OTHER_SECONDS
-
-    @property
-    def _clock(self) -> str | None:
-        """Return whose seconds they are, None where bssearch measured them."""
-        time = None if self.answer is None else self.answer.optimal.time_to_target_s
-        return time.basis if time is not None and time.basis in {"wall", "reported"} else None
-
-    @property
-    def _unit(self) -> str:
-        """Return the unit of the figure: costs are in device-hours, or in the currency of a price."""
-        return objective_of(spec_of(self.study)).unit
+            return "other target"
+        if objective_of(spec_of(self.study)).unit != objective_of(spec_of(first.study)).unit:
+            return "other unit of cost"
+        same_clock = (self.answer and self.answer.clock) == (first.answer and first.answer.clock)
+        return None if same_clock else "other kind of seconds"
 
 
 def _ratio(figure: Estimate | None, first: Estimate | None) -> Ratio | None:
@@ -201,3 +206,23 @@ def _ratio(figure: Estimate | None, first: Estimate | None) -> Ratio | None:
         return Ratio(value=1.0, at_least=False)
     low, high = ratio_interval(figure, first) or (None, None)
     return Ratio(value=figure.median / first.median, at_least=False, low=low, high=high)
+
+
+def compared_row(one: Comparison) -> dict[str, Any]:
+    """Return a comparison's row."""
+    objective = str(one.objective).replace("_", " ")
+    head = [one.study, one.device, one.precision, one.workload, objective, one.target]
+    if one.optimal_batch_size is None or one.flat_range is None:
+        return dict(zip(COMPARED, [*head, None, "target not reached"], strict=False))
+    figure, ratio, critical = one.objective_value, one.ratio_to_first, one.b_crit
+    poor = "" if one.fit_verdict == "fits" else f" ({str(one.fit_verdict).replace('_', ' ')})"
+    figures = [
+        one.optimal_batch_size,
+        figure and f"{with_interval(figure)} ({plural(figure.runs, 'run')})",
+        one.note if ratio is None else f"{number(ratio.value)}{ends(ratio.low, ratio.high)}",
+        span(one.flat_range),
+        critical and f"{critical.in_words}{poor}",
+        one.largest_that_fits,
+        one.test_metric,
+    ]
+    return dict(zip(COMPARED, [*head, *figures], strict=True))

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from bssearch.commands.display.answer import Answer
+from bssearch.commands.answer import Answer
 from bssearch.commands.opening import Launch, opened, program_of
 from bssearch.errors import TrialStopped, UsageError
 from bssearch.executors.base import Executor

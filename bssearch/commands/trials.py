@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from bssearch.analysis.objectives.seconds import Basis, seconds_to_target, trial_basis
+from bssearch.analysis.optimum import fastest
+from bssearch.batch_schedule import run_stages
 from bssearch.records import Environment, Observation, Phase, TrialRecord, TrialState, outcome_fields
-from bssearch.run_stages import run_stages
-from bssearch.storage.repository import open_store
+from bssearch.search.finding import SearchEnd
+from bssearch.spec import StudySpec
+from bssearch.spec.stored import spec_of
+from bssearch.storage.repository import Store, open_store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,3 +155,91 @@ def trial_document(
 def traceback(trial: TrialRecord) -> str | None:
     """Return the traceback of the exception that ended a trial, None without one."""
     return None if trial.outcome is None else trial.outcome.traceback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fastest:
+    """The trial that reached the target soonest, by measured seconds or, where others disturbed it, by a product."""
+
+    trial: int
+    batch_size: int
+    time_to_target_s: float | None
+    basis: Basis = "measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A study's budget of search trials and how many are spent, its running trials, and its trials by phase and state.
+
+    ``train_seconds`` are those of all ended trials. ``search_ended`` says why the search is over, None while it is not.
+    Of an imported study all runs count as search trials.
+    """
+
+    study: str
+    is_imported: bool
+    budget_trials: int
+    spent_trials: int
+    running: tuple[int, ...]
+    train_seconds: float
+    fastest: Fastest | None
+    trials: dict[str, dict[str, int]]
+    search_ended: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the contract of ``status --format json``."""
+        best = self.fastest
+        return {
+            "study": self.study,
+            "budget_trials": self.budget_trials,
+            "spent_trials": self.spent_trials,
+            "running": list(self.running),
+            "search_ended": self.search_ended,
+            "train_seconds": self.train_seconds,
+            "fastest": None
+            if best is None
+            else {
+                "trial": best.trial,
+                "batch_size": best.batch_size,
+                "time_to_target_s": best.time_to_target_s,
+                "basis": best.basis,
+            },
+            "trials": self.trials,
+        }
+
+
+def status(store: Store, study: str, trials: Sequence[TrialRecord] | None = None) -> Status:
+    """Return how far a stored study is; ``trials`` are all it has, where they were read. Raises `NotFoundError`."""
+    spec = spec_of(store.study(study))
+    trials = store.trials(study) if trials is None else trials
+    searched = [trial for trial in trials if spec.is_imported or trial.phase is Phase.SEARCH]
+    best = fastest(searched)
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for trial in trials:
+        counts[trial.phase.value][trial.state.value] += 1
+    return Status(
+        study=study,
+        is_imported=spec.is_imported,
+        budget_trials=spec.budget.trials,
+        spent_trials=sum(not trial.state.is_missing for trial in searched),
+        running=tuple(trial.number for trial in trials if trial.state is TrialState.RUNNING),
+        train_seconds=sum(trial.outcome.train_seconds for trial in trials if trial.outcome),
+        fastest=None
+        if best is None
+        else Fastest(
+            trial=best.number,
+            batch_size=best.configuration.batch_size,
+            time_to_target_s=seconds_to_target(best),
+            basis=trial_basis(best),
+        ),
+        search_ended=None if spec.is_imported else _search_ended(store, spec, searched),
+        trials={phase: dict(by_state) for phase, by_state in counts.items()},
+    )
+
+
+def _search_ended(store: Store, spec: StudySpec, searched: Sequence[TrialRecord]) -> str | None:
+    """Return why the search is over, as it was stored then; None where it has gone on since, or is to."""
+    if any(not trial.state.is_finished for trial in searched):
+        return None
+    end = SearchEnd.stored(store, spec.name)
+    spent = sum(not trial.state.is_missing for trial in searched)
+    return end.reason if end is not None and (end.spent, end.budget) == (spent, spec.budget) else None

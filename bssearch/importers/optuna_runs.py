@@ -8,34 +8,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from bssearch.curves import Crossing, first_crossing
 from bssearch.errors import UsageError
-from bssearch.importers.cells import LARGEST, integer
-from bssearch.importers.imported_run import Run, make_configuration
-from bssearch.importers.importer import Studies
-from bssearch.importers.optuna_figures import (
-    OWN_SECONDS,
-    OWN_STEPS,
-    OWN_TIME,
-    USER_ATTRIBUTE,
-    VALUE,
-    are_seconds_of_whole,
-    check_own_place,
-    checked_seconds,
-    ended_at_target,
-    hit_before_end,
-    is_feasible,
-    number,
-    says_target,
+from bssearch.importers.imported_run import (
+    LARGEST,
+    GivenBatch,
+    Run,
+    integer,
+    make_configuration,
+    part_of_batch,
+    step_batches,
 )
-from bssearch.importers.optuna_reports import ReportSteps
-from bssearch.importers.runs import LARGEST_SEED, RunsObjective
-from bssearch.importers.step_batch import GivenBatch, part_of_batch, step_batches
-from bssearch.importers.whole_training import FiguresAt
+from bssearch.importers.importer import Studies
+from bssearch.importers.runs import LARGEST_SEED, LONGEST_S, FiguresAt, RunsObjective
 from bssearch.options import Option
 from bssearch.records import Goal, Observation, ParameterValue, Target, TrialState, is_metric
 
@@ -43,6 +33,129 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from bssearch.importers.optuna_database import OptunaTrials
+
+VALUE, USER_ATTRIBUTE = "value", "user_attr:"
+OWN_TIME, OWN_STEPS, OWN_SECONDS = "time_to_target_s", "steps_to_target", "train_seconds"
+"""User attributes of a trial that `export --to optuna` wrote: to the study's own target, and of the whole trial."""
+
+
+def check_own_place(found: OptunaTrials, option: str, place: str | None, own: Target, wanted: Target) -> None:
+    """Raise `UsageError` where figures of a study that bssearch exported are not those to the wanted target.
+
+    Its values are the objective's figure, seconds under time_to_target alone; they and two attributes of a trial are
+    to the study's ``own`` target.
+    """
+    if place == VALUE and list(found.metric_names) != [OWN_TIME]:
+        named = ", ".join(found.metric_names) or "not named"
+        raise UsageError(f"{option} {VALUE}: the values of {found.name!r}, which bssearch exported, are {named}")
+    if place in (VALUE, USER_ATTRIBUTE + OWN_TIME, USER_ATTRIBUTE + OWN_STEPS) and wanted != own:
+        raise UsageError(
+            f"{option} {place}: in {found.name!r}, which bssearch exported, it is to {own.in_words}, "
+            f"not to {wanted.in_words}"
+        )
+
+
+def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
+    """Return whether a trial is known to have ended where it reached the target: at its last report, after a miss."""
+    return hit is not None and hit.last_miss_step < hit.first_hit_step == max(trial.intermediate_values)
+
+
+def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool) -> bool:
+    """Return whether the reports show that a trial met the target before its last report, and cover its training.
+
+    If its value is none of its reports, it was measured after the last one, and the training may have been longer.
+    """
+    reports = trial.intermediate_values
+    if hit.first_hit_step == max(reports):
+        return False
+    value = trial.value if is_value_a_metric else None
+    return value is None or any(math.isclose(value, report) for report in reports.values())
+
+
+def says_target(name: str) -> bool:
+    """Return whether the name of a figure says that it is the figure at the target, as ``steps_to_target``."""
+    return "target" in name.lower()
+
+
+def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
+    """Return whether a trial's duration shows that seconds are those of the whole trial; None if it tells nothing.
+
+    ``share`` is the part of the trial until the target. Seconds to the target are at most that share of the duration;
+    20 % more allows for a slow first epoch.
+    """
+    lasted = 0.0 if trial.duration is None else trial.duration.total_seconds()
+    if lasted <= 0 or seconds > lasted * 1.02:
+        return None
+    return seconds > 1.2 * share * lasted or (seconds > 0.98 * lasted and share < 0.95)
+
+
+def is_feasible(trial: FrozenTrial) -> bool:
+    """Return whether a trial satisfies its constraints: all are <= 0, as for Optuna's `Study.best_trial`."""
+    return all(value <= 0.0 for value in trial.constraints.values())
+
+
+def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float | None:
+    """Return seconds; raise `UsageError` for what is no number of them."""
+    if value is None:
+        return None
+    seconds = number(value)
+    if seconds is None or not (0 < seconds <= LONGEST_S or (seconds == 0 and not reached)):
+        bound = f"> 0 where the target was reached, and <= {LONGEST_S:g}" if reached else f"in [0, {LONGEST_S:g}]"
+        raise UsageError(f"{name} = {value!r} must be seconds {bound} ({origin})")
+    return seconds
+
+
+def number(value: Any) -> float | None:
+    """Return a number as a float, None for what is none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+FEW = 10
+"""Report gaps up to this are rarely optimizer steps: an evaluation would take longer than the training between two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSteps:
+    """The report steps of a study: the ``first`` of any trial, and the smallest and largest gap between two reports.
+
+    The gaps are None if no trial has two reports.
+    """
+
+    first: int = 1
+    smallest_gap: int | None = None
+    largest_gap: int | None = None
+
+    @classmethod
+    def of(cls, trials: Iterable[FrozenTrial]) -> Self:
+        """Return the report steps of some trials."""
+        steps = [sorted(trial.intermediate_values) for trial in trials if trial.intermediate_values]
+        gaps = [later - earlier for one in steps for earlier, later in pairwise(one)]
+        return cls(
+            first=min((one[0] for one in steps), default=1),
+            smallest_gap=min(gaps, default=None),
+            largest_gap=max(gaps, default=None),
+        )
+
+    @property
+    def may_be_epochs(self) -> bool:
+        """Whether the trials report as often as every few epochs would."""
+        return self.largest_gap is not None and self.largest_gap <= FEW and self.first <= FEW
+
+    @property
+    def are_epochs(self) -> bool:
+        """Whether the trials report at 0, 1, 2, … or at 1, 2, 3, …; a report may be missing."""
+        return self.may_be_epochs and self.smallest_gap == 1 and self.first <= 1
+
+    @property
+    def epochs_before_first(self) -> int:
+        """Epochs that a report's number lacks: 1 if they are counted from 0, so that 0 is the end of the first epoch.
+
+        A study that reports every five epochs counts from 0 if its reports are 4, 9, 14, … Reports at 0, 100, 200, …
+        are more likely steps, with an evaluation before the first.
+        """
+        gap = self.smallest_gap or 1
+        return int((self.first == 0 and gap <= FEW) or (gap > 1 and self.first == gap - 1))
+
 
 DURATION, STEP_MS, STEP, EPOCH = "duration", "step_ms", "step", "epoch"
 ENDED = ("COMPLETE", "PRUNED")

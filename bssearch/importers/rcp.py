@@ -15,8 +15,15 @@ from typing import Annotated, Any
 
 from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
 from bssearch.errors import UsageError
-from bssearch.importers.cells import LARGEST, integer, parameter_value, read_text
-from bssearch.importers.imported_run import Run, RunTable, make_configuration
+from bssearch.importers.imported_run import (
+    LARGEST,
+    Run,
+    RunTable,
+    integer,
+    make_configuration,
+    parameter_value,
+    read_text,
+)
 from bssearch.importers.importer import Studies, StudyName
 from bssearch.options import Option
 from bssearch.records import Configuration, ParameterValue, Target

@@ -10,7 +10,7 @@ from reprlib import Repr
 from typing import Any
 
 from bssearch.errors import UsageError
-from bssearch.importers.cells import LARGEST, csv_rows
+from bssearch.importers.imported_run import LARGEST, csv_rows
 from bssearch.records import ProbeRecord
 
 COLUMNS = ("batch_size", "step_seconds", "micro_batch_size")

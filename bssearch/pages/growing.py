@@ -11,12 +11,11 @@ from bssearch.analysis.answer import Answer, BatchScheduleAnswer
 from bssearch.analysis.headline import about_growing
 from bssearch.analysis.numbers import noise_scale, number
 from bssearch.analysis.objectives.base import Objective
-from bssearch.batch_schedule import batch_schedule_of
+from bssearch.batch_schedule import RunStage, batch_schedule_of, run_stages
 from bssearch.pages.chart import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
 from bssearch.pages.html import Row, Section, Table
 from bssearch.pages.words import NOTHING, in_words, plural, sentence
 from bssearch.records import Observation, TrialRecord
-from bssearch.run_stages import RunStage, run_stages
 
 Pairs = Sequence[tuple[float, float]]
 Run = tuple[TrialRecord, Sequence[Observation]]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bssearch.analysis.answer import Answer, Batch, objective_in
+from bssearch.analysis.batches import MODELS_DIFFER
 from bssearch.analysis.headline import headline, shares_of_speedup, with_interval
 from bssearch.analysis.law.fitted import Fit
-from bssearch.analysis.law.models import MODELS_DIFFER
 from bssearch.analysis.numbers import ends, number
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.time_to_target import TIME

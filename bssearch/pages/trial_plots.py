@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from bssearch.analysis.answer import Answer, TargetAnswer, parameters_of
+from bssearch.analysis.answer import Answer
 from bssearch.analysis.numbers import number
 from bssearch.analysis.objectives.base import Objective
+from bssearch.analysis.shape import parameters_of
 from bssearch.pages.chart import (
     ACCENT,
     INK,
@@ -105,7 +106,7 @@ def _curve(curve: Sequence[Observation], name: str) -> list[Point]:
     ]
 
 
-def _curves(series: Sequence[Series], seconds: Axis, target: Target | TargetAnswer) -> Chart:
+def _curves(series: Sequence[Series], seconds: Axis, target: Target) -> Chart:
     """Return curves with the target as a line across them."""
     metric = value_axis(short_name(target.metric), [*extent(series), target.value], log=False)
     rule = Rule(at=target.value, name=f"target {target.goal.sign} {target.value:g}", colour=ACCENT)

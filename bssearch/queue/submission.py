@@ -105,7 +105,7 @@ class Submission(NewSubmission):
 class WorkerRecord:
     """A worker as others see it. ``name`` is its process's (`bssearch.search.leases.owner`).
 
-    ``templates`` are the values of each template that it offers, as `bssearch.queue.values` writes their types;
+    ``templates`` are the values of each template that it offers, as `bssearch.queue.templates` writes their types;
     ``serving`` is the study that it serves now, since ``serving_since``. One that has ended in good order ``left_at`` a
     moment; ``is_here`` says whether it was seen lately and has not left.
     """

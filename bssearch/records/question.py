@@ -92,6 +92,11 @@ class Target:
     value: float
     goal: Goal = Goal.MAXIMIZE
 
+    @property
+    def in_words(self) -> str:
+        """The target for people, as in "accuracy ≥ 0.9"."""
+        return f"{self.metric} {self.goal.sign} {self.value:g}"
+
     def gain(self, metric: float) -> float:
         """Return the metric with its sign set so that more is better."""
         return metric if self.goal is Goal.MAXIMIZE else -metric

@@ -12,7 +12,7 @@ In this order:
 4. the rest in proportion to (incumbent's figure / batch size's best figure)², the incumbent's neighbours on the
    ladder at least half as often as itself: one lucky seed decides between them more easily than the truth.
 
-Where a quick answer is stored (`bssearch.analysis.law.quick_prior`), and the incumbent lies where it has the optimum,
+Where a quick answer is stored (`bssearch.analysis.law.quick`), and the incumbent lies where it has the optimum,
 the ladder begins at the batch size that it recommends, and what brackets the optimum outside its interval gets one
 evidence trial; the default's batch size and the largest, of which speed-ups are quoted, get as many as ever. An
 incumbent elsewhere has shown it wrong: then all is as without one.

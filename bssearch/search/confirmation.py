@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from bssearch.analysis.certainty import Standing, standing
 from bssearch.analysis.confirmation_runs import PlainMiss, plain_misses, plainly_missed, says_something
 from bssearch.analysis.optimum import Verdict, decide
-from bssearch.analysis.settled import Standing, standing
 from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.seeds import trial_seed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bssearch.analysis.law.quick_prior import QuickPrior
+from bssearch.analysis.law.quick import QuickPrior
 from bssearch.errors import BSSearchError
 from bssearch.records import Observation, ProbeRecord, TrialPlan, TrialRecord, TrialState
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bssearch.analysis.answer import NO_NEXT_STEP, Answer, Notice
-from bssearch.analysis.law.promise import Promise, promise_of
-from bssearch.analysis.law.quick_prior import QuickPrior
+from bssearch.analysis.answer import NO_NEXT_STEP, Answer
+from bssearch.analysis.derived import at_target, easier_target, refuse_another_target
+from bssearch.analysis.law.quick import Promise, QuickPrior, promise_of
 from bssearch.analysis.notices import about_versions, retargeted
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.report import build_answer
-from bssearch.analysis.retarget import at_target, easier_target, refuse_another_target
+from bssearch.analysis.shape import Notice
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Configuration, TrialRecord, model_parameters
 from bssearch.spec import StudySpec

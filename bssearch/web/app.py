@@ -23,13 +23,11 @@ from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, TargetN
 from bssearch.pages.html import page_style, templates
 from bssearch.pages.words import in_words, plural, visible, without_passwords
 from bssearch.web.access import Access, Guard
-from bssearch.web.across import best_page, compare_page
 from bssearch.web.calculator.page import calculator_page
-from bssearch.web.databases import Databases
-from bssearch.web.studies import studies_page
+from bssearch.web.studies import best_page, compare_page, studies_page
 from bssearch.web.study import answer_document, study_page, study_version
 from bssearch.web.trials import trial_page, trials_page
-from bssearch.web.views import Asked, Document, Page
+from bssearch.web.views import Asked, Databases, Document, Page
 
 STATUS: tuple[tuple[type[BSSearchError], int], ...] = (
     (NotFoundError, 404),
@@ -85,7 +83,7 @@ class _Pages:
         self._environment = templates(PackageLoader("bssearch.web"))
         self._environment.filters["value"] = in_words
         self._threads = ThreadPoolExecutor(THREADS, "bssearch page")
-        self._kept = _Kept()
+        self._kept: dict[str, tuple[str, Response]] = {}  # by address, the one asked for last at the end
         self._asked = 0
         # A large study takes memory and the interpreter alone; who asks for the same page at once finds it made.
         self._one_at_a_time = Lock()
@@ -151,12 +149,14 @@ class _Pages:
         if version == request.headers.get("if-none-match", "").removeprefix("W/").strip('"'):
             return Response(status_code=304, headers=tag)
         with self._one_at_a_time:
-            response = self._kept.get(address := str(request.url), version)
-            if response is None:
-                response = self._made(page, asked, request.url.path, version)
-                self._kept.put(address, version, response)
-        response.headers.update(tag)
-        return response
+            kept = self._kept.pop(str(request.url), None)
+            if kept is None or kept[0] != version:
+                kept = version, self._made(page, asked, request.url.path, version)
+            self._kept[str(request.url)] = kept
+            if len(self._kept) > KEPT_PAGES:
+                del self._kept[next(iter(self._kept))]
+        kept[1].headers.update(tag)
+        return kept[1]
 
     def _made(self, page: Page, asked: Asked, path: str, version: str | None = None) -> Response:
         found = page.show(asked)
@@ -174,25 +174,6 @@ class _Pages:
     def _page(self, template: str, status: int, values: dict[str, Any]) -> HTMLResponse:
         text = self._environment.get_template(template).render(self._always | values)
         return HTMLResponse(text, status)
-
-
-class _Kept:
-    """The pages sent last, each in its newest version."""
-
-    def __init__(self) -> None:
-        self._pages: dict[str, tuple[str, Response]] = {}
-
-    def get(self, address: str, version: str) -> Response | None:
-        """Return the page of an address in a version, None where it is not kept."""
-        kept = self._pages.get(address)
-        return None if kept is None or kept[0] != version else kept[1]
-
-    def put(self, address: str, version: str, page: Response) -> None:
-        """Keep a page in the place of its earlier version, and of the one kept longest where they are many."""
-        self._pages.pop(address, None)
-        self._pages[address] = version, page
-        if len(self._pages) > KEPT_PAGES:
-            del self._pages[next(iter(self._pages))]
 
 
 def _page_style(request: Request) -> Response:

@@ -36,7 +36,7 @@ def serve(
     from bssearch.web.access import Access, is_loopback, new_token
     from bssearch.web.app import create_app
     from bssearch.web.connections import MOST_CONNECTIONS, Connection
-    from bssearch.web.databases import Databases
+    from bssearch.web.views import Databases
 
     databases = Databases(urls)
     needs_token = not is_loopback(host)

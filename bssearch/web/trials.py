@@ -9,15 +9,14 @@ from typing import Any
 from urllib.parse import urlencode
 
 from bssearch.batch_schedule import sizes_in_words
-from bssearch.commands.reproduction import Reproduction, reproduction
+from bssearch.commands.rerun import Reproduction, reproduction
 from bssearch.commands.trials import matching_trials, trial_document, trial_row
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.pages.trial_plots import recent_curves_chart
 from bssearch.pages.words import in_words
 from bssearch.records import Environment, Phase, TrialRecord, TrialState
 from bssearch.storage.repository import Store
-from bssearch.web.progress import is_live
-from bssearch.web.study import RESTING_SECONDS, RUNNING_SECONDS, about_study
+from bssearch.web.study import RESTING_SECONDS, RUNNING_SECONDS, about_study, is_live
 from bssearch.web.views import Answered, Asked, Document, View
 
 PAGE_TRIALS = 100

@@ -20,8 +20,7 @@ from bssearch.analysis.law.batch_model import (
     rising,
 )
 from bssearch.analysis.law.joint import runnable_steps
-from bssearch.analysis.law.likelihood import BEYOND, GRID, LawLikelihood
-from bssearch.analysis.law.points import LawPoint
+from bssearch.analysis.law.likelihood import BEYOND, GRID, LawLikelihood, LawPoint
 from tests.factories import make_probe, not_none
 
 RCP = Path(__file__).resolve().parents[1] / "data" / "mlperf-rcp"
@@ -328,18 +327,17 @@ def test_the_predicted_optimum_is_that_of_trying_everything(times: dict[tuple[in
         assert found is None
         return
     assert found is not None
-    assert found.seconds_by_batch == pytest.approx(least)
-    assert list(found.seconds_by_batch) == list(least)
-    assert found.seconds == found.seconds_by_batch[found.batch_size] == min(found.seconds_by_batch.values())
+    assert found.time_to_target_s == pytest.approx(least[found.batch_size])
+    assert found.time_to_target_s == pytest.approx(min(least.values()))
     best = min(seconds for (size, _), seconds in times.items() if size == found.batch_size)
     assert times[found.batch_size, found.micro_batch_size] == best
     low, high = found.flat_range
-    bound = 1.05 * found.seconds
+    bound = 1.05 * found.time_to_target_s
     assert low <= found.batch_size <= high
-    assert all(seconds <= bound for size, seconds in found.seconds_by_batch.items() if low <= size <= high)
+    assert all(seconds <= bound for size, seconds in least.items() if low <= size <= high)
     below, above = [size for size in least if size < low], [size for size in least if size > high]
-    assert not below or found.seconds_by_batch[below[-1]] > bound
-    assert not above or found.seconds_by_batch[above[0]] > bound
+    assert not below or least[below[-1]] > bound
+    assert not above or least[above[0]] > bound
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.final_metrics import Generalisation
-from bssearch.analysis.generalisation import generalisation, notable_gap
+from bssearch.analysis.generalisation import Generalisation, generalisation, notable_gap
 from bssearch.analysis.notices import about_generalisation
 from bssearch.analysis.optimum import decide
 from bssearch.analysis.report import build_answer

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
+from bssearch.analysis.derived import predict_for_device
 from bssearch.analysis.law.affine_step_time import fit_step_time
-from bssearch.analysis.law.host_bound import device_bound
-from bssearch.analysis.predict_for_device import predict_for_device
+from bssearch.analysis.notices import device_bound
 from bssearch.analysis.report import build_answer
 from bssearch.records import Phase, ProbeRecord, StudyRecord, TrialRecord
 from bssearch.spec import StudySpec

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bssearch.analysis.law.affine_step_time import fit_memory
 from bssearch.analysis.measured import about_devices, measured, noise_of_batches
-from bssearch.analysis.memory import fit_memory
 from bssearch.noise import pooled
 from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, Phase, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bssearch.analysis.predict_for_device import at_step_time, predict_for_device
+from bssearch.analysis.derived import at_step_time, predict_for_device
 from bssearch.batch_schedule import with_batch_schedule
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Phase, TrialRecord, TrialState

@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.final_metrics import Gap
-from bssearch.analysis.rules.audit import is_result, learning_rate_slope, runs_of, tuned_optima
-from bssearch.analysis.rules.regret import NONE
-from bssearch.analysis.rules.rule_evidence import (
+from bssearch.analysis.rules.audit import (
     FROM_90_TO_95,
     Evidence,
     about_accumulation,
@@ -20,7 +17,13 @@ from bssearch.analysis.rules.rule_evidence import (
     about_memory,
     about_noise_scale,
     command,
+    is_result,
+    learning_rate_slope,
+    runs_of,
+    tuned_optima,
 )
+from bssearch.analysis.rules.regret import NONE
+from bssearch.analysis.shape import Interval
 from bssearch.records import Phase, StepTime, TrialState
 from bssearch.space import MemoryBoundary
 from bssearch.spec.model import IMPORTED
@@ -211,7 +214,7 @@ def test_the_smallest_micro_batches_tell_and_those_timed_alone_come_first() -> N
 
 def test_a_gap_of_exactly_two_points_is_neither_more_nor_less() -> None:
     for low, high, finding in ((0.02, 0.05, "undecided"), (0.0, 0.02, "undecided"), (0.021, 0.05, "held")):
-        found = about_generalisation(SPEC, with_gap(Gap(value=0.02, low=low, high=high)))
+        found = about_generalisation(SPEC, with_gap(Interval(value=0.02, low=low, high=high)))
         assert (found.judgement.finding, found.trial_numbers) == (finding, (128,))
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
+from bssearch.analysis.generalisation import FinalMetrics, Generalisation
 from bssearch.analysis.law.fitted import CriticalBatch, Fit
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.report import build_answer
 from bssearch.analysis.rules.audit import Audit, RuleFinding, audit
 from bssearch.analysis.rules.rule_book import Rule
+from bssearch.analysis.shape import Interval
 from bssearch.records import Configuration, Phase, StepTime, StudyRecord, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
@@ -272,8 +273,8 @@ def test_a_law_that_does_not_fit_has_no_critical_batch() -> None:
     assert "the law is poor" in one.reason
 
 
-def with_gap(gap: Gap | None, best: int = 32, *, smaller: Gap | None = None) -> Answer:
-    def final(batch_size: int, its_gap: Gap | None) -> FinalMetrics:
+def with_gap(gap: Interval | None, best: int = 32, *, smaller: Interval | None = None) -> Answer:
+    def final(batch_size: int, its_gap: Interval | None) -> FinalMetrics:
         return FinalMetrics(
             batch_size=batch_size, parameters={}, runs=3, ended_early=0, contended=0, final_metric=0.9, test_metric=0.9,
             gap=its_gap, trial_numbers=[batch_size],
@@ -288,9 +289,9 @@ def with_gap(gap: Gap | None, best: int = 32, *, smaller: Gap | None = None) -> 
 
 def test_a_largest_batch_that_ends_best_breaks_it_and_without_runs_the_command_is_named() -> None:
     for gap, verdict in (
-        (Gap(value=0.01, low=-0.01, high=0.03), "broke"),
-        (Gap(value=0.01, low=-0.03, high=0.05), "undecided"),
-        (Gap(value=0.01, low=None, high=None), "undecided"),
+        (Interval(value=0.01, low=-0.01, high=0.03), "broke"),
+        (Interval(value=0.01, low=-0.03, high=0.05), "undecided"),
+        (Interval(value=0.01, low=None, high=None), "undecided"),
     ):
         found = audit(SPEC, base(), with_gap(None, best=128, smaller=gap))
         assert of(found, Rule.GENERALISATION, 128).verdict == verdict
@@ -373,13 +374,13 @@ def test_a_shared_device_shows_by_its_steps_how_far_a_rule_missed(
 @pytest.mark.parametrize(
     ("gap", "verdict"),
     [
-        (Gap(value=0.04, low=0.03, high=0.05), "held"),
-        (Gap(value=0.01, low=0.00, high=0.015), "broke"),
-        (Gap(value=0.03, low=0.01, high=0.05), "undecided"),
-        (Gap(value=0.01, low=0.00, high=0.03), "undecided"),
-        (Gap(value=0.04, low=None, high=None), "not_run"),
+        (Interval(value=0.04, low=0.03, high=0.05), "held"),
+        (Interval(value=0.01, low=0.00, high=0.015), "broke"),
+        (Interval(value=0.03, low=0.01, high=0.05), "undecided"),
+        (Interval(value=0.01, low=0.00, high=0.03), "undecided"),
+        (Interval(value=0.04, low=None, high=None), "not_run"),
         (None, "not_run"),
     ],
 )
-def test_two_points_worse_is_shown_or_not(gap: Gap | None, verdict: str) -> None:
+def test_two_points_worse_is_shown_or_not(gap: Interval | None, verdict: str) -> None:
     assert of(audit(SPEC, base(), with_gap(gap)), Rule.GENERALISATION, 128).verdict == verdict

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bssearch.analysis.certainty import Standing, standing
 from bssearch.analysis.optimum import decide
-from bssearch.analysis.settled import Standing, standing
 from bssearch.records import Phase, TrialRecord, TrialState
 from tests.factories import make_trial, not_none
 

@@ -28,8 +28,7 @@ import torch
 
 from bssearch.analysis.law.branches import BranchedSize, bound_of, holds
 from bssearch.commands.opening import Launch
-from bssearch.commands.probe.branch import branch
-from bssearch.commands.probe.branch_report import configuration_at
+from bssearch.commands.probe.branch import branch, configuration_at
 from bssearch.records import (
     Branch,
     Configuration,

@@ -35,7 +35,6 @@ from typing import Annotated, Any, TypeVar
 import torch
 import typer
 
-from bssearch.cli.arguments import workload_folder
 from bssearch.commands.opening import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
@@ -269,7 +268,7 @@ def main(
             "configurations": None if configurations is None else str(configurations.resolve()),
             "tolerance": tolerance,
         }
-        bench = Bench(spec, workload_folder(path), database, Results(database / "results.json", settings), tolerance)
+        bench = Bench(spec, path.resolve().parent, database, Results(database / "results.json", settings), tolerance)
         print(f"kept in {database}", flush=True)
         met = [compare_times(bench, frozen_configurations(bench, configurations), runs)]
         if studies:

@@ -45,7 +45,7 @@ from scipy.stats import qmc
 
 from bssearch.commands.enqueue import configuration_of
 from bssearch.commands.opening import Launch, OpenStudy, opened
-from bssearch.commands.quick.answer import quick
+from bssearch.commands.quick import quick
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialRequest, TrialState
 from bssearch.search.listener import Listener

@@ -40,8 +40,8 @@ import typer
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.law.critical_batch import CriticalBatchPosterior, ExpectedOptimum
-from bssearch.analysis.law.quick_prior import QuickPrior
-from bssearch.commands.quick import plan as quick
+from bssearch.analysis.law.quick import QuickPrior
+from bssearch.commands import quick
 from bssearch.errors import TargetNotReachedError
 from bssearch.history import History, measured_seconds
 from bssearch.intervals import FLAT_RATIO

@@ -25,7 +25,6 @@ from typing import Annotated, Any
 import typer
 
 from bssearch.analysis.optimum import Candidate
-from bssearch.cli.arguments import workload_folder
 from bssearch.commands.opening import Launch
 from bssearch.commands.run import run_study
 from bssearch.spec import StudySpec, find_spec, load_spec
@@ -61,7 +60,7 @@ def run_or_read(study: str, overrides: Sequence[str], folder: Path, db: str | No
             return StudySpec.model_validate(store.study(study).spec), Launch(db=db)
     path = find_spec(study)
     spec = load_spec(path, list(overrides))
-    launch = Launch(db=f"sqlite:///{folder / spec.name}.db", folder=workload_folder(path))
+    launch = Launch(db=f"sqlite:///{folder / spec.name}.db", folder=path.resolve().parent)
     run_study(spec, db=launch.db, folder=launch.folder)
     return spec, launch
 

@@ -29,7 +29,6 @@ from bssearch.samplers.optuna import distribution
 from bssearch.samplers.time_model.acquisition import KnowledgeGradient
 from bssearch.samplers.time_model.candidates import GridCandidates
 from bssearch.samplers.time_model.extrapolation import Run
-from bssearch.samplers.time_model.step_time_line import StepTimes
 from bssearch.search.planner import Planner
 from bssearch.spec import StudySpec
 from tests.benchmarks.harness import script, seconds_of
@@ -98,8 +97,8 @@ def grid_asks(count: int) -> Callable[[int], None]:
             run.progress.add(moment, gain)
         run.hit = run.progress.now if state is TrialState.REACHED else None
         runs.append(run)
-    times = StepTimes(SIZES, step_seconds)
-    model = KnowledgeGradient(cells, default=50, target_gain=TARGET, step_times=times, seed=0)
+    times = {size: step_seconds(size) for size in SIZES}
+    model = KnowledgeGradient(cells, default=50, target_gain=TARGET, step_seconds=times, seed=0)
 
     def ask(number: int) -> None:
         runs[number].progress.add(runs[number].progress.now * 1.01, runs[number].progress.gain)

@@ -27,7 +27,7 @@ from typing import Annotated
 import typer
 
 from bssearch.analysis.answer import Answer
-from bssearch.commands.best import best
+from bssearch.commands.answer import best
 from tests.benchmarks.harness import script
 from tests.benchmarks.repeatability import BUSY_PRODUCTS, busy_process
 

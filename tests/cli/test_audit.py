@@ -14,7 +14,7 @@ import pytest
 from bssearch.analysis.rules.audit import LearningRateSlope, RuleFinding
 from bssearch.analysis.rules.regret import Regret
 from bssearch.analysis.rules.rule_book import Rule
-from bssearch.cli.audit import audit_row, slope_line
+from bssearch.cli.run import audit_row, slope_line
 from bssearch.commands.run import run_study
 from bssearch.spec import StudySpec
 from tests.cli.task import bssearch, read

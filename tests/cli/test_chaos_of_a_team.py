@@ -17,7 +17,7 @@ import psutil
 import psycopg
 import pytest
 
-from bssearch.commands.queue.submitting import submit_study
+from bssearch.commands.queue.submissions import submit_study
 from bssearch.errors import DatabaseError, LaunchError
 from bssearch.queue.submission import SubmissionState
 from bssearch.records import Observation, Phase, TrialRecord, TrialState

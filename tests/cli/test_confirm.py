@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
+from bssearch.analysis.generalisation import FinalMetrics, Generalisation
+from bssearch.analysis.shape import Interval
 from bssearch.cli.answer import print_generalisation
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
@@ -134,7 +135,7 @@ def test_of_imported_runs_none_can_be_made(tmp_path: Path) -> None:
 
 
 def test_the_table_of_final_metrics_marks_the_best_and_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    def row(size: int, final: float | None, gap: Gap | None, early: int = 0) -> FinalMetrics:
+    def row(size: int, final: float | None, gap: Interval | None, early: int = 0) -> FinalMetrics:
         return FinalMetrics(
             batch_size=size,
             parameters={},
@@ -154,9 +155,9 @@ def test_the_table_of_final_metrics_marks_the_best_and_says_what_is_missing(caps
         batches=[
             row(32, 0.95, None),
             row(64, None, None, early=2),
-            row(128, 0.9, Gap(value=0.05, low=0.01, high=0.09)),
+            row(128, 0.9, Interval(value=0.05, low=0.01, high=0.09)),
         ],
-        more_regularised=row(128, 0.94, Gap(value=0.01, low=None, high=None)),
+        more_regularised=row(128, 0.94, Interval(value=0.01, low=None, high=None)),
         closed=True,
     )
     print_generalisation(found, "accuracy")

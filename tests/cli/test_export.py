@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from bssearch.analysis.answer import Answer, Figure, Notice
-from bssearch.cli.recommended import Export, exported, winner
+from bssearch.analysis.answer import Answer, Figure
+from bssearch.analysis.shape import Notice
+from bssearch.cli.answer import Export, exported, winner
 from tests.benchmarks.simulate.draws import simulate
 from tests.benchmarks.simulate.tables import read_table
 from tests.cli.conftest import run_by_law

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from bssearch.commands.queue.submitting import submit_study
+from bssearch.commands.queue.submissions import submit_study
 from bssearch.queue.submission import SubmissionState
 from bssearch.records import TrialState
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE

@@ -19,18 +19,17 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from bssearch.analysis.answer import Answer, Figure, Notice
+from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.law.quick import QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
+from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application
-from bssearch.cli import trials as trial_commands
-from bssearch.cli.answer import print_answer
+from bssearch.cli import query as trial_commands
+from bssearch.cli.answer import Export, exported, print_answer
 from bssearch.cli.check import print_quick
 from bssearch.cli.output import note
-from bssearch.cli.recommended import Export, exported
-from bssearch.commands.display.live import Display, Lines, batch_table, ended_line
+from bssearch.commands.display import Display, Lines, batch_table, ended_line
 from bssearch.commands.run import run_study
-from bssearch.commands.status import status
-from bssearch.commands.trials import trial_document
+from bssearch.commands.trials import status, trial_document
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.executors.base import Ended, Event
 from bssearch.history import History
@@ -396,7 +395,7 @@ def named(text: str) -> Answer:
     found = answer(confirmed(64, 1.0, 1.1, 0.9))
     return found.model_copy(
         update={
-            "target": found.target.model_copy(update={"metric": text}),
+            "target": replace(found.target, metric=text),
             "device": found.device.model_copy(update={"name": text}),
             "warnings": [Notice(code="unconfirmed", message=text)],
         }

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer, Figure
-from bssearch.commands.across.agreement import agreement_of, in_words
-from bssearch.commands.across.findings import Finding
+from bssearch.commands.across.answers import Finding, agreement_of, in_words
 from bssearch.commands.across.matching import StudyFilter, nothing_matches, target_of, workload_names
 from bssearch.errors import UsageError
 from bssearch.records import StudyRecord
@@ -173,7 +172,7 @@ def test_answers_to_different_questions_are_not_compared_and_do_not_agree(about:
         "b", 32, (32, 32), seconds=(2.0, 2.5), **(other if about in {"device", "precision", "workload"} else {})
     )
     if about == "target":
-        target = BEST.target.model_validate({**BEST.target.model_dump(), **other})
+        target = replace(BEST.target, **other)
         apart = replace(apart, answer=apart.answer.model_copy(update={"target": target}))
     if about == "objective":
         apart = replace(apart, answer=apart.answer.model_copy(update=other))
@@ -192,7 +191,7 @@ def test_answers_to_different_questions_are_not_compared_and_do_not_agree(about:
 
 def test_a_target_is_the_same_as_it_is_shown() -> None:
     one, other = found("a", 32, (32, 32)), found("b", 32, (32, 32))
-    target = BEST.target.model_copy(update={"value": BEST.target.value + 1e-12})
+    target = replace(BEST.target, value=BEST.target.value + 1e-12)
     assert agreement_of([one, replace(other, answer=other.answer.model_copy(update={"target": target}))]).agree
 
 

@@ -13,9 +13,18 @@ import yaml
 
 from bssearch.analysis.law.branches import LocalCriticalBatch, plan_branches
 from bssearch.commands.opening import OpenStudy
-from bssearch.commands.probe.branch import Branching, notices, samples_of
-from bssearch.commands.probe.branch_points import BranchPoint, branch_points, check_room
-from bssearch.commands.probe.branch_report import BranchedCheckpoint, configuration_at, rate_rule, sentences
+from bssearch.commands.probe.branch import (
+    BranchedCheckpoint,
+    Branching,
+    BranchPoint,
+    branch_points,
+    check_room,
+    configuration_at,
+    notices,
+    rate_rule,
+    samples_of,
+    sentences,
+)
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState

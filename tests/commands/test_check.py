@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from bssearch.cli.check import print_check
-from bssearch.commands.check import Check, check
-from bssearch.commands.ignored_parameters import LONGEST_S, STEPS
+from bssearch.commands.check import LONGEST_S, STEPS, Check, check
 from bssearch.errors import LaunchError, SpecError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.records import Observation, StepTime, StepTimeRequest, TrialOutcome, TrialState

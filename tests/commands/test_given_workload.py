@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from bssearch.commands.check import check
-from bssearch.commands.confirm import confirm_study, with_confirmation
-from bssearch.commands.run import run_study
+from bssearch.commands.run import confirm_study, run_study, with_confirmation
 from bssearch.errors import BSSearchError, LaunchError, UsageError, WorkloadError
 from bssearch.spec import StudySpec, load_spec
 from bssearch.storage.repository import open_store

@@ -10,8 +10,7 @@ import torch
 
 from bssearch.analysis.answer import BatchScheduleAnswer, StageAnswer
 from bssearch.batch_schedule import batch_schedule_of
-from bssearch.commands.growing.loop import training_loop
-from bssearch.commands.growing.values import ScheduledTraining, schedule_values
+from bssearch.commands.growing import ScheduledTraining, schedule_values, training_loop
 from bssearch.records import Configuration
 from bssearch.scaling import LearningRateRule
 from bssearch.training.batches import Growth

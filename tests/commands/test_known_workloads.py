@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.commands.confirm import confirm_study
 from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, remember
+from bssearch.commands.run import confirm_study
 from bssearch.errors import UsageError
 from bssearch.records import StudyRecord
 from bssearch.settings import STATE_DIR_VARIABLE, state_folder

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.memory import fit_memory
+from bssearch.analysis.law.affine_step_time import fit_memory
 from bssearch.commands.opening import Launch
 from bssearch.commands.probe.memory import BRACKET, FINE, MemoryProbe, next_size, probe_memory
 from bssearch.commands.probe.noise import probe_noise

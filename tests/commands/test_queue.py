@@ -16,11 +16,16 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.queue.changing import cancel_study, pause_study, resume_study, settle_left_behind
-from bssearch.commands.queue.listing import queued_studies
-from bssearch.commands.queue.serving import Meter, ended_by
-from bssearch.commands.queue.submitting import asked_in_file, submit_study
-from bssearch.commands.queue.worker import run_worker
+from bssearch.commands.queue.submissions import (
+    asked_in_file,
+    cancel_study,
+    pause_study,
+    queued_studies,
+    resume_study,
+    settle_left_behind,
+    submit_study,
+)
+from bssearch.commands.queue.worker import Meter, ended_by, run_worker
 from bssearch.errors import (
     DatabaseError,
     InterruptedRunError,
@@ -314,7 +319,7 @@ def test_what_a_killed_worker_left_of_a_cancelled_study_is_settled_once_nobody_i
     node: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver_runs = True
-    monkeypatch.setattr("bssearch.commands.queue.changing.is_alive", lambda owner: driver_runs)
+    monkeypatch.setattr("bssearch.commands.queue.submissions.is_alive", lambda owner: driver_runs)
     put(store, "mine")
     spec = load_spec(node / "task.yaml", ["name=mine"])
     store.create_study(spec.new_study("ann"))
@@ -548,7 +553,7 @@ class TestCommands:
 
 PROGRAM = """
 import sys, threading, time
-from bssearch.commands.queue.stopping import Stop
+from bssearch.commands.queue.worker import Stop
 
 obeyed = threading.Event()
 stop = Stop(lambda: (print("obeys", flush=True), obeyed.set()), lambda: print("kills", flush=True), within=0.5)

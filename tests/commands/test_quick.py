@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.law.quick import QuickAnswer
-from bssearch.analysis.law.quick_prior import QuickPrior
-from bssearch.commands.quick.answer import quick
-from bssearch.commands.quick.plan import SLOWER
-from bssearch.commands.quick.track_record import track_record
+from bssearch.analysis.law.quick import QuickAnswer, QuickPrior
+from bssearch.commands.quick import SLOWER, quick, track_record
 from bssearch.commands.run import run_study
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Ended, Event, Observed

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from bssearch.cli.rerun import sentences
-from bssearch.commands.reproduction import reproduction
-from bssearch.commands.rerun import Rerun, rerun
+from bssearch.cli.run import sentences
+from bssearch.commands.rerun import Rerun, reproduction, rerun
 from bssearch.errors import InterruptedRunError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import (

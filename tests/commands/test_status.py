@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from bssearch.commands.status import status
-from bssearch.commands.trials import ALWAYS_THERE, UNKNOWN_OF_IMPORTED, trial_row
+from bssearch.commands.trials import ALWAYS_THERE, UNKNOWN_OF_IMPORTED, status, trial_row
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED

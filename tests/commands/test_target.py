@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from bssearch.commands.target import LEAST, Advice, Run, summarise, towards_easier
-from bssearch.commands.target import advise as advise_on
+from bssearch.commands.check import LEAST, Advice, Run, summarise, towards_easier
+from bssearch.commands.check import advise as advise_on
 from bssearch.errors import LaunchError, UsageError
 from bssearch.records import Goal, Observation, Target, TrialState
 from tests.factories import make_spec

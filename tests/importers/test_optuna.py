@@ -23,7 +23,7 @@ from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaE
 from bssearch.importers.importer import Studies
 from bssearch.importers.optuna_database import optuna_database
 from bssearch.importers.optuna_runs import import_optuna
-from bssearch.importers.whole_training import FiguresAt
+from bssearch.importers.runs import FiguresAt
 from bssearch.records import Configuration, Goal, StudyRecord, TrialOutcome
 from bssearch.records import TrialState as State
 from bssearch.storage.repository import open_store

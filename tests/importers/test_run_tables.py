@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.importers.cells import LARGEST
-from bssearch.importers.imported_run import RunTable
-from bssearch.importers.runs import import_runs, parse_runs, read_runs
-from bssearch.importers.whole_training import FiguresAt, check_figures
+from bssearch.importers.imported_run import LARGEST, RunTable
+from bssearch.importers.runs import FiguresAt, check_figures, import_runs, parse_runs, read_runs
 from bssearch.records import LARGEST_METRIC
 
 HEADER = "batch_size,seed,reached,steps,train_seconds,final_metric,device,precision,param.learning_rate,param.optimizer"

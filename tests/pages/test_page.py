@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from bssearch.analysis.answer import Notice
-from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
+from bssearch.analysis.generalisation import FinalMetrics, Generalisation
 from bssearch.analysis.headline import headline
-from bssearch.analysis.law.promise import Promise
+from bssearch.analysis.law.quick import Promise
 from bssearch.analysis.report import build_answer
+from bssearch.analysis.shape import Interval, Notice
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.pages.comparisons import promised_and_found
 from bssearch.pages.page import StudyPicture, render
@@ -250,7 +250,7 @@ def test_what_the_batch_sizes_come_to_in_the_same_time_is_shown_where_it_was_run
         contended=0,
         final_metric=0.91,
         test_metric=0.9,
-        gap=Gap(value=0.04, low=0.01, high=0.07),
+        gap=Interval(value=0.04, low=0.01, high=0.07),
         trial_numbers=[4, 5, 6],
     )
     small = large.model_copy(update={"batch_size": 16, "gap": None, "final_metric": 0.95})

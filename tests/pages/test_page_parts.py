@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.answer import Figure, Ratio, StepsSlope
+from bssearch.analysis.answer import Figure, Ratio
 from bssearch.analysis.law.fitted import CriticalBatch, Fit, Law, Predicted
 from bssearch.analysis.measured import MemoryAnswer, NoiseAnswer, StepTimeAnswer
 from bssearch.analysis.rules.rule_book import Rule
+from bssearch.analysis.shape import Interval
 from bssearch.pages import page, reproduction
 from bssearch.pages import tiles as page_tiles
 from bssearch.pages.html import Row, Section, Tile
@@ -289,7 +290,7 @@ def regime_of(whole: StudyPicture, **update: Any) -> str:
 
 
 def test_a_regime_stands_with_the_slope_of_the_steps_where_that_has_an_interval(whole: StudyPicture) -> None:
-    slope = StepsSlope(value=-0.987, low=-1.234, high=-0.765)
+    slope = Interval(value=-0.987, low=-1.234, high=-0.765)
     shown = regime_of(whole, slope=slope)
     assert all(one in shown for one in ("perfect", "−0.99", "−1.23", "−0.77"))
     for without in (None, *(slope.model_copy(update={end: None}) for end in ("low", "high"))):

@@ -11,8 +11,7 @@ import yaml
 
 from bssearch.errors import BSSearchError, NotFoundError, SpecError, UsageError
 from bssearch.queue.submission import NewSubmission
-from bssearch.queue.templates import OFFERS_NONE, Templates, load_templates
-from bssearch.queue.values import value_type
+from bssearch.queue.templates import OFFERS_NONE, Templates, load_templates, value_type
 from tests.cli.task import write_task
 
 VALUES = {

@@ -11,11 +11,16 @@ import numpy as np
 import pytest
 
 from bssearch.curves import Progress
-from bssearch.samplers.time_model.acquisition import BEHIND, LEAST_COST, KnowledgeGradient, _after, _improvements
+from bssearch.samplers.time_model.acquisition import (
+    BEHIND,
+    LEAST_COST,
+    KnowledgeGradient,
+    _after,
+    _improvements,
+)
 from bssearch.samplers.time_model.candidates import GridCandidates
 from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.samplers.time_model.posterior import Posterior
-from bssearch.samplers.time_model.step_time_line import StepTimes
 
 SIZES = (8, 32, 128, 512)
 RATES = (0.001, 0.01, 0.1, 1.0)
@@ -37,7 +42,7 @@ def truth(point: int) -> float:
 def gradient(seed: int = 0, step_time: Callable[[int], float] = step_seconds) -> KnowledgeGradient:
     grid = GridCandidates(("batch_size", "learning_rate"), CELLS)
     return KnowledgeGradient(
-        grid, default=DEFAULT, target_gain=TARGET, step_times=StepTimes(SIZES, step_time), seed=seed
+        grid, default=DEFAULT, target_gain=TARGET, step_seconds={size: step_time(size) for size in SIZES}, seed=seed
     )
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bssearch.analysis.law.quick_prior import QuickPrior
+from bssearch.analysis.law.quick import QuickPrior
 from bssearch.history import History
 from bssearch.records import ProbeRecord, TrialRecord, TrialState
 from bssearch.samplers.allocation import (

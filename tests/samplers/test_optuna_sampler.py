@@ -276,10 +276,10 @@ def test_the_step_time_of_a_batch_size_is_the_median_of_its_trials() -> None:
 def test_until_two_batch_sizes_are_known_half_of_a_step_is_fixed_at_the_middle_of_them() -> None:
     sizes = [16, 64, 256]
     guessed = TimeToTargetSampler(TARGET, default=DEFAULT, seed=0)._step_times(sizes, [told(value=5.0, steps=100)])
-    assert [guessed.at(size) for size in sizes] == pytest.approx([1.25, 2.0, 5.0])
+    assert [guessed[size] for size in sizes] == pytest.approx([1.25, 2.0, 5.0])
     given = TimeToTargetSampler(TARGET, default=DEFAULT, seed=0, step_seconds={16: 0.5, 256: 0.75})
     known = given._step_times(sizes, [])
-    assert [known.at(size) for size in (16, 256)] == [0.5, 0.75]
+    assert [known[size] for size in (16, 256)] == [0.5, 0.75]
 
 
 def test_the_parameters_searched_are_those_of_the_newest_trial_that_has_ended() -> None:

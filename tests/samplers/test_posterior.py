@@ -10,8 +10,20 @@ import pytest
 
 from bssearch.samplers.time_model.candidates import Points
 from bssearch.samplers.time_model.extrapolation import Extrapolation
-from bssearch.samplers.time_model.law_prior import DEEPEST, LAWS, LEFT, RIGHT, LawPrior, _spread, covariances
-from bssearch.samplers.time_model.posterior import DEPARTURES, SEED_NOISES, Posterior, condition, prior
+from bssearch.samplers.time_model.posterior import (
+    DEEPEST,
+    DEPARTURES,
+    LAWS,
+    LEFT,
+    RIGHT,
+    SEED_NOISES,
+    LawPrior,
+    Posterior,
+    _spread,
+    condition,
+    covariances,
+    prior,
+)
 
 SIZES = (8, 32, 128, 512)
 RATES = (0.001, 0.01, 0.1, 1.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.law.quick_prior import QuickPrior
+from bssearch.analysis.law.quick import QuickPrior
 from bssearch.history import History
 from bssearch.records import Configuration, GradientNoise, TrialRecord, TrialState
 from bssearch.samplers.base import Choice

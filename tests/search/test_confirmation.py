@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.confirm import confirm_study, with_confirmation
 from bssearch.commands.opening import stored_spec
-from bssearch.commands.run import run_study
+from bssearch.commands.run import confirm_study, run_study, with_confirmation
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
 from bssearch.executors.base import Ended, Event
 from bssearch.history import History

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bssearch import registry
-from bssearch.analysis.law.quick_prior import QuickPrior
+from bssearch.analysis.law.quick import QuickPrior
 from bssearch.errors import InterruptedRunError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.records import (

@@ -11,8 +11,8 @@ import pytest
 
 from bssearch.batch_schedule import batch_schedule_of, constant_configurations
 from bssearch.commands.audit import audit_study
+from bssearch.commands.dry_run import longest_seconds, pruned_seconds
 from bssearch.commands.enqueue import enqueue, with_schedule
-from bssearch.commands.estimates import longest_seconds, pruned_seconds
 from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError, UsageError, WorkloadError
 from bssearch.executors.base import Ended, Event, Observed

@@ -15,10 +15,9 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.commands.audit import audit_study
-from bssearch.commands.confirm import confirm_study
 from bssearch.commands.enqueue import enqueue
 from bssearch.commands.rerun import rerun
-from bssearch.commands.run import run_study
+from bssearch.commands.run import confirm_study, run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
 from bssearch.records import REFUSED, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec

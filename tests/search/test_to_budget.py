@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.commands.confirm import confirm_study
 from bssearch.commands.opening import stored_spec
-from bssearch.commands.run import run_study
+from bssearch.commands.run import confirm_study, run_study
 from bssearch.executors.base import Ended, Event
 from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState

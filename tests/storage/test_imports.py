@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bssearch.errors import UsageError
-from bssearch.importers.cells import LARGEST
-from bssearch.importers.imported_run import Run, make_configuration
+from bssearch.importers.imported_run import LARGEST, Run, make_configuration
 from bssearch.importers.runs import LARGEST_SEED
 from bssearch.importers.studies import make_studies
 from bssearch.records import Configuration, NewStudy, Phase, Target, TrialOutcome, TrialRecord, TrialState

@@ -11,7 +11,7 @@ from bssearch.spec import load_spec
 from bssearch.storage.repository import open_store
 from bssearch.web.access import Access
 from bssearch.web.app import create_app
-from bssearch.web.databases import Databases
+from bssearch.web.views import Databases
 from tests.cli.task import write_task
 from tests.search.law import LawExecutor
 

@@ -21,7 +21,7 @@ from bssearch.web.access import HEADERS, Access
 from bssearch.web.app import create_app
 from bssearch.web.calculator.page import calculated
 from bssearch.web.connections import Connection
-from bssearch.web.databases import Databases
+from bssearch.web.views import Databases
 
 KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 AROUND = {"path": "/calculator", "live_seconds": 0, "page_version": None, "version": "1", "databases": ["a database"]}

@@ -15,12 +15,12 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
-from bssearch.commands.status import status
+from bssearch.commands.trials import status
 from bssearch.errors import DatabaseError
 from bssearch.records import Lease
 from bssearch.search.finding import answer
 from bssearch.storage.repository import open_store
-from bssearch.web import app, progress
+from bssearch.web import app, study
 from bssearch.web.views import Answered, Asked, Document, Page
 from tests.cli.task import bssearch
 from tests.factories import make_curve, make_environment, make_plan, make_spec
@@ -108,7 +108,7 @@ class TestAStudy:
             store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
         between = client_of(empty).get(path)
         assert 'data-live-seconds="2.0"' in between.text
-        monkeypatch.setattr(progress, "PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(study, "PAUSE_SECONDS", 0.0)
         later = client_of(empty).get(path, headers={"If-None-Match": between.headers["etag"]})
         assert 'data-live-seconds="15.0"' in later.text
 

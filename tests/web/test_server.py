@@ -154,7 +154,7 @@ import sys
 from starlette.testclient import TestClient
 from bssearch.web.access import Access
 from bssearch.web.app import PAGES, create_app
-from bssearch.web.databases import Databases
+from bssearch.web.views import Databases
 
 access = Access.of("127.0.0.1", 80, token=None)
 client = TestClient(create_app(Databases([sys.argv[1]]), access), base_url="http://127.0.0.1")

@@ -14,17 +14,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bssearch.analysis.law.fitted import Predicted
 from bssearch.analysis.law.likelihood import (
     ASSUMED_DEVIATION,
     SMALLEST_DEVIATION,
     LawLikelihood,
+    LawPoint,
     Numbers,
     around_means,
     deviance,
     likeliest_mean,
     settled_deviation,
 )
-from bssearch.analysis.law.points import LawPoint
 from bssearch.intervals import FLAT_RATIO, student_t
 
 FitVerdict = Literal["fits", "poor", "too_few_points"]
@@ -135,25 +136,6 @@ class RunnableStep:
     step_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedOptimum:
-    """The batch size predicted to reach the target in the fewest seconds, S(B)·t(B), and its best micro-batch size.
-
-    ``flat_range`` holds the smallest and the largest batch size within 5 %, none between them being slower;
-    ``seconds_by_batch`` the seconds by batch size, ascending. ``interval`` holds the optima of all laws in the 95 %
-    confidence region of the fit, ``surely_flat`` the sizes around the optimum within 5 % of the least by each of these
-    laws; None where there is no region, or none is.
-    """
-
-    batch_size: int
-    micro_batch_size: int
-    seconds: float
-    flat_range: tuple[int, int]
-    seconds_by_batch: Mapping[int, float]
-    interval: tuple[int, int] | None = None
-    surely_flat: tuple[int, int] | None = None
-
-
 def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
     """Fit the law to runs by maximum likelihood; None below two batch sizes with a run that reached the target.
 
@@ -207,7 +189,7 @@ def rising(points: Sequence[LawPoint]) -> list[int]:
     return shown
 
 
-def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> PredictedOptimum | None:
+def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | None:
     """Return the batch size with the fewest predicted seconds; None where all are above the largest that was run.
 
     The fastest split of each batch size counts; of equally fast batch sizes the smallest is returned. With
@@ -222,8 +204,11 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> PredictedOpti
     times = np.array(list(seconds.values()))
     flat = around(sizes.index(best), times <= FLAT_RATIO * times.min())
     assert flat is not None, "the best is within 5 % of itself"
-    optimum = PredictedOptimum(
-        best, fastest[best].micro_batch_size, seconds[best], (sizes[flat[0]], sizes[flat[1]]), seconds
+    optimum = Predicted(
+        batch_size=best,
+        micro_batch_size=fastest[best].micro_batch_size,
+        time_to_target_s=seconds[best],
+        flat_range=[sizes[flat[0]], sizes[flat[1]]],
     )
     steps_of_all = fit.steps_of_all(sizes)
     if steps_of_all is None:
@@ -233,11 +218,8 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> PredictedOpti
     least = by_law.argmin(axis=1)
     near = (by_law <= FLAT_RATIO * by_law.min(axis=1, keepdims=True)).all(axis=0)
     sure = around(sizes.index(best), near)
-    return replace(
-        optimum,
-        interval=(sizes[least.min()], sizes[least.max()]),
-        surely_flat=None if sure is None else (sizes[sure[0]], sizes[sure[1]]),
-    )
+    surely_flat = None if sure is None else [sizes[sure[0]], sizes[sure[1]]]
+    return optimum.model_copy(update={"interval": [sizes[least.min()], sizes[least.max()]], "surely_flat": surely_flat})
 
 
 def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:

@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from bssearch.analysis.answer import Time
 from bssearch.analysis.law.affine_step_time import fit_step_time
-from bssearch.analysis.law.batch_model import LawFit, PredictedOptimum, RunnableStep, fit_law, predict_optimum
-from bssearch.analysis.law.fitted import CriticalBatch, Fit, Law, Predicted
-from bssearch.analysis.law.points import LawPoint
+from bssearch.analysis.law.batch_model import LawFit, RunnableStep, fit_law, predict_optimum
+from bssearch.analysis.law.fitted import CriticalBatch, Fit, Law
+from bssearch.analysis.law.likelihood import LawPoint
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objectives.base import Objective
 from bssearch.intervals import student_t
@@ -35,7 +35,7 @@ def fit_and_predict(
         alpha_s=None if line is None else line.alpha_seconds,
         beta_s=None if line is None else line.beta_seconds,
         b_star=None if optimum is None else float(optimum.batch_size),
-        predicted=None if optimum is None else _predicted(optimum),
+        predicted=optimum,
         including_untuned=None if law.including_untuned is None else _law(law.including_untuned),
         noise_scale_ratio=None if scale is None or law.b_crit_high is None else scale / law.b_crit,
     )
@@ -110,15 +110,4 @@ def _law(law: LawFit) -> Law:
         max_residual=law.max_residual,
         verdict=law.verdict,
         residuals=dict(law.residuals),
-    )
-
-
-def _predicted(optimum: PredictedOptimum) -> Predicted:
-    return Predicted(
-        batch_size=optimum.batch_size,
-        micro_batch_size=optimum.micro_batch_size,
-        time_to_target_s=optimum.seconds,
-        flat_range=list(optimum.flat_range),
-        interval=None if optimum.interval is None else list(optimum.interval),
-        surely_flat=None if optimum.surely_flat is None else list(optimum.surely_flat),
     )

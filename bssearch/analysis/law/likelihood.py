@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bssearch.analysis.law.points import LawPoint
+from bssearch.records import TrialRecord
+
+
+@dataclass(frozen=True, slots=True)
+class LawPoint:
+    """The runs of the tuned configuration at one batch size.
+
+    ``samples`` are those to the target of the runs that reached it, ``missed_at`` those at which the others were last
+    seen to miss it: they need more. ``untuned``: known not to be retuned, for its steps rise or its learning rate lies
+    at an edge.
+    """
+
+    batch_size: int
+    samples: tuple[float, ...]
+    missed_at: tuple[float, ...] = ()
+    untuned: bool = False
+
+
+def law_point(batch_size: int, runs: Iterable[TrialRecord]) -> LawPoint:
+    """Return the samples to the target of runs at a batch size; one that was stopped needs more than it had seen."""
+    outcomes = [run.outcome for run in runs if run.outcome is not None]
+    reached = [one.steps_to_target * batch_size for one in outcomes if one.steps_to_target]
+    missed = [one.last_miss_step * batch_size for one in outcomes if one.state.is_censored and one.last_miss_step]
+    return LawPoint(batch_size, tuple(map(float, reached)), tuple(map(float, missed)))
+
 
 BEYOND = 1e4
 """B_crit is sought between the smallest batch size over this and the largest times this, where E or S is constant."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from bssearch.analysis.answer import Notice
-from bssearch.analysis.shape import Model
+from bssearch.analysis.shape import Model, Notice
+
+if TYPE_CHECKING:
+    from bssearch.analysis.answer import Answer
 
 
 class QuickOptimum(Model):
@@ -70,3 +75,85 @@ class QuickAnswer(Model):
     runs: list[QuickRun]
     seconds: float
     warnings: list[Notice]
+
+
+@dataclass(frozen=True, slots=True)
+class QuickPrior:
+    """A quick answer as a search uses it, in samples.
+
+    ``batch_size`` is the one that it recommends, ``interval`` holds the optimum with 90 %; ``b_crit`` is the critical
+    batch size with its 90 % interval, ``noise_scale`` the gradient noise scale near the target, None where it was not
+    measured.
+    """
+
+    batch_size: int
+    interval: tuple[int, int]
+    b_crit: tuple[float, float, float]
+    noise_scale: float | None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self | None:
+        """Return the prior of a stored quick answer; None for what is no such answer."""
+        try:
+            low, high = (int(end) for end in document["interval"])
+            b_crit = tuple(float(document["b_crit"][name]) for name in ("low", "estimate", "high"))
+            scale = document["noise_scale"]
+            size, noise = int(document["optimal"]["batch_size"]), None if scale is None else float(scale)
+        except (KeyError, TypeError, ValueError):  # what something else has written there does not matter
+            return None
+        known = [*b_crit, *([] if noise is None else [noise])]
+        if not (0 < low <= high and size > 0 and all(0 < one < math.inf for one in known)):
+            return None
+        return cls(size, (low, high), (b_crit[0], b_crit[1], b_crit[2]), noise)
+
+    def holds(self, batch_size: int) -> bool:
+        """Return whether a batch size lies within the interval of the optimum."""
+        return self.interval[0] <= batch_size <= self.interval[1]
+
+
+class Promise(Model):
+    """A quick answer's batch size and the search's.
+
+    ``interval`` is that which held the optimum with 90 % confidence; it ``holds`` where it meets the flat range that
+    the search found. ``time_ratio`` is the time at the promised batch size, tuned by the search, over that of the
+    optimum, null where the search has no time of it.
+    """
+
+    batch_size: int
+    interval: list[int]
+    gain: float
+    found_batch_size: int
+    found_flat_range: list[int]
+    holds: bool
+    time_ratio: float | None
+
+    @property
+    def in_words(self) -> str:
+        """Return the two side by side, for people."""
+        low, high = self.interval
+        kept = "which holds" if self.holds else "which misses it"
+        ratio = "" if self.time_ratio is None else f", where the target takes {self.time_ratio:.2g}× as long"
+        return f"bssearch quick had said batch {self.batch_size}{ratio}, and {low} to {high} with 90 %, {kept}"
+
+
+def promise_of(quick: Mapping[str, Any], answer: Answer) -> Promise | None:
+    """Return a stored quick answer beside an answer; None before fresh seeds have confirmed that.
+
+    Raises `KeyError`, `TypeError` and `ValueError` for what is no quick answer.
+    """
+    if not any(row.confirmed and row.batch_size == answer.optimal.batch_size for row in answer.batches):
+        return None
+    low, high = (int(end) for end in quick["interval"])
+    size = int(quick["optimal"]["batch_size"])
+    times = {row.batch_size: row.time_to_target_s.median for row in answer.batches if row.time_to_target_s is not None}
+    best = times.get(answer.optimal.batch_size)
+    flat = answer.flat_range
+    return Promise(
+        batch_size=size,
+        interval=[low, high],
+        gain=float(quick["gain"]),
+        found_batch_size=answer.optimal.batch_size,
+        found_flat_range=flat,
+        holds=low <= flat[1] and flat[0] <= high,
+        time_ratio=times[size] / best if best and size in times else None,
+    )

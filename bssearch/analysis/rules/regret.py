@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from bssearch.analysis.optimum import Candidate
-from bssearch.analysis.shape import Model
+from bssearch.analysis.shape import Interval
 from bssearch.analysis.time_to_target import ratio_interval
 from bssearch.intervals import FLAT_RATIO, student_t
 from bssearch.records import TrialState
@@ -27,12 +27,9 @@ FEWEST_RUNS = 3
 """Runs, or pairs of runs, that an interval takes: a choice."""
 
 
-class Regret(Model):
-    """A ratio of two figures with its 95 % interval, null where there is none; ``at_least`` where it is a bound."""
+class Regret(Interval):
+    """A ratio of two figures; ``at_least`` if it is a bound."""
 
-    value: float
-    low: float | None
-    high: float | None
     at_least: bool
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 
-from bssearch.analysis.answer import parameters_of
+from bssearch.analysis.shape import parameters_of
 from bssearch.records import Configuration, ParameterValue
 from bssearch.scaling import (
     WARMUP_RATIO,
@@ -55,17 +56,10 @@ def _other_optimizer(base: Configuration, tuned: Configuration) -> str | None:
     return f"the default trains with {base.optimizer}, the optimum there with {tuned.optimizer}"
 
 
-def _linear_rate(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Return the optimum with η0·κ (Goyal et al. 2017, arXiv 1706.02677)."""
-    return _scaled_rate(LearningRateRule.LINEAR, base, tuned)
-
-
-def _sqrt_rate(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Return the optimum with η0·√κ (Hoffer et al. 2017, arXiv 1705.08741)."""
-    return _scaled_rate(LearningRateRule.SQRT, base, tuned)
-
-
-def _scaled_rate(rule: LearningRateRule, base: Configuration, tuned: Configuration) -> Configuration | str:
+def _scaled_rate(
+    rule: LearningRateRule, space: SearchSpace, base: Configuration, tuned: Configuration
+) -> Configuration | str:
+    """Return the optimum with η0·κ (Goyal et al. 2017, arXiv 1706.02677) or η0·√κ (Hoffer et al. 2017, 1705.08741)."""
     if reason := _unknown(base, tuned, "learning_rate") or _other_optimizer(base, tuned):
         return reason
     factor = learning_rate_factor(rule, tuned.batch_size, base.batch_size)
@@ -156,8 +150,8 @@ def _number(configuration: Configuration, name: str) -> float:
 
 
 RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Configuration | str]] = {
-    Rule.LINEAR_RATE: _linear_rate,
-    Rule.SQRT_RATE: _sqrt_rate,
+    Rule.LINEAR_RATE: partial(_scaled_rate, LearningRateRule.LINEAR),
+    Rule.SQRT_RATE: partial(_scaled_rate, LearningRateRule.SQRT),
     Rule.WARMUP: _no_warmup,
     Rule.WEIGHT_DECAY: _sqrt_weight_decay,
     Rule.TIMESCALE: _timescale,

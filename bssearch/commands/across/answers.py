@@ -2,22 +2,366 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from bssearch.analysis.answer import Optimal, TargetAnswer, objective_in
+from bssearch.analysis.answer import Answer, Optimal, objective_in
+from bssearch.analysis.headline import with_interval
+from bssearch.analysis.numbers import span
 from bssearch.analysis.shape import Model
-from bssearch.commands.across.agreement import Agreement, agreement_of, in_database
 from bssearch.commands.across.databases import open_databases
-from bssearch.commands.across.findings import Finding, without_copies
 from bssearch.commands.across.matching import StudyFilter, device_of, nothing_matches, precision_of
 from bssearch.errors import DatabaseError, TargetNotReachedError, UsageError
-from bssearch.records import StudyRecord
+from bssearch.pages.words import plural
+from bssearch.records import Goal, StudyRecord, Target
 from bssearch.search.finding import answer
+from bssearch.spec.changes import changed_fields
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
+from bssearch.workloads.base import SHIPPED
+
+
+class Question(Model):
+    """What an answer is an answer to: two of them compare where these are the same.
+
+    ``workload`` is without the folder of its file, ``device`` the kind of the device; an empty one is not known.
+    """
+
+    workload: str
+    metric: str
+    target: float
+    goal: Goal
+    objective: str
+    device: str
+    precision: str
+
+    @property
+    def in_words(self) -> dict[str, str]:
+        """Return what people are told of it, by what it is about."""
+        return {
+            "workload": self.workload,
+            "target": f"{self.metric} {self.goal.sign} {self.target:g}",
+            "objective": self.objective,
+            "device": self.device or "not known",
+            "precision": self.precision or "not known",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A study with its answer, and the database that it is in."""
+
+    study: StudyRecord
+    database: str
+    answer: Answer
+
+    @property
+    def acceptable(self) -> set[int]:
+        """Return the batch sizes that the answer has within 5 % of the least."""
+        low, high = self.answer.flat_range
+        flat = {row.batch_size for row in self.answer.batches if low <= row.batch_size <= high}
+        return {self.answer.optimal.batch_size, *flat, *self.answer.tied}
+
+    def accepts(self, batch_size: int) -> bool:
+        """Return whether the answer has a batch size within 5 % of the least, be it one that it did not try."""
+        low, high = self.answer.flat_range
+        return low <= batch_size <= high or batch_size in self.acceptable
+
+    @property
+    def question(self) -> Question:
+        """Return what the answer is an answer to."""
+        target = self.answer.target
+        return Question(
+            workload=_without_folder(str(self.study.spec.get("workload", ""))),
+            metric=target.metric,
+            target=target.value,
+            goal=target.goal,
+            objective=self.answer.objective,
+            device=device_of(self.study),
+            precision=precision_of(self.study),
+        )
+
+
+def _without_folder(workload: str) -> str:
+    """Return a workload's file and class, wherever the file lies; of a shipped one its module and class."""
+    location, separator, attribute = SHIPPED.get(workload, workload).rpartition(":")
+    return f"{PurePath(location).name}:{attribute}" if separator else workload
+
+
+def without_copies(found: Sequence[Finding]) -> list[Finding]:
+    """Return findings with one for each study: of copies in several databases that of the most trials, else the first.
+
+    Copies are made by the same person, at the same moment, of the same question, whatever they are called.
+    """
+    kept: dict[str, Finding] = {}
+    for one in found:
+        other = kept.get(one.study.mark)
+        if other is None or _trials(one) > _trials(other):
+            kept[one.study.mark] = one
+    return [one for one in found if kept[one.study.mark] is one]
+
+
+def _trials(found: Finding) -> int:
+    return sum(row.trials for row in found.answer.batches)
+
+
+MOST_DIFFERENCES = 5
+"""Differences between two studies that a sentence names at most: a choice."""
+
+LONGEST_VALUE = 40
+"""Characters of a value that a sentence shows at most: a choice."""
+
+OF_DEVICE = ("device_name", "precision", "compile_mode")
+OF_VERSIONS = ("torch_version", "cuda_version", "cudnn_version", "driver_version", "python_version")
+OF_CODE = ("workload_revision", "git_revision")
+"""What of an environment tells two studies apart beside their questions; the host comes last."""
+
+
+class Disagreement(Model):
+    """Two studies that do not agree, ``about`` the batch size, or about the figure at it: their intervals are apart.
+
+    More than two are named where each two of them share a batch size, and all of them none. ``between`` names the
+    studies, with their databases where a name is in several. ``differences`` are what differs between their questions,
+    devices and versions, the likely cause; ``message`` says all of it.
+    """
+
+    between: list[str]
+    about: list[Literal["batch_size", "figure"]]
+    differences: list[str]
+    message: str
+
+
+class QuestionAgreement(Model):
+    """Whether the answers to one ``question`` agree; the other fields are those of `Agreement`."""
+
+    question: Question
+    studies: list[str]
+    agree: bool
+    batch_size: int | None
+    flat_range: list[int] | None
+    disagreements: list[Disagreement]
+
+
+class Agreement(Model):
+    """Whether several studies ``agree``: to one question, on a batch size within 5 % in all, and on what it takes.
+
+    ``batch_size`` is one that all of them have within 5 %, ``flat_range``
+    what their ranges have in common; null where they have none, and where the answers are to several ``questions``:
+    these are not compared with each other, so that ``agree`` is false then. ``disagreements`` are those within each.
+    Copies of a study count once.
+    """
+
+    agree: bool
+    batch_size: int | None
+    flat_range: list[int] | None
+    disagreements: list[Disagreement]
+    questions: list[QuestionAgreement]
+
+
+def agreement_of(found: Sequence[Finding]) -> Agreement:
+    """Return whether findings, of which there is one at least, agree: those of one question, each two of them."""
+    asked: dict[tuple[str, ...], list[tuple[str, Finding]]] = {}
+    for label, one in labelled(without_copies(found)):
+        asked.setdefault(tuple(one.question.in_words.values()), []).append((label, one))
+    questions = [_of_one_question(named) for named in asked.values()]
+    only = questions[0] if len(questions) == 1 else None
+    return Agreement(
+        agree=only is not None and only.agree,
+        batch_size=None if only is None else only.batch_size,
+        flat_range=None if only is None else only.flat_range,
+        disagreements=[disagreement for one in questions for disagreement in one.disagreements],
+        questions=questions,
+    )
+
+
+def labelled(found: Sequence[Finding]) -> list[tuple[str, Finding]]:
+    """Return findings with the names of their studies, with their databases where a name is in several."""
+    counts = Counter(one.study.name for one in found)
+    return [(one.study.name if counts[one.study.name] == 1 else in_database(one), one) for one in found]
+
+
+def in_database(found: Finding) -> str:
+    """Return the name of a finding's study with its database."""
+    return f"{found.study.name} in {found.database}"
+
+
+def _of_one_question(named: Sequence[tuple[str, Finding]]) -> QuestionAgreement:
+    found = [one for _, one in named]
+    compared = [_between(*one, *other) for one, other in combinations(named, 2)]
+    disagreements = [one for one in compared if one is not None]
+    size = _common_size(found)
+    if size is None and not any("batch_size" in one.about for one in disagreements):
+        disagreements.insert(0, _among_all(named))
+    low, high = max(one.answer.flat_range[0] for one in found), min(one.answer.flat_range[1] for one in found)
+    return QuestionAgreement(
+        question=found[0].question,
+        studies=[label for label, _ in named],
+        agree=not disagreements,
+        batch_size=size,
+        flat_range=[low, high] if size is not None and low <= high else None,
+        disagreements=disagreements,
+    )
+
+
+def _common_size(found: Sequence[Finding]) -> int | None:
+    """Return the batch size that most of the findings recommend and all have within 5 %; else the smallest such one.
+
+    One that all have tried comes before others. None where there is none.
+    """
+    recommended = Counter(one.answer.optimal.batch_size for one in found)
+    known = set().union(*(one.acceptable | set(one.answer.flat_range) for one in found))
+    common = [size for size in known if all(one.accepts(size) for one in found)]
+    everywhere = set.intersection(*(one.acceptable for one in found))
+    return min(common, key=lambda size: (-recommended[size], size not in everywhere, size), default=None)
+
+
+def _among_all(named: Sequence[tuple[str, Finding]]) -> Disagreement:
+    """Return the disagreement of findings of which each two share a batch size, and all of them none."""
+    pairs = combinations([one for _, one in named], 2)
+    differences = list(dict.fromkeys(told for pair in pairs for told in differing(*pair)))
+    recommended = ", ".join(f"{name} {_recommends(one)}" for name, one in named)
+    return Disagreement(
+        between=[name for name, _ in named],
+        about=["batch_size"],
+        differences=differences,
+        message=f"{recommended}: each two of them share a batch size, and all of them none. "
+        f"{_likely_cause(differences)}.",
+    )
+
+
+def _between(name: str, one: Finding, other_name: str, other: Finding) -> Disagreement | None:
+    """Return in what two findings do not agree, None where they do."""
+    about: list[Literal["batch_size", "figure"]] = []
+    if _common_size([one, other]) is None:
+        about.append("batch_size")
+    if _figures_are_apart(one, other):
+        about.append("figure")
+    if not about:
+        return None
+    differences = list(differing(one, other))
+    told = [f"{name} {_recommends(one)}, {other_name} {_recommends(other)}"]
+    if "figure" in about:
+        told.append(f"{name} needs {_figure(one)}, {other_name} {_figure(other)}")
+    return Disagreement(
+        between=[name, other_name],
+        about=about,
+        differences=differences,
+        message=f"{'; '.join(told)}. {_likely_cause(differences)}.",
+    )
+
+
+def _figures_are_apart(one: Finding, other: Finding) -> bool:
+    """Return whether two figures of one question compare and their 95 % intervals do not overlap."""
+    if objective_in(one.answer).unit != objective_in(other.answer).unit or one.answer.clock != other.answer.clock:
+        return False
+    first, second = one.answer.optimal.objective_value, other.answer.optimal.objective_value
+    if first is None or second is None:
+        return False
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return False  # too few runs to say how sure a figure is
+    return max(first.low, second.low) > min(first.high, second.high)
+
+
+def _recommends(one: Finding) -> str:
+    (low, high), size = one.answer.flat_range, one.answer.optimal.batch_size
+    others = [str(tied) for tied in one.answer.tied if not low <= tied <= high]
+    within = ", ".join([str(low) if low == high else f"{low} to {high}", *others])
+    flat = "" if within == str(size) else f" ({within} are within 5 %)"
+    return f"recommends {'provisionally ' if one.answer.provisional else ''}batch {size}{flat}"
+
+
+def _figure(one: Finding) -> str:
+    figure, objective = one.answer.optimal.objective_value, objective_in(one.answer)
+    assert figure is not None, "only figures that are known are apart"
+    return with_interval(figure, objective.digits, objective.unit)
+
+
+def _likely_cause(differences: Sequence[str]) -> str:
+    if not differences:
+        return "Nothing that is stored of their questions, devices and versions differs"
+    more = len(differences) - MOST_DIFFERENCES
+    return f"Between them differ: {'; '.join(differences[:MOST_DIFFERENCES])}{f'; and {more} more' if more > 0 else ''}"
+
+
+def differing(one: Finding, other: Finding) -> Iterator[str]:
+    """Yield in what two studies differ: device, question, versions, code, and the machine."""
+    yield from _of_environments(one, other, OF_DEVICE)
+    specs = [spec_of(one.study), spec_of(other.study)]
+    changes = changed_fields(specs[0].question, specs[1].question)
+    changes |= changed_fields(specs[0].executor.threads, specs[1].executor.threads, "executor.threads")
+    for field, values in changes.items():
+        yield _told(field, *values)
+    yield from _of_environments(one, other, (*OF_VERSIONS, *OF_CODE, "host"))
+
+
+def _of_environments(one: Finding, other: Finding, names: Sequence[str]) -> Iterator[str]:
+    first, second = one.study.environment, other.study.environment
+    if first is None or second is None:
+        return
+    for name in names:
+        values = getattr(first, name), getattr(second, name)
+        if values[0] != values[1]:
+            yield _told(name, *values)
+
+
+def _told(field: str, value: object, other: object) -> str:
+    return f"{field} {_short(value)} / {_short(other)}"
+
+
+def _short(value: object) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+
+
+def in_words(agreement: Agreement) -> list[str]:
+    """Return in sentences what the answers agree on, or that they do not: of several questions a line for each."""
+    asked = agreement.questions
+    if len(asked) == 1:
+        return [_told_of(asked[0])]
+    answers = sum(len(one.studies) for one in asked)
+    told = [one.question.in_words for one in asked]
+    apart = [about for about in told[0] if len({one[about] for one in told}) > 1]
+    return [
+        f"The {answers} answers are to {len(asked)} different questions, which do not compare:",
+        *(
+            f"- {', '.join(f'{about} {words[about]}' for about in apart)}: {_told_of(one)}"
+            for one, words in zip(asked, told, strict=True)
+        ),
+    ]
+
+
+def _told_of(one: QuestionAgreement) -> str:
+    """Return in a sentence or two what the answers to a question agree on, or that they do not."""
+    size, flat, answers = one.batch_size, one.flat_range, len(one.studies)
+    within = "" if flat is None or flat[0] == flat[1] else f": anything from {flat[0]} to {flat[1]} is within 5 %"
+    if answers == 1:
+        return f"One study answers: batch {size}{within}."
+    if size is None:
+        return f"The {answers} answers do not agree: no batch size is within 5 % of the best in all of them."
+    if one.agree:
+        return f"All {answers} answers agree on batch {size}{within and f'{within} in each of them'}."
+    return f"All {answers} answers agree on batch {size}{within and f'{within} in each'}, but not on what it takes."
+
+
+ANSWERED = (
+    "study",
+    "database",
+    "device",
+    "who",
+    "when",
+    "optimal",
+    "learning_rate",
+    "figure",
+    "within 5 %",
+    "provisional",
+)
+"""The headings of what all studies that match have found."""
 
 
 class StudyAnswer(Model):
@@ -36,7 +380,7 @@ class StudyAnswer(Model):
     created_by: str
     created_at: str
     objective: str
-    target: TargetAnswer
+    target: Target
     unit: str = ""
     optimal: Optimal | None = None
     flat_range: list[int] | None = None
@@ -123,7 +467,6 @@ def _urls(stores: Sequence[Store]) -> list[str]:
 
 def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | None]:
     """Return what a study has found; a note where its target was not reached, or its spec cannot be read."""
-    target = study.target
     row = StudyAnswer(
         study=study.name,
         database=store.masked_url,
@@ -133,7 +476,7 @@ def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | 
         created_by=study.created_by,
         created_at=study.created_at.isoformat(timespec="seconds"),
         objective=study.objective,
-        target=TargetAnswer(metric=target.metric, value=target.value, goal=target.goal),
+        target=study.target,
     )
     try:
         spec_of(study)
@@ -152,3 +495,20 @@ def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | 
         "unit": objective_in(found).unit,
     }
     return row.model_copy(update=known), Finding(study, store.masked_url, found)
+
+
+def answered_row(one: StudyAnswer) -> dict[str, Any]:
+    """Return the row of one of the studies that match a question."""
+    row = {"study": one.study, "database": one.database, "device": one.device, "who": one.created_by}
+    row["when"] = one.created_at[:10]
+    if one.optimal is None or one.flat_range is None:
+        return {**row, "figure": "no answer"}
+    figure = one.optimal.objective_value
+    return {
+        **row,
+        "optimal": one.optimal.batch_size,
+        "learning_rate": one.optimal.parameters.get("learning_rate"),
+        "figure": figure and f"{with_interval(figure, unit=one.unit)} ({plural(figure.runs, 'run')})",
+        "within 5 %": span(one.flat_range),
+        "provisional": "yes" if one.provisional else "no",
+    }

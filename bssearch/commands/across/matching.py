@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Self
+from typing import Any, Self
 
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.records import StudyRecord
+from bssearch.storage.repository import Store
 from bssearch.workloads.base import SHIPPED
 
 MOST_NAMED = 8
@@ -161,7 +162,35 @@ _PLURALS = {
 _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
     "workload": lambda study: str(study.spec.get("workload", "")),
     "device": device_of,
-    "target": lambda study: f"{study.target.metric} {study.target.goal.sign} {study.target.value:g}",
+    "target": lambda study: study.target.in_words,
     "objective": lambda study: study.objective,
     "precision": precision_of,
 }
+
+
+def study_rows(store: Store, asked: StudyFilter, *, archived: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield a flat row for each study that matches, the oldest first: the contract of ``studies --format json``.
+
+    ``archived`` ones only where they are asked for. The store is closed.
+    """
+    with store:
+        records = {one.name: one for one in store.study_records()}
+        for one in store.studies():
+            study = records.get(one.name)  # None of one that was made in this moment
+            if study is None or not asked.matches(study) or (one.archived_at is not None and not archived):
+                continue
+            yield {
+                "name": one.name,
+                "workload": one.workload,
+                "target": one.target,
+                "objective": one.objective,
+                "trials": one.trials,
+                "reached": one.reached,
+                "running": one.running,
+                "created_by": one.created_by,
+                "created_at": one.created_at.isoformat(timespec="seconds"),
+                "archived_at": one.archived_at and one.archived_at.isoformat(timespec="seconds"),
+                "database": store.masked_url,
+                "device": device_of(study) or None,
+                "precision": precision_of(study) or None,
+            }

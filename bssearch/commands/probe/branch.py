@@ -3,42 +3,346 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from bssearch.analysis.law.branches import (
     FEWEST_REPEATS,
     BranchedSize,
     BranchPlan,
+    LocalCriticalBatch,
     bound_of,
     holds,
+    is_rising,
     local_critical_batch,
     plan_branches,
     why_unknown,
 )
 from bssearch.commands.opening import Launch, OpenStudy, opened
-from bssearch.commands.probe.branch_points import BranchPoint, branch_points, check_room
-from bssearch.commands.probe.branch_report import BranchedCheckpoint, configuration_at, rate_rule, report
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.commands.unstored import run_request
-from bssearch.errors import LaunchError, UsageError
+from bssearch.errors import LaunchError, NotFoundError, UsageError
 from bssearch.options import Option
 from bssearch.records import (
     Branch,
     BranchMeasurement,
+    Configuration,
+    Goal,
     Observation,
     Phase,
     TrialRequest,
     TrialState,
     to_json,
 )
-from bssearch.scaling import LearningRateRule
+from bssearch.scaling import RULES_OF_OPTIMIZERS, LearningRateRule, learning_rate_factor, rule_of_optimizer
 from bssearch.search.seeds import trial_seed
-from bssearch.space import choose_micro_batch
+from bssearch.space import choose_micro_batch, split_batch
 from bssearch.spec import StudySpec
+
+MOST_SAMPLES = 2**63 - 1
+"""The largest number that a database keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchPoint:
+    """A checkpoint: its file, the digest of its content, and the samples that the run had seen there.
+
+    ``samples`` is None where nobody says; ``has_optimizer`` is None where only the user's own program reads the file.
+    ``learning_rate`` is the run's when it was saved, None where it does not say.
+    """
+
+    path: Path
+    digest: str
+    samples: int | None
+    step: int | None
+    has_optimizer: bool | None = None
+    learning_rate: float | None = None
+
+    @property
+    def where(self) -> str:
+        """Return the place in the run, in words."""
+        return self.path.name if self.samples is None else f"after {self.samples} samples ({self.path.name})"
+
+
+def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | None) -> list[BranchPoint]:
+    """Return the checkpoints in the order of training.
+
+    ``at`` says the samples at each, in the order of ``paths``, in the place of what the files say. Raises what
+    `bssearch.training.branch.read_checkpoint` does, and `UsageError` where the position is needed and not
+    known, or is that of another checkpoint too.
+    """
+    if at and len(at) != len(paths):
+        raise UsageError(f"--at is given {len(at)} times; it must be once for each of the {len(paths)} --checkpoint")
+    points = [_point(spec, path, at[index] if at else None) for index, path in enumerate(paths)]
+    for point in points:
+        _check_known(spec, point, several=len(points) > 1)
+    ordered = sorted(points, key=lambda point: point.samples or 0)
+    for before, after in itertools.pairwise(ordered):
+        if before.samples == after.samples:
+            raise UsageError(f"checkpoints {before.path} and {after.path} are both after {after.samples} samples")
+    return ordered
+
+
+def check_room(spec: StudySpec, points: Sequence[BranchPoint], samples: int) -> None:
+    """Raise `UsageError` where a branch of so many samples would go beyond the horizon of the spec's schedule."""
+    horizon = _horizon(spec)
+    for point in points:
+        if horizon is not None and point.samples is not None and point.samples + samples > horizon:
+            raise UsageError(
+                f"checkpoint {point.path}: {point.samples} samples and {samples} of a branch must be <= {horizon:g}, "
+                "schedule.horizon_samples, where the learning rate ends"
+            )
+
+
+def _point(spec: StudySpec, path: Path, at: int | None) -> BranchPoint:
+    batch_size = spec.default.batch_size
+    if not path.exists():
+        raise NotFoundError(f"checkpoint {path}: there is no such file")
+    if spec.is_program:
+        step = None if at is None else at // batch_size
+        return BranchPoint(path=path, digest=_file_digest(path), samples=at, step=step)
+    from bssearch.training.branch import read_checkpoint
+
+    saved = read_checkpoint(path)
+    samples = saved.samples_at(batch_size) if at is None else at
+    step = saved.step if saved.step is not None or samples is None else samples // batch_size
+    return BranchPoint(
+        path=path,
+        digest=_file_digest(path),
+        samples=samples,
+        step=step,
+        has_optimizer=saved.optimizer is not None,
+        learning_rate=saved.learning_rate,
+    )
+
+
+def _check_known(spec: StudySpec, point: BranchPoint, *, several: bool) -> None:
+    if point.samples is not None and point.samples > MOST_SAMPLES:
+        raise UsageError(f"checkpoint {point.path}: {point.samples} samples must be <= {MOST_SAMPLES}")
+    if point.samples is None and (several or _horizon(spec) is not None):
+        why = "several checkpoints are told apart by them" if several else "the learning rate's schedule goes by them"
+        raise UsageError(
+            f"checkpoint {point.path} says neither step nor samples: {why}",
+            hint="--at says the samples before each checkpoint, or save them beside the model",
+        )
+
+
+def _horizon(spec: StudySpec) -> float | None:
+    """Return the samples at which the schedule of bssearch ends; a program's own is its own."""
+    horizon = spec.default_configuration.parameters.get("horizon_samples")
+    return None if horizon is None or spec.is_program else float(horizon)
+
+
+def _file_digest(path: Path) -> str:
+    """Return a digest of a file's content; of a folder, of the names, sizes and times of its files."""
+    if path.is_file():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    told = [
+        (str(one.relative_to(path)), one.stat().st_size, one.stat().st_mtime_ns)
+        for one in sorted(path.rglob("*"))
+        if one.is_file()
+    ]
+    return hashlib.sha256(repr(told).encode()).hexdigest()
+
+
+COLUMNS = ("checkpoint", "samples", "batch", "learning_rate", "end", "holds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchedCheckpoint:
+    """What the branches of one checkpoint say: ``start`` is the metric there, ``notice`` what ended the range early."""
+
+    point: BranchPoint
+    plan: BranchPlan
+    start: float
+    sizes: tuple[BranchedSize, ...]
+    found: LocalCriticalBatch
+    notice: str | None = None
+
+
+def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
+    """Return how the learning rate follows the batch size, and whether anybody says so.
+
+    The rule that the spec's space writes, else that of the default's optimizer, else the square root.
+    """
+    rate = spec.space.learning_rate
+    written: LearningRateRule | None = getattr(rate, "rule", None)
+    if written is not None and "rule" in getattr(rate, "model_fields_set", ()):
+        return written, True
+    optimizer = spec.default_configuration.optimizer
+    return rule_of_optimizer(optimizer), optimizer in RULES_OF_OPTIMIZERS
+
+
+def configuration_at(spec: StudySpec, batch_size: int, micro_batch_size: int, rule: LearningRateRule) -> Configuration:
+    """Return the default at another batch size: rate by the rule, the rest by the space's ``batch_rules``.
+
+    It runs in micro-batches of at most ``micro_batch_size``.
+    """
+    default = spec.default_configuration
+    factor = learning_rate_factor(rule, batch_size, default.batch_size)
+    ratio = batch_size / default.batch_size
+    carried = spec.space.batch_rules.carried(
+        {**default.parameters, "weight_decay": default.weight_decay}, ratio, factor
+    )
+    weight_decay = carried.pop("weight_decay")
+    micro, accumulation_steps = split_batch(batch_size, micro_batch_size)
+    return replace(
+        default,
+        batch_size=batch_size,
+        micro_batch_size=micro,
+        accumulation_steps=accumulation_steps,
+        learning_rate=default.learning_rate * factor,
+        weight_decay=weight_decay,
+        parameters=carried,
+    )
+
+
+def report(
+    spec: StudySpec,
+    found: Sequence[BranchedCheckpoint],
+    rule: LearningRateRule,
+    repeats: int,
+    tokens_per_sample: int | None,
+    notes: Sequence[str],
+) -> ProbeReport:
+    """Return the figures of all checkpoints, in the order of training."""
+    plan, rules = found[0].plan, spec.space.batch_rules
+    rows = [row for one in found for row in _rows(spec, one, rule)]
+    document = {
+        "schema_version": 1,
+        "study": spec.name,
+        "metric": spec.target.metric,
+        "goal": spec.record_target.goal.value,
+        "batch_size": plan.batch_sizes[0],
+        "branch_samples": plan.samples,
+        "branch_tokens": None if tokens_per_sample is None else plan.samples * tokens_per_sample,
+        "repeats": repeats,
+        "rules": {"learning_rate": rule.value, "betas": rules.betas, "weight_decay": rules.weight_decay},
+        "checkpoints": [_checkpoint(spec, one, rule) for one in found],
+        "schedule": [
+            {"step": one.point.step, "samples": one.point.samples, "batch_size": one.found.batch_size}
+            for one in found
+            if one.found.batch_size is not None
+        ],
+        "rises": is_rising([one.found for one in found]),
+        "warnings": [{"code": "branches", "message": note} for note in notes]
+        + [{"code": "range_ended", "message": one.notice} for one in found if one.notice is not None],
+    }
+    return ProbeReport(
+        document=document,
+        rows=rows,
+        table=[
+            {
+                "checkpoint": row["checkpoint"],
+                "samples": row["samples"],
+                "batch": str(row["batch_size"]),
+                "learning_rate": row["learning_rate"],
+                "end": "diverged" if row["diverged"] else row["mean"],
+                "holds": {True: "yes", False: "no", None: None}[row["holds"]],
+            }
+            for row in rows
+        ],
+        columns=COLUMNS,
+        sentences=list(sentences(spec, found, repeats)),
+    )
+
+
+def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int) -> Iterator[str]:
+    """Yield the answer of each checkpoint, whether the batch sizes rise, and what they rest on."""
+    for one in found:
+        yield f"{one.point.where}: {answer(one.found, one.plan.batch_sizes[0])}"
+        if one.notice is not None:
+            yield f"note: {one.notice}"
+    rises = is_rising([one.found for one in found])
+    sizes = {one.found.batch_size for one in found} - {None}
+    if rises is not None and len(sizes) == 1:
+        yield "The batch size is the same at all checkpoints: no growing schedule was measured."
+    elif rises:
+        yield (
+            "The batch sizes never fall from one checkpoint to the next: a growing schedule is what was measured "
+            f"(bssearch enqueue {spec.name} {schedule_words(found)} trains it)."
+        )
+    elif rises is not None:
+        yield "The batch sizes fall between two checkpoints: a growing schedule is not what was measured."
+    plan = found[0].plan
+    yield (
+        f"Each branch has {plan.samples} samples; its end is the mean {spec.target.metric} of the validation part over "
+        f"the last quarter. A batch size holds where the mean end of its {repeats} branches is no worse than the "
+        f"one-sided 95 % bound that {repeats} branches at {plan.batch_sizes[0]}, in other orders of the data, give."
+    )
+
+
+def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
+    """Return the schedule of rising batch sizes as ``bssearch enqueue`` takes it: from each checkpoint on its own.
+
+    Until the first one it is the run's own, that of the branches at B.
+    """
+    begins = [(0, found[0].plan.batch_sizes[0])]
+    for one in found:
+        size, samples = one.found.batch_size, one.point.samples
+        if size is not None and samples is not None and size > begins[-1][1]:
+            begins = [*(begin for begin in begins if begin[0] < samples), (samples, size)]
+    (_, first), *later = begins
+    return f"batch_size={first} batch_stages='{' '.join(f'{samples}:{size}' for samples, size in later)}'"
+
+
+def answer(found: LocalCriticalBatch, base: int) -> str:
+    """Return the local critical batch size of a checkpoint as a sentence."""
+    match found.verdict:
+        case "found":
+            return f"the local critical batch size is {found.low}: {found.high} loses."
+        case "at_least":
+            return f"the local critical batch size is at least {found.low}: all that were tried hold."
+        case "below":
+            return f"the local critical batch size is below {found.high}, which loses: {base} is the smallest tried."
+        case "cannot_tell":
+            return f"cannot tell: {found.reason}. Longer branches (--tokens) or more of them (--repeats) may."
+
+
+def _checkpoint(spec: StudySpec, one: BranchedCheckpoint, rule: LearningRateRule) -> dict[str, Any]:
+    found = one.found
+    return {
+        "checkpoint": str(one.point.path),
+        "step": one.point.step,
+        "samples": one.point.samples,
+        "start_metric": one.start,
+        "verdict": found.verdict,
+        "reason": found.reason,
+        "batch_size": found.batch_size,
+        "interval": [found.low, found.high],
+        "mean": found.mean,
+        "spread": found.spread,
+        "bound": found.bound,
+        "branches": [
+            {name: value for name, value in row.items() if name not in {"checkpoint", "samples"}}
+            for row in _rows(spec, one, rule)
+        ],
+    }
+
+
+def _rows(spec: StudySpec, one: BranchedCheckpoint, rule: LearningRateRule) -> Iterator[dict[str, Any]]:
+    bound, goal = one.found.bound, spec.record_target.goal
+    for size in one.sizes:
+        yield {
+            "checkpoint": str(one.point.path),
+            "samples": one.point.samples,
+            "batch_size": size.batch_size,
+            "learning_rate": configuration_at(spec, size.batch_size, size.batch_size, rule).learning_rate,
+            "ends": list(size.ends),
+            "mean": size.mean,
+            "diverged": None in size.ends,
+            "holds": _holds(size, bound, goal, is_base=size is one.sizes[0]),
+        }
+
+
+def _holds(size: BranchedSize, bound: float | None, goal: Goal, *, is_base: bool) -> bool | None:
+    return None if bound is None or is_base else holds(size, bound, goal)
+
 
 OCTAVES = 6
 """How far batch sizes are doubled where nobody says otherwise: a choice; the range mostly ends before."""

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
-from bssearch.analysis.memory import MemoryFit, fit_memory
+from bssearch.analysis.law.affine_step_time import MemoryFit, fit_memory
 from bssearch.commands.opening import Launch, OpenStudy, opened
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.options import Option

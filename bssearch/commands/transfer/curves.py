@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from bssearch.analysis.answer import parameters_of
+from bssearch.analysis.shape import parameters_of
 from bssearch.commands.report import observations_of
 from bssearch.commands.transfer.exported import Exported
 from bssearch.errors import UsageError

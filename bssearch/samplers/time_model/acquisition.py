@@ -9,22 +9,32 @@ knowledge gradient per unit cost (Frazier et al. 2009). Running one again that w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from bssearch.intervals import FLAT_RATIO
-from bssearch.samplers.time_model.candidates import Candidates, Points
+from bssearch.samplers.time_model.candidates import Candidates, Indices, Numbers, Points
 from bssearch.samplers.time_model.extrapolation import ERROR, Extrapolation, Run, extrapolate
-from bssearch.samplers.time_model.law_prior import LawPrior
-from bssearch.samplers.time_model.posterior import Posterior, condition, prior
-from bssearch.samplers.time_model.step_time_line import StepTimes
+from bssearch.samplers.time_model.posterior import LawPrior, Posterior, condition, prior
 
-Numbers = NDArray[np.float64]
-Indices = NDArray[np.int64]
+SLOWEST_FALL = 0.3
+"""No batch size's step is taken for faster than this share of a smaller one's."""
+
+
+def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
+    """Return the seconds of a step, on the line through the two nearest batch sizes if its own are unknown."""
+    if batch_size in known or len(known) == 1:
+        return known.get(batch_size) or next(iter(known.values()))
+    sizes = sorted(known)
+    right = min(max(bisect_left(sizes, batch_size), 1), len(sizes) - 1)
+    low, high = sizes[right - 1], sizes[right]
+    slope = max(0.0, (known[high] - known[low]) / (high - low))
+    return max(known[low] + slope * (batch_size - low), SLOWEST_FALL * known[low])
+
 
 MOST_TRIED = 128
 """Of more different points the best are looked at, and some of the others."""
@@ -61,7 +71,7 @@ class KnowledgeGradient:
         *,
         default: int,
         target_gain: float,
-        step_times: StepTimes,
+        step_seconds: Mapping[int, float],
         seed: int,
         noise_scale: float | None = None,
     ) -> None:
@@ -69,7 +79,7 @@ class KnowledgeGradient:
         self._candidates = candidates
         self._default = default
         self._target_gain = target_gain
-        self._step_times = step_times
+        self._step_seconds = step_seconds
         self._rng = np.random.default_rng(seed)
         self._laws = LawPrior(
             batch_sizes=candidates.batch_sizes,
@@ -170,7 +180,7 @@ class KnowledgeGradient:
 
     def _log_step_times(self, points: Points) -> Numbers:
         sizes, where = np.unique(points.batch_sizes, return_inverse=True)
-        times: Numbers = np.log([self._step_times.at(int(size)) for size in sizes])[where]
+        times: Numbers = np.log([step_seconds_at(self._step_seconds, int(size)) for size in sizes])[where]
         return times
 
 

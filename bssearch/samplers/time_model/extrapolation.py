@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bssearch.curves import Progress
-
-Numbers = NDArray[np.float64]
+from bssearch.samplers.time_model.candidates import Numbers
 
 WINNERS = 12
 """How many of the fastest trials a pace is taken against."""

@@ -20,7 +20,6 @@ from bssearch.records import Goal, ParameterValue, Target
 from bssearch.samplers.time_model.acquisition import KnowledgeGradient
 from bssearch.samplers.time_model.candidates import SpaceCandidates
 from bssearch.samplers.time_model.extrapolation import Run
-from bssearch.samplers.time_model.step_time_line import StepTimes
 from bssearch.space import Dimension, SearchSpace
 from bssearch.space.search_space import REFERENCE_LEARNING_RATE
 
@@ -137,7 +136,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
             candidates,
             default=default,
             target_gain=self._target.gain(self._target.value),
-            step_times=self._step_times(space.batch_sizes, trials),
+            step_seconds=self._step_times(space.batch_sizes, trials),
             seed=self._seed + trial.number,
         )
         return space.params(*candidates[model.ask(runs)])
@@ -181,13 +180,13 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         never = trial.state is OptunaState.FAIL or (hit is None and not is_running and progress.gain == -math.inf)
         return Run(point, progress, hit=hit, running=is_running, diverged=never)
 
-    def _step_times(self, batch_sizes: list[int], trials: list[FrozenTrial]) -> StepTimes:
+    def _step_times(self, batch_sizes: list[int], trials: list[FrozenTrial]) -> Mapping[int, float]:
         """Return the seconds of a step by batch size: as given, as trials have shown, or by a guess."""
         known = self._step_seconds or _shown(trials, self._seconds_per_report_step)
         if len(known) < 2:
             middle = math.sqrt(batch_sizes[0] * batch_sizes[-1])
             known = {size: 1 + size / middle for size in batch_sizes}
-        return StepTimes(sorted(known), known.__getitem__)
+        return known
 
 
 def _check_default(default: Mapping[str, ParameterValue]) -> None:

@@ -14,7 +14,6 @@ from bssearch.samplers.base import Choice, decoded
 from bssearch.samplers.time_model.acquisition import KnowledgeGradient
 from bssearch.samplers.time_model.candidates import AddedCandidates, candidates_of
 from bssearch.samplers.time_model.extrapolation import Run
-from bssearch.samplers.time_model.step_time_line import StepTimes
 from bssearch.spec import StudySpec
 
 
@@ -98,7 +97,9 @@ class TimeModelSampler:
             self._candidates,
             default=self._default,
             target_gain=self._spec.record_target.gain(self._spec.target.value),
-            step_times=StepTimes(sizes, lambda one: _step_seconds(history, one)),
+            step_seconds={
+                size: seconds for size in sizes if (seconds := history.probes[size].step_seconds) is not None
+            },
             seed=self._spec.seed + len(history.trials),
             noise_scale=_noise_scale(history),
         )
@@ -143,9 +144,3 @@ def _noise_scale(history: History) -> float | None:
     if scales:
         return statistics.median(scales)
     return None if history.quick is None else history.quick.noise_scale
-
-
-def _step_seconds(history: History, batch_size: int) -> float:
-    seconds = history.probes[batch_size].step_seconds
-    assert seconds is not None, "it is feasible"
-    return seconds

@@ -16,8 +16,8 @@ import numpy as np
 
 from bssearch import registry
 from bssearch.analysis.answer import Answer
+from bssearch.analysis.certainty import standing
 from bssearch.analysis.report import build_answer
-from bssearch.analysis.settled import standing
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.pruners.base import pruner_class
 from bssearch.records import Environment, Phase, StudyRecord, TrialPlan, TrialRecord

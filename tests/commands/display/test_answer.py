@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import bssearch
 from bssearch.analysis import answer as stored
+from bssearch.analysis.shape import Notice
 from bssearch.commands.trials import flat_table
 from tests.documents import ROOT
 
@@ -22,7 +23,7 @@ def test_the_ways_to_show_an_answer_are_no_part_of_it() -> None:
 
 def test_a_notebook_shows_the_batch_sizes_with_their_intervals_and_every_text_is_escaped() -> None:
     hostile = "<script>alert(1)</script>"
-    warned = FOUND.model_copy(update={"warnings": [stored.Notice(code="x", message=hostile)]})
+    warned = FOUND.model_copy(update={"warnings": [Notice(code="x", message=hostile)]})
     page = warned._repr_html_()
     assert "<script" not in page and "&lt;script&gt;" in page
     rows = re.findall(r"<tr( class=\"marked\")?><td>(\d+)</td><td>(.*?)</td>", page)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.display.progress import MOST_NOTES, NotebookDisplay, in_notebook
+from bssearch.commands.display import MOST_NOTES, NotebookDisplay, in_notebook
 from bssearch.commands.run import run_study
 from bssearch.search.listener import Listener
 from tests.factories import make_spec

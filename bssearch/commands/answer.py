@@ -1,11 +1,17 @@
-"""An answer as Python shows it: a chart and a table in a notebook, a data frame."""
+"""A stored study's answer: with its table, chart and page in Python, and predicted for another device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from bssearch.analysis import answer as stored
+from bssearch.analysis.derived import predict_for_device
+from bssearch.importers.step_times import read_step_times
+from bssearch.search.finding import answer
+from bssearch.spec.stored import spec_of
+from bssearch.storage.repository import Store, open_store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,3 +62,23 @@ class Answer(stored.Answer):
         from bssearch.pages.page import in_notebook
 
         return in_notebook(self)
+
+
+def best(study: str, *, db: str | None = None, target: float | None = None) -> Answer:
+    """Return a stored study's answer, for another target too that is no harder than its own.
+
+    Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` for a harder target.
+    """
+    with open_store(db, write=False) as store:
+        return Answer.of(answer(store, study, target))
+
+
+def predict(store: Store, study: str, step_times: Path, device_name: str | None = None) -> stored.Answer:
+    """Return the answer of a stored study with the step times of a file; see `predict_for_device`.
+
+    The device's name is by default the file's. Raises the errors of `read_step_times` and `predict_for_device`, and
+    `NotFoundError`.
+    """
+    record = store.study(study)
+    times = read_step_times(step_times)
+    return predict_for_device(record, spec_of(record), store.trials(study), times, device_name or step_times.stem)

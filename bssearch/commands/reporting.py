@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from bssearch.analysis.answer import parameters_of
 from bssearch.analysis.headline import headline
+from bssearch.analysis.shape import parameters_of
 from bssearch.boards.base import without_secrets
 from bssearch.boards.named import boards_of, check_boards
 from bssearch.boards.process import BoardProcess
@@ -44,7 +44,7 @@ class Reporter(Listener):
         study = store.study(spec.name)
         target = study.target
         about = {
-            "target": f"{target.metric} {target.goal.sign} {target.value:g}",
+            "target": target.in_words,
             "objective": study.objective,
             "device": "unknown" if study.environment is None else study.environment.device_name,
             "spec": yaml.safe_dump(without_secrets(spec.model_dump(mode="json")), sort_keys=False),

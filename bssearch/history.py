@@ -1,21 +1,15 @@
-"""What a search has seen so far, as questions with answers: the incumbent, each batch size's trials, what is left.
-
-A history takes in records one by one and keeps its indexes up to date, so that a question costs the same however many
-trials there are. It is the engine's only memory: whatever is decided follows from it, and it follows from the store.
-"""
+"""What a search has seen so far, as questions with answers, the seconds it was busy, and its repeats."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from bssearch.analysis.law.quick_prior import QuickPrior
+from bssearch.analysis.law.quick import QuickPrior
 from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.curves import Progress
-from bssearch.history.busy_time import BusyTime
-from bssearch.history.repeats import Identity, Repeats, identity_of, measured_seconds
 from bssearch.records import (
     Configuration,
     ParameterValue,
@@ -28,6 +22,122 @@ from bssearch.records import (
 from bssearch.space import are_coordinates
 from bssearch.spec import StudySpec
 from bssearch.step_times import step_seconds_of, with_step_time
+
+
+class BusyTime:
+    """For how long at least one of a study's search trials was running, overlaps counted once.
+
+    A trial that waited counts from its last start; once it has ended, what it ran before that adds, spread over the
+    slots: it may have run beside others. When a trial began and ended says the database's clock, which may jump; for
+    how long it ran, its worker's, which does not: a trial that has ended counts for no longer.
+    """
+
+    def __init__(self) -> None:
+        self._spans: dict[int, tuple[float, float]] = {}
+        self._earlier: dict[int, float] = {}
+        self._union: tuple[float, float] | None = (0.0, -math.inf)
+        """Of the spans of what has ended: their seconds, and the last end; None where it must be computed anew."""
+
+    def count(self, trial: TrialRecord, by: int) -> None:
+        """Count a trial that has ended, or take it out."""
+        if trial.state.is_missing or trial.ended_at is None:
+            return
+        if by < 0:
+            del self._spans[trial.number], self._earlier[trial.number]
+            self._union = None
+            return
+        start, ended = trial.created_at.timestamp(), trial.ended_at.timestamp()
+        wall = trial.outcome.wall_seconds if trial.outcome is not None else 0.0
+        end = start + max(0.0, min(ended - start, wall or math.inf))
+        self._spans[trial.number] = start, end
+        self._earlier[trial.number] = max(0.0, wall - (end - start))
+        if self._union is not None and start >= self._union[1]:
+            self._union = self._union[0] + end - start, end
+        else:
+            self._union = None
+
+    def seconds(self, running: Collection[TrialRecord], now: float, slots: int) -> float:
+        """Return the seconds until now; what is ``running`` adds from its start."""
+        if self._union is None:
+            self._union = _union(self._spans.values(), (0.0, -math.inf))
+        spans = [(trial.created_at.timestamp(), now) for trial in running]
+        if any(start < self._union[1] for start, _ in spans):
+            total = _union([*self._spans.values(), *spans], (0.0, -math.inf))[0]
+        else:
+            total = _union(spans, self._union)[0]
+        return math.fsum(self._earlier.values()) / slots + total
+
+
+def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -> tuple[float, float]:
+    """Return the length of a union of spans, added to that of what ended before, and its last end."""
+    total, until = begun
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total, until
+
+
+SEED_NOISE = 0.15
+SEED_NOISE_FREEDOM = 4
+"""The standard deviation of log seconds between seeds before repeats show it, and its weight in degrees of freedom.
+
+Between what was measured of MLPerf's reference runs (0.04) and of small networks (0.15 to 0.4); the weight is a choice.
+"""
+
+Identity = tuple[object, ...]
+"""What tells a configuration from others, however its batches are split into micro-batches."""
+
+
+class Repeats:
+    """How much the time to the target differs between the seeds of one configuration, as far as a study has shown it.
+
+    ``noise`` is the standard deviation of log seconds between seeds, pooled over the configurations that were run more
+    than once and drawn towards `SEED_NOISE` where those are few. A configuration of which a run was stopped for being
+    slow is left out: only its lucky runs have a time.
+    """
+
+    def __init__(self) -> None:
+        self._logs: dict[Identity, dict[int, float]] = defaultdict(dict)
+        self._stopped: dict[Identity, set[int]] = defaultdict(set)
+        self._several: set[Identity] = set()
+
+    def take(self, trial: TrialRecord, key: Identity) -> None:
+        """Take in a trial of any phase, in the place of what it was before."""
+        seconds = measured_seconds(trial) if trial.state is TrialState.REACHED else math.inf
+        self._stopped[key].discard(trial.number)
+        self._logs[key].pop(trial.number, None)
+        if trial.state.is_censored:
+            self._stopped[key].add(trial.number)
+        elif 0 < seconds < math.inf:
+            self._logs[key][trial.number] = math.log(seconds)
+        if len(self._logs[key]) > 1:
+            self._several.add(key)
+
+    @property
+    def noise(self) -> float:
+        """Return the standard deviation of log seconds between seeds."""
+        squares, freedom = SEED_NOISE_FREEDOM * SEED_NOISE**2, SEED_NOISE_FREEDOM
+        for key in self._several:
+            logs = [] if self._stopped[key] else list(self._logs[key].values())
+            if len(logs) > 1:
+                mean = math.fsum(logs) / len(logs)
+                squares += math.fsum((one - mean) ** 2 for one in logs)
+                freedom += len(logs) - 1
+        return math.sqrt(squares / freedom)
+
+
+def identity_of(configuration: Configuration) -> Identity:
+    """Return a value that two configurations share where they train alike, however batches are split."""
+    one = configuration
+    rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
+    return (one.batch_size, one.world_size, *rates, one.optimizer, *sorted(one.parameters.items()))
+
+
+def measured_seconds(trial: TrialRecord | None) -> float:
+    """Return a trial's time-to-target on the clock that its curve and all running trials have, contended or not."""
+    value = trial.outcome.time_to_target_s if trial is not None and trial.outcome is not None else None
+    return math.inf if value is None else value
+
 
 FAILURES = 3
 """Failed trials that exclude a batch size, where no more than as many ran. A choice."""

@@ -1,1 +1,0 @@
-"""What is asked of all studies that match, in one database or several."""

@@ -1,1 +1,0 @@
-"""The best schedule of growing batches, for a training of one's own."""

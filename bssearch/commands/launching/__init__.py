@@ -1,1 +1,0 @@
-"""What a study is opened with: the code that it runs, and what was decided for it before."""

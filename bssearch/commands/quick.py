@@ -1,0 +1,641 @@
+"""``quick``: a batch size in a minute, from a few runs and the noise of the gradient; no search."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bssearch.analysis.derived import at_target
+from bssearch.analysis.law.affine_step_time import fit_step_time
+from bssearch.analysis.law.critical_batch import (
+    CriticalBatchPosterior,
+    ExpectedOptimum,
+    critical_batch,
+    expected_optimum,
+)
+from bssearch.analysis.law.joint import runnable_steps
+from bssearch.analysis.law.likelihood import LawPoint, law_point
+from bssearch.analysis.law.quick import Promise, QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
+from bssearch.analysis.objectives.samples_to_target import samples_after
+from bssearch.analysis.objectives.time_to_target import TimeToTarget
+from bssearch.analysis.shape import Model, Notice
+from bssearch.commands.enqueue import any_configuration_of, configuration_of
+from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
+from bssearch.commands.probe.noise import probe_noise
+from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError
+from bssearch.history import History
+from bssearch.records import (
+    Configuration,
+    GradientNoise,
+    NoiseMeasurement,
+    Phase,
+    Target,
+    TrialOutcome,
+    TrialPlan,
+    TrialRecord,
+    TrialState,
+)
+from bssearch.search.confirmation import repeat
+from bssearch.search.engine import NextRun
+from bssearch.search.finding import SearchEnd, answer, save_quick, stored_quick
+from bssearch.search.listener import Listener
+from bssearch.search.seeds import trial_seed
+from bssearch.space.usual_rates import FINE_TUNING
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import Store
+
+SHARE_OF_A_RUN = 0.25
+"""The share of the time that one run may train: four find out whether the default trains and what others need."""
+
+NOISE_SHARE = 0.1
+"""The share of the time in which gradients are measured, once near the target."""
+
+LEAST_NOISE_SHARE = 0.25
+"""The share of that which is spent on it even where the time is up."""
+
+SLOWER = 1.5
+"""How much longer than the fastest a run at another batch size trains: one that is slower is not the optimum."""
+
+STEP = 4
+"""The ratio of the batch sizes of two neighbouring runs: an octave says little beside the noise of a seed."""
+
+CLOSE = 3.0
+"""The ratio of the ends of the optimum's interval at which no further run is needed: a choice."""
+
+RATE_STEP = 3.0
+"""The ratio of two learning rates that are compared: less is told apart by no single run."""
+
+FASTER = 1.25
+"""How much sooner a run with another learning rate must be there to count, as seeds differ too: a choice."""
+
+LONGER = 2.0
+"""How much longer a default that was stopped on the way must be allowed to train to run once more: a choice."""
+
+AS_FAR = 1.2
+"""A run with another learning rate trains for this times what it is to beat."""
+
+
+class QuickPlan:
+    """The runs of a quick answer that may take ``seconds``, of which some have passed since it ``began``."""
+
+    def __init__(self, seconds: float, began: float) -> None:
+        self.seconds = seconds
+        self._began = began
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left, at least 0."""
+        return max(0.0, self.seconds - self.passed)
+
+    @property
+    def passed(self) -> float:
+        """Return the seconds since it began."""
+        return time.monotonic() - self._began
+
+    def next_size(self, history: History) -> TrialPlan | None:
+        """Return the next run with a learning rate by the rule: the default's, then those of other batch sizes.
+
+        None begins where there is no time for as long a run as the fastest before gradients are measured, or where the
+        optimum is known within `CLOSE`. A default that was stopped in a quick answer of less time runs once more.
+        """
+        spec = history.spec
+        default = ended_run(history, spec.default_configuration)
+        if default is None or self._is_too_short(default, spec.budget.trial_train_seconds):
+            return self._run(history, spec.default_configuration, self.seconds)
+        fastest = _fastest(history)
+        if default.state is TrialState.DIVERGED or fastest is None:
+            return None
+        left = self.left - (0.0 if spec.is_program else NOISE_SHARE * self.seconds + fastest.wall_seconds)
+        size = next_size(history, by_rule(history)) if left >= fastest.wall_seconds else None
+        if size is None:
+            return None
+        share = fastest.train_seconds / max(fastest.train_seconds, fastest.wall_seconds)
+        return self._run(history, rule_configuration(history, size), min(share * left, SLOWER * fastest.train_seconds))
+
+    def noise_seconds(self, history: History) -> float:
+        """Return the seconds in which gradients are to be measured, once a run as long as the fastest is near there."""
+        fastest, share = _fastest(history), NOISE_SHARE * self.seconds
+        before = 0.0 if fastest is None else fastest.wall_seconds
+        return max(LEAST_NOISE_SHARE * share, min(share, self.left - before))
+
+    def next_rate(self, batch_size: int) -> NextRun:
+        """Return the plan of runs at a batch size with other learning rates, as long as they get faster."""
+
+        def plan(history: History) -> TrialPlan | None:
+            times = seconds_by_rate(history, batch_size)
+            fastest = min(times.values(), default=math.inf)
+            rate = next_rate(times, rule_configuration(history, batch_size).learning_rate)
+            if rate is None or self.left < fastest:
+                return None
+            with suppress(UsageError):  # A rate beyond the space is none that a search could go on from.
+                configuration = configuration_of(history.spec, {"batch_size": batch_size, "learning_rate": rate})
+                return self._run(history, configuration, min(self.left, AS_FAR * fastest))
+            return None
+
+        return plan
+
+    def once(self, configuration: Configuration) -> NextRun:
+        """Return the plan of one run of a configuration, none where it has been run."""
+
+        def plan(history: History) -> TrialPlan | None:
+            done = ended_run(history, configuration) is not None
+            return None if done else self._run(history, configuration, self.seconds)
+
+        return plan
+
+    def _is_too_short(self, run: TrialRecord, full: float) -> bool:
+        """Return whether a run was stopped where it might now train much further; ``full`` seconds at most."""
+        trained = 0.0 if run.outcome is None else run.outcome.train_seconds
+        longest = max(trained, run.train_seconds_limit)
+        return run.state is TrialState.CAPPED and LONGER * longest <= min(full, SHARE_OF_A_RUN * self.seconds)
+
+    def _run(self, history: History, configuration: Configuration, limit: float) -> TrialPlan:
+        return run_plan(history, configuration, limit, share=SHARE_OF_A_RUN * self.seconds)
+
+
+def run_plan(history: History, configuration: Configuration, limit: float, *, share: float) -> TrialPlan:
+    """Return the plan of one run, which trains no longer than the ``limit`` and its ``share``, in seconds.
+
+    One that may take its whole share counts as evidence of how long its batch size takes, as an uncapped trial does.
+    """
+    spec = history.spec
+    full = spec.budget.trial_train_seconds
+    limit, share = min(full, share, limit), min(full, share)
+    seed = trial_seed(spec.seed, Phase.SEARCH, history.length)
+    return replace(
+        repeat(history, history.as_run(configuration), seed, Phase.SEARCH),
+        train_seconds_limit=limit,
+        limit_state=TrialState.EXHAUSTED if limit >= full else TrialState.CAPPED,
+        uncapped=limit >= share,
+    )
+
+
+def rule_configuration(history: History, batch_size: int) -> Configuration:
+    """Return the default at a batch size, with the learning rate by the space's rule."""
+    return any_configuration_of(history.spec, {"batch_size": batch_size})
+
+
+def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
+    """Return the first search trial of a configuration that has ended by itself, or else got the furthest of all."""
+    runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
+    whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
+    return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)
+
+
+def by_rule(history: History) -> list[TrialRecord]:
+    """Return the trials that have ended by themselves of the default and of it at other batch sizes by the rule."""
+    rules = {size: rule_configuration(history, size) for size in history.feasible}
+    runs = [run for run in _ended(history) if run.configuration.batch_size in rules]
+    return [run for run in runs if run.configuration.trains_like(rules[run.configuration.batch_size])]
+
+
+def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
+    """Return the batch size to run next, None where the optimum is known well enough or nothing is left to run.
+
+    `STEP` times the default's and as much below it, that first which is expected to be sooner at the target; then the
+    farthest from these within the optimum's interval, and last what would be recommended. ``runs`` are those of the
+    default and of it at other batch sizes by the rule.
+    """
+    run = {trial.configuration.batch_size for trial in runs}
+    optimum = expected(history, law_points(runs), None)[1]
+    if neighbours := _neighbours(history) - run:
+        return min(neighbours, key=optimum.relative_times.__getitem__)
+    low, high = optimum.interval
+    left = [size for size in history.feasible if size not in run and low <= size <= high]
+    if left and high > CLOSE * low:
+        return max(left, key=lambda size: _gap(size, run))
+    return None if optimum.step.batch_size in run else optimum.step.batch_size
+
+
+def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
+    """Return the learning rate to try next beside those tried, with their seconds to the target (∞: missed).
+
+    `RATE_STEP` times the ``rule``'s, further up as long as that is faster; where it is not, the same downwards. None
+    where both neighbours of the fastest have been tried.
+    """
+    if not math.isfinite(min(seconds.values(), default=math.inf)):
+        return None
+    fastest = min(seconds, key=seconds.__getitem__)
+    up, down = fastest * RATE_STEP, fastest / RATE_STEP
+    wanted = (up, down) if fastest >= rule else (down, up)
+    return next((rate for rate in wanted if not any(math.isclose(rate, one) for one in seconds)), None)
+
+
+def seconds_by_rate(history: History, batch_size: int) -> dict[float, float]:
+    """Return the least seconds to the target of the rule's learning rate and others at a batch size; ∞: missed."""
+    least: dict[float, float] = {}
+    for run in _at_any_rate(history, batch_size):
+        hit = None if run.outcome is None else run.outcome.time_to_target_s
+        rate = run.configuration.learning_rate
+        least[rate] = min(least.get(rate, math.inf), math.inf if hit is None else hit)
+    return least
+
+
+def with_other_rates(history: History, batch_size: int) -> list[TrialRecord]:
+    """Return the runs at a batch size that differ from the rule's configuration in the learning rate alone."""
+    rule = rule_configuration(history, batch_size).learning_rate
+    return [run for run in _at_any_rate(history, batch_size) if run.configuration.learning_rate != rule]
+
+
+def _at_any_rate(history: History, batch_size: int) -> Iterator[TrialRecord]:
+    rule = rule_configuration(history, batch_size)
+    for run in _ended(history):
+        if run.configuration.trains_like(replace(rule, learning_rate=run.configuration.learning_rate)):
+            yield run
+
+
+def law_points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
+    """Return the samples to the target of runs that follow the default's rule, by batch size."""
+    sizes = sorted({run.configuration.batch_size for run in runs})
+    points = [law_point(size, [run for run in runs if run.configuration.batch_size == size]) for size in sizes]
+    return [point for point in points if point.samples or point.missed_at]
+
+
+def expected(
+    history: History, points: Sequence[LawPoint], noise: float | None
+) -> tuple[CriticalBatchPosterior, ExpectedOptimum]:
+    """Return what the runs and a noise scale say of the critical batch size, and the optimum by it."""
+    feasible = history.feasible
+    posterior = critical_batch(feasible, noise, points)
+    steps = runnable_steps(list(history.probes.values()), max(feasible))
+    return posterior, expected_optimum(posterior, steps, feasible)
+
+
+def _ended(history: History) -> Iterator[TrialRecord]:
+    return (trial for trial in history.trials if trial.state.is_finished and not trial.state.is_missing)
+
+
+def _neighbours(history: History) -> set[int]:
+    """Return the batch sizes nearest to `STEP` times the default's and as much below it, if they are not its own."""
+    default = history.spec.default_configuration.batch_size
+    near = {
+        min(history.feasible, key=lambda size: abs(math.log(size / end))) for end in (STEP * default, default / STEP)
+    }
+    return {size for size in near if abs(math.log(size / default)) > math.log(STEP) / 2}
+
+
+def _gap(size: int, run: set[int]) -> float:
+    """Return how far a batch size is from all that have been run, in nats."""
+    return min(abs(math.log(size / other)) for other in run)
+
+
+def _fastest(history: History) -> TrialOutcome | None:
+    """Return the end of the run that was soonest at the target, else that of the default, None before it trains."""
+    ends = [run.outcome for run in by_rule(history) if run.outcome is not None]
+    reached = [end for end in ends if end.state is TrialState.REACHED and end.train_seconds > 0]
+    default = ended_run(history, history.spec.default_configuration)
+    known = None if default is None else default.outcome
+    return min(reached, key=lambda end: end.train_seconds, default=known if known and known.train_seconds > 0 else None)
+
+
+MANY_EPOCHS = 5.0
+"""Epochs to the target from which on the data are seen so often that samples to the target mislead: a choice."""
+
+AFTER_SEARCH = Notice(
+    code="after_search",
+    message="the study's search has ended, and this rests on its trials too: it is not stored, and no promise to keep",
+)
+"""What a quick answer is told that comes after the search."""
+
+PROXY = "1.5 to 8 times off the critical batch size"
+"""What the noise scale is known to be, by measurements at several models."""
+
+
+def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
+    """Yield what is wrong with a noise scale that was measured."""
+    if noise_scale_of(found.noise) is None:
+        low = found.noise.adam_low or found.noise.low
+        bound = "the gradient could not be told from its noise" if low is None else f"it is above {low:.3g} samples"
+        yield Notice(code="noise_not_measured", message=f"no gradient noise scale: {bound}, and no more is known")
+    elif found.reason is not None:
+        yield Notice(
+            code="noise_moving",
+            message=f"the noise scale was not measured near the target, and grows on the way to it: {found.reason}",
+        )
+
+
+def noise_scale_of(noise: GradientNoise) -> float | None:
+    """Return the noise scale as the optimizer sees it, None where its interval reaches 0 or infinity."""
+    preconditioned = (noise.adam_scale, noise.adam_low, noise.adam_high)
+    for scale, low, high in (preconditioned, (noise.scale, noise.low, noise.high)):
+        if scale and low and high and 0 < low <= scale <= high < math.inf:
+            return scale
+    return None
+
+
+def about_target(target: Target, spec: StudySpec) -> Iterator[Notice]:
+    """Yield that runs are compared at a part of the way, where the default did not get to the study's target."""
+    if target != spec.record_target:
+        yield Notice(
+            code="easier_target",
+            message=f"the default did not reach {spec.target.metric} {spec.target.value:g} in the time: runs are "
+            f"compared at {target.value:.4g}, and the critical batch size grows on the way to the target",
+        )
+
+
+def about_runs(runs: Sequence[TrialRecord], noise_scale: float | None) -> Iterator[Notice]:
+    """Yield that the runs tell of one batch size alone, or of none."""
+    sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
+    if len(sizes) > 1:
+        return
+    rests = "no noise scale is known either" if noise_scale is None else "the answer rests on the noise scale alone"
+    yield Notice(
+        code="one_batch_size",
+        message=f"only one batch size came to where runs are compared; {rests}"
+        + ("" if noise_scale is None else f", which is {PROXY}"),
+    )
+
+
+def about_training(
+    spec: StudySpec, preset: str | None, samples_to_target: float | None, train_samples: int | None
+) -> Iterator[Notice]:
+    """Yield what the training is, where it is not what a quick answer is made for: the time to a target from scratch.
+
+    ``preset`` is what completed the spec. ``samples_to_target`` are those of the default, ``train_samples`` those of an
+    epoch; None where they are not known.
+    """
+    if spec.objective != TimeToTarget.name:
+        yield Notice(
+            code="other_objective",
+            message=f"the study's objective is {spec.objective}; a quick answer is of the time to the target",
+        )
+    parameters = spec.default_configuration.parameters
+    horizon = parameters.get("horizon_samples")
+    if horizon is not None:
+        yield Notice(
+            code="fixed_horizon",
+            message=f"the default's {parameters['schedule']} schedule ends after {horizon:g} samples at every batch "
+            "size: a fixed number of epochs asks which batch size ends best, not which is soonest at a target",
+        )
+    if preset == FINE_TUNING:
+        yield Notice(
+            code="fine_tuning",
+            message="a fine-tuning: what is forgotten at a batch size, and how it generalises, is not measured here",
+        )
+    if samples_to_target is not None and train_samples and samples_to_target > MANY_EPOCHS * train_samples:
+        yield Notice(
+            code="many_epochs",
+            message=f"the default needs {samples_to_target / train_samples:.1f} epochs: the law of the critical batch "
+            "size holds for samples that are new, and overfitting depends on the batch size",
+        )
+
+
+SECONDS = 60.0
+"""How long a quick answer may take where nobody says otherwise."""
+
+VISITS = 1
+"""Visits in which the steps of a batch size are timed: a search adds more."""
+
+WAY = 0.9
+"""Where the default misses the target, runs are compared at this share of the way that it came."""
+
+
+def quick(
+    spec: StudySpec,
+    *,
+    seconds: float = SECONDS,
+    workload: Any = None,
+    db: str | None = None,
+    folder: Path | str = ".",
+    data_dir: Path | str | None = None,
+    allow_busy: bool = False,
+    listener: Listener | None = None,
+    progress: bool | None = None,
+    make_executor: ExecutorFactory | None = None,
+) -> QuickAnswer:
+    """Return the batch size that a minute of measurements speaks for, and store it with the study.
+
+    It takes about ``seconds`` in all, or what timing the steps of every batch size and one run take, where that is
+    more. Raises `UsageError` for a number that is not finite and above 0, and where the default does not train, else as
+    `run_study`.
+    """
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"seconds = {seconds:g} must be a finite number > 0")
+    began = time.monotonic()
+    launch = Launch(
+        db=db,
+        folder=folder,
+        data_dir=data_dir,
+        allow_busy=allow_busy,
+        workload=workload,
+        listener=listener,
+        progress=progress,
+        make_executor=make_executor,
+    )
+    with opened(spec, launch) as study:
+        return stored_quick_answer(study, QuickPlan(seconds, began), spec.preset)
+
+
+def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
+    """Make the quick answer of an open study and store it; raises what `quick` raises.
+
+    Once a search has ended it is not stored: what rests on the trials of a search promises nothing. ``preset`` is what
+    completed the spec.
+    """
+    found = quick_answer(study, plan, preset)
+    if SearchEnd.stored(study.store, study.spec.name) is not None:
+        return found.model_copy(update={"warnings": [*found.warnings, AFTER_SEARCH]})
+    save_quick(study.store, study.spec.name, found.model_dump(mode="json"))
+    return found
+
+
+def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
+    """Make the runs that a quick answer rests on, measure, and return it."""
+    spec = study.spec
+    study.driver().run_planned(plan.next_size, Phase.SEARCH, visits=VISITS)
+    history = study.history()
+    default = ended_run(history, spec.default_configuration)
+    if default is None:
+        raise UsageError(f"the default configuration of study {spec.name!r} has not run to an end")
+    target = comparable_target(study, default, plan)
+    noise, warnings = _noise_scale(study, plan)
+    runs = _at(study, by_rule(history), target)
+    posterior, optimum = expected(history, law_points(runs), noise)
+    size = optimum.step.batch_size
+    study.driver().run_planned(plan.next_rate(size), Phase.SEARCH, visits=VISITS)
+    history = study.history()
+    line, (low, high) = fit_step_time(list(history.probes.values())), posterior.interval
+    best, rate_gain = _optimum(history, size)
+    default_size, default_rate = spec.default.batch_size, spec.default.learning_rate
+    return QuickAnswer(
+        study=spec.name,
+        metric=target.metric,
+        target=target.value,
+        default_batch_size=default_size,
+        optimal=best,
+        interval=list(optimum.interval),
+        flat_range=list(optimum.flat_range),
+        gain=optimum.relative_times.get(default_size, 1.0),
+        learning_rate_gain=rate_gain,
+        learning_rate_range=learning_rate_range(default_rate, best.learning_rate, size / default_size),
+        largest_micro_batch_size=max(probe.micro_batch_size for probe in history.probes.values()),
+        b_crit=QuickCriticalBatch(estimate=posterior.estimate, low=low, high=high),
+        noise_scale=noise,
+        alpha_s=None if line is None else line.alpha_seconds,
+        beta_s=None if line is None else line.beta_seconds,
+        runs=[_run(one) for one in [*runs, *with_other_rates(history, size)]],
+        seconds=plan.passed,
+        warnings=[
+            *about_target(target, spec),
+            *warnings,
+            *about_runs(runs, noise),
+            *about_training(spec, preset, _samples_to_target(default), study.train_samples),
+        ],
+    )
+
+
+def learning_rate_range(default: float, rate: float, ratio: float) -> list[float]:
+    """Return the learning rates among which a retuned one is to be looked for, lowest first.
+
+    Those between no scaling from the ``default`` and linear scaling by the ``ratio`` of batch sizes, and `RATE_STEP`
+    times either way of the ``rate`` that is recommended.
+    """
+    ends = (default, default * ratio, rate / RATE_STEP, rate * RATE_STEP)
+    return [min(ends), max(ends)]
+
+
+def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
+    """Return the study's target, or the part of the way to it that the default's run has come.
+
+    Where the default does not train, for it has diverged or come nowhere, others are tried: raises `UsageError` with a
+    learning rate that trains, if one does.
+    """
+    target = study.spec.record_target
+    if default.state is TrialState.REACHED:
+        return target
+    gains = _gains(study, default)
+    if not _trains(default, gains):
+        raise _does_not_train(study, default, plan)
+    reached = gains[0] + WAY * (max(gains) - gains[0])
+    return Target(metric=target.metric, value=target.gain(reached), goal=target.goal)
+
+
+def _gains(study: OpenStudy, run: TrialRecord) -> list[float]:
+    """Return the finite gains of a run, in the order of its evaluations."""
+    curve = study.store.curves(study.spec.name, [run.number])[run.number]
+    gains = [study.spec.record_target.gain(one.metric) for one in curve]
+    return [gain for gain in gains if math.isfinite(gain)]
+
+
+def _trains(run: TrialRecord, gains: Sequence[float]) -> bool:
+    """Return whether a run came nearer to the target than it began."""
+    return run.state is not TrialState.DIVERGED and bool(gains) and max(gains) > gains[0]
+
+
+def _does_not_train(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> UsageError:
+    """Return the error for a default that does not train, with a learning rate that was seen to, if one was."""
+    size, rule = default.configuration.batch_size, default.configuration.learning_rate
+    why = default.outcome.reason if default.outcome else default.state
+    problem = f"the default does not train: learning_rate = {rule:g} at batch {size} ({why})"
+    tried = []
+    for rate in (rule / RATE_STEP**2, rule * RATE_STEP**2):
+        configuration = any_configuration_of(study.spec, {"batch_size": size, "learning_rate": rate})
+        study.driver().run_planned(plan.once(configuration), Phase.SEARCH, visits=VISITS)
+        run = ended_run(study.history(), configuration)
+        if run is not None and _trains(run, _gains(study, run)):
+            hint = f"--set default.learning_rate={rate:.3g} --set name={study.spec.name}-2, for it is another study"
+            return UsageError(f"{problem}; with {rate:.3g} it does", hint=hint)
+        tried.append(f"{rate:.3g}")
+    check = "bssearch check looks at the workload, the loss and the first steps"
+    was_stopped = default.state is TrialState.CAPPED
+    longer = f"more than --seconds {plan.seconds:g} lets it train for longer; " if was_stopped else ""
+    return UsageError(f"{problem}, nor with {' or '.join(tried)}", hint=longer + check)
+
+
+def _optimum(history: History, batch_size: int) -> tuple[QuickOptimum, float]:
+    """Return what to train with at a batch size, and how much sooner its learning rate is there than the rule's."""
+    rule = history.as_run(rule_configuration(history, batch_size))
+    seconds = seconds_by_rate(history, batch_size)
+    fastest = min(seconds, key=seconds.__getitem__, default=rule.learning_rate)
+    gain = seconds.get(rule.learning_rate, math.inf) / seconds.get(fastest, math.inf)
+    is_faster = FASTER <= gain < math.inf
+    best = QuickOptimum(
+        batch_size=batch_size,
+        micro_batch_size=rule.micro_batch_size,
+        accumulation_steps=rule.accumulation_steps,
+        learning_rate=fastest if is_faster else rule.learning_rate,
+    )
+    return best, gain if is_faster else 1.0
+
+
+def _at(study: OpenStudy, runs: Sequence[TrialRecord], target: Target) -> list[TrialRecord]:
+    """Return the runs as they would have ended at a target that is perhaps easier than the study's."""
+    if target == study.spec.record_target:
+        return list(runs)
+    curves = study.store.curves(study.spec.name, [run.number for run in runs])
+    return [at_target(run, curves[run.number], target, None) for run in runs]
+
+
+def _noise_scale(study: OpenStudy, plan: QuickPlan) -> tuple[float | None, list[Notice]]:
+    """Return the gradient noise scale near the target, with what limits it; None where it is not known."""
+    try:
+        found = probe_noise(
+            study, plan.noise_seconds(study.history()), train_seconds_limit=SHARE_OF_A_RUN * plan.seconds
+        )
+    except (WorkloadError, LaunchError, UsageError) as error:
+        return None, [Notice(code="noise_not_measured", message=f"no gradient noise scale: {error}")]
+    return noise_scale_of(found.noise), list(about_noise(found))
+
+
+def _samples_to_target(run: TrialRecord) -> float | None:
+    return None if run.outcome is None else samples_after(run, run.outcome.steps_to_target)
+
+
+def _run(trial: TrialRecord) -> QuickRun:
+    outcome = trial.outcome
+    assert outcome is not None, "it has ended"
+    return QuickRun(
+        trial=trial.number,
+        batch_size=trial.configuration.batch_size,
+        learning_rate=trial.configuration.learning_rate,
+        steps=outcome.steps_to_target,
+        train_seconds=outcome.train_seconds if outcome.time_to_target_s is None else outcome.time_to_target_s,
+    )
+
+
+class Kept(Promise):
+    """The promise of one study."""
+
+    study: str
+
+
+class TrackRecord(Model):
+    """The quick answers that a search has been held against, and ``waiting``, the studies still without one.
+
+    ``held`` of them hold: their interval meets the flat range that the search found. ``median_time_ratio`` is that of
+    the time at the promised batch size over that of the optimum, null where none is known.
+    """
+
+    studies: list[Kept]
+    held: int
+    median_time_ratio: float | None
+    waiting: list[str]
+
+
+def track_record(store: Store) -> TrackRecord:
+    """Return how often the quick answers of a database's studies held."""
+    kept, waiting = [], []
+    for study in store.studies():
+        if stored_quick(store, study.name) is None:
+            continue
+        try:
+            promise = answer(store, study.name).quick
+        except TargetNotReachedError:
+            promise = None
+        if promise is None:
+            waiting.append(study.name)
+        else:
+            kept.append(Kept(study=study.name, **promise.model_dump()))
+    ratios = [one.time_ratio for one in kept if one.time_ratio is not None]
+    return TrackRecord(
+        studies=kept,
+        held=sum(one.holds for one in kept),
+        median_time_ratio=statistics.median(ratios) if ratios else None,
+        waiting=waiting,
+    )
