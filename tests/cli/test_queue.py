@@ -76,14 +76,12 @@ def test_two_workers_serve_what_a_third_submits_though_one_is_killed(
     nodes = [make_node(tmp_path / name, **{**QUICK, "workload_settings": {"step_seconds": 0.02}}) for name in "ab"]
     for number, owner in enumerate(("ann", "bob", "ann")):
         printed(here, "submit", "task", "budget.trials=3", "--name", f"study-{number}", "--owner", owner)
-    with (
-        worker(nodes[0], url, checkpoints, "--turn-seconds", "5") as first,
-        worker(nodes[1], url, checkpoints, "--turn-seconds", "5", "--until-empty") as second,
-    ):
+    with worker(nodes[0], url, checkpoints, "--turn-seconds", "5") as first:
         first.wait_for("trial 1 runs")
-        first.process.send_signal(signal.SIGKILL)
-        first.process.wait()
-        assert second.wait() == 0, second.said
+        with worker(nodes[1], url, checkpoints, "--turn-seconds", "5", "--until-empty") as second:
+            first.process.send_signal(signal.SIGKILL)
+            first.process.wait()
+            assert second.wait() == 0, second.said
     assert states(here) == dict.fromkeys(("study-0", "study-1", "study-2"), "done"), second.said
     with open_store(url, write=False) as store:
         for name in states(here):
@@ -97,7 +95,8 @@ def test_two_workers_serve_what_a_third_submits_though_one_is_killed(
 def test_a_worker_told_to_stop_gives_its_trial_back_and_another_goes_on_to_the_same_steps(
     tmp_path: Path, url: str, here: Path, checkpoints: Path
 ) -> None:
-    first_node, second_node = (make_node(tmp_path / name, **LONG) for name in "ab")
+    slow = {**LONG, "workload_settings": {"step_seconds": 0.15}}
+    first_node, second_node = (make_node(tmp_path / name, **slow) for name in "ab")
     printed(here, "submit", "task", "target.value=0.95", "--name", "long")
     with worker(first_node, url, checkpoints) as first, open_store(url, write=False) as store:
         first.wait_for("trial 1 runs")
