@@ -25,11 +25,11 @@ import typer
 
 from bssearch.commands.opening import Launch, described
 from bssearch.commands.run import run_study
+from bssearch.commands.unstored import run_request
 from bssearch.executors.base import Executor
 from bssearch.records import Configuration, ProbeRecord, TrialRecord, TrialRequest, TrialState
 from bssearch.spec import StudySpec, find_spec, load_spec
 from bssearch.storage.repository import open_store
-from tests.benchmarks.five_ways import outcome_of
 from tests.benchmarks.harness import script
 
 PAIRS = (("auto", "balanced"), ("tpe", "median"))
@@ -88,7 +88,7 @@ def true_seconds(
     """Return the mean seconds to the target of a configuration over fresh seeds, infinite where one misses it."""
     found = []
     for seed in range(seeds):
-        outcome = outcome_of(
+        outcome, _ = run_request(
             executor,
             TrialRequest(
                 number=seed + 1,

@@ -45,10 +45,6 @@ while True:
     {work}
 """
 BUSY_CPU = _BUSY.format(prepare="", work="sum(range(10**5))")
-BUSY_PRODUCTS = _BUSY.format(
-    prepare="import torch; torch.set_num_threads(1); square = torch.randn(512, 512)",
-    work="square @ square",
-)
 BUSY_GPU = _BUSY.format(
     prepare="import torch; square = torch.randn(4096, 4096, device='cuda'); torch.cuda.synchronize()",
     work="[square @ square for _ in range(20)]; torch.cuda.synchronize()",
