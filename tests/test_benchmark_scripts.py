@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bssearch.recorded import write_table
+from tests.benchmarks import memory_plan
 from tests.documents import BENCHMARKS, SCRIPTS
 from tests.packages import installed
 from tests.simulation.lines import Seconds, grid
@@ -81,3 +82,13 @@ def test_a_pruner_of_another_package_is_simulated_in_other_processes_from_anothe
         found = json.loads(python(tmp_path, elsewhere, SEARCHING, *words, "--budget", "30", "--repeats", "2"))
     assert drawn["policies"]["patient"] == drawn["policies"]["balanced"]
     assert found["samplers"]["auto+patient"] == found["samplers"]["auto+balanced"]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "peak", "is_missed"),
+    [(1.14, 1.0, False), (0.84, 1.0, True), (0.6, 0.5, False), (0.65, 0.5, True), (2.2, 2.0, False), (1.69, 2.0, True)],
+)
+def test_a_peak_is_met_within_15_percent_from_a_gib_on_and_150_mib_below(
+    predicted: float, peak: float, is_missed: bool
+) -> None:
+    assert memory_plan.misses(round(predicted * 2**30), round(peak * 2**30)) is is_missed

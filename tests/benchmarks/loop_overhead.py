@@ -2,16 +2,22 @@
 
 Run as ``python tests/benchmarks/loop_overhead.py``, on a GPU with
 ``--device cuda --workload fashion_mnist --precision bf16 --batch-size 256 --batch-size 4096 --steps 20 --pairs 60``.
-Exits 1 where a median is above 3 % on the CPU or 2 % on a GPU.
+Exits 1 if a median is above 3 % on the CPU or 2 % on a GPU.
 
-Both loops train a shipped workload at one batch size on one CPU thread, with the same seed, data order, learning rate,
-precision and optimizer, fused or not; on the CPU they end with bit-equal weights. They take turns in one process,
-segment by segment, in alternating order. The product's segment is what a trial runs between two evaluations: ledger,
-stop check, limit check, progress, schedule and loss bookkeeping, and on a GPU the wait for the device at its end, which
-the bare loop has too. The A/A row is a second bare loop against the first: what it shows is the noise of the method.
+The loops train a shipped workload at one batch size on one CPU thread. They take turns in one process, segment by
+segment, in alternating order. The product's segment is what a trial runs between two evaluations: ledger, stop check,
+limit check, progress, schedule and loss bookkeeping, and on a GPU the wait for the device at its end, which the bare
+loop has too. The A/A row is a second bare loop against the first: it shows the noise of the method.
 
-With ``--compile`` only the product's model is compiled: the row says what that gains over the bare eager loop, and
-there is no bar.
+``--reference`` chooses the bare loop:
+
+- ``hand`` is a loop as people write it, with the trial's seed, data order, learning rate, precision and optimizer; on
+  the CPU both loops end with bit-equal weights. With ``--compile`` only the product's model is compiled: the row says
+  how much that gains over the eager loop, and there is no bar.
+- ``fast`` is written for speed alone, as the fastest public runs of small image models are (Jordan 2024, "94 % on
+  CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498, and its repository cifar10-airbench): data and order lie
+  on the device, batches are gathered by index, SGD is fused, nothing waits before the end of a segment. With
+  ``--compile`` both models are compiled. The bar holds on a GPU only, for eager models, and without a warning.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -55,20 +61,24 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {"digits": Digits, "fashion_mnist
 
 @dataclass(frozen=True)
 class Overhead:
-    """What was measured at one batch size; ratios of seconds over those of the bare loop, with 95 % intervals."""
+    """The measurement at one batch size; ratios of seconds over those of the bare loop, with 95 % intervals.
+
+    ``warnings`` are those of the computation, if they count: the fast loop makes no concessions to a device.
+    """
 
     batch_size: int
     step_seconds: float
     pairs: int
     steps: int
     bit_equal: bool
-    same_loop_again: tuple[float, float, float]
+    again: tuple[float, float, float]
     bssearch: tuple[float, float, float]
+    warnings: tuple[str, ...]
     bar: float | None
 
     @property
     def passes(self) -> bool:
-        return self.bar is None or self.bssearch[0] <= 1 + self.bar
+        return self.bar is None or (self.bssearch[0] <= 1 + self.bar and not self.warnings)
 
 
 class BareLoop:
@@ -109,6 +119,49 @@ class BareLoop:
             torch.cuda.synchronize(self.device)
 
 
+class FastLoop:
+    """SGD as fast as PyTorch has it, on data that lie on the device."""
+
+    def __init__(self, workload: Workload, data: Data, batch_size: int, computation: Computation) -> None:
+        torch.manual_seed(SEED)
+        self.device = computation.device
+        self.workload, self.batch_size = workload, batch_size
+        self.inputs, self.targets = data.train.inputs, data.train.targets
+        self.autocast_to = torch.bfloat16 if computation.precision == "bf16" else None
+        self.model = workload.build_model(dropout=0.0).to(self.device)
+        if computation.compile_mode != "none":
+            self.model.compile(dynamic=False)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=LEARNING_RATE, momentum=0.9, nesterov=True, fused=True
+        )
+        self.order = torch.empty(0, dtype=torch.int64, device=self.device)
+        self.rows = torch.arange(batch_size, device=self.device)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        inputs, targets = self.inputs[self.rows], self.targets[self.rows]
+        dtype = self.autocast_to
+        with nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype):
+            loss = self.workload.loss(self.model, inputs, targets, label_smoothing=0.0)
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+    def segment(self, steps: int) -> None:
+        size = self.batch_size
+        for _ in range(steps):
+            if len(self.order) < size:
+                self.order = torch.randperm(len(self.inputs), device=self.device)
+            self.rows.copy_(self.order[:size])
+            self.order = self.order[size:]
+            self.step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+REFERENCES: dict[str, type[BareLoop] | type[FastLoop]] = {"hand": BareLoop, "fast": FastLoop}
+
+
 def product(
     workload: Workload, data: Data, batch_size: int, computation: Computation, steps: int
 ) -> tuple[Trial, Trainer]:
@@ -135,28 +188,30 @@ def product(
 
 
 def measure(
-    workload: Workload, data: Data, batch_size: int, computation: Computation, *, steps: int, pairs: int
+    reference: str, workload: Workload, data: Data, batch_size: int, computation: Computation, *, steps: int, pairs: int
 ) -> Overhead:
     """Let the loops take turns ``pairs`` times, a segment of ``steps`` each."""
     trial, trainer = product(workload, data, batch_size, computation, steps)
-    bare, again = (BareLoop(workload, data, batch_size, computation) for _ in range(2))
+    bare, again = (REFERENCES[reference](workload, data, batch_size, computation) for _ in range(2))
     work: dict[str, Callable[[], object]] = {
         "bare": lambda: bare.segment(steps),
         "again": lambda: again.segment(steps),
         "bssearch": lambda: trial.train_segment(trainer),
     }
     times = timed_in_turns(work, pairs)
+    trainer.close()
     step_seconds = statistics.median(times["bare"]) / steps
-    on_cpu = computation.device.type == "cpu"
-    judged = computation.compile_mode == "none" and (not on_cpu or step_seconds >= SHORTEST_STEP)
+    is_long = reference == "hand" and step_seconds >= SHORTEST_STEP
+    judged = computation.compile_mode == "none" and (computation.device.type != "cpu" or is_long)
     return Overhead(
         batch_size=batch_size,
         step_seconds=step_seconds,
         pairs=pairs,
         steps=steps,
         bit_equal=torch.equal(*(parameters_to_vector(model.parameters()) for model in (bare.model, trainer.model))),
-        same_loop_again=ratio(times["again"], times["bare"]),
+        again=ratio(times["again"], times["bare"]),
         bssearch=ratio(times["bssearch"], times["bare"]),
+        warnings=tuple(computation.warnings) if reference == "fast" else (),
         bar=BARS[computation.device.type] if judged else None,
     )
 
@@ -167,33 +222,19 @@ def print_rows(again: tuple[float, float, float], name: str, found: tuple[float,
         print(f"{row:<14} {median - 1:+7.2%}   [{low - 1:+.2%}, {high - 1:+.2%}]")
 
 
-def misses_bar(found: dict[str, Any], name: str, bar: float, *, as_json: bool) -> bool:
-    """Print what was found of a script's trial; return whether the bar is missed, for steps long enough."""
-    if as_json:
-        print(json.dumps(found))
-    else:
-        print(f"batch size {found['batch_size']}, {found['step_seconds'] * 1e3:.2f} ms a step, {found['pairs']} pairs")
-        print_rows(found["again"], name, found["bssearch"])
-    if found["step_seconds"] < SHORTEST_STEP:
-        print(f"a step takes less than {SHORTEST_STEP * 1e3:g} ms: the bar does not apply", file=sys.stderr)
-        return False
-    return bool(found["bssearch"][0] > 1 + bar)
-
-
 def print_table(found: Overhead, compiled: bool) -> None:
     print(
-        f"batch size {found.batch_size}, {found.step_seconds * 1e3:.2f} ms a step, "
+        f"batch size {found.batch_size}, {found.step_seconds * 1e3:.3f} ms a step, "
         f"{found.pairs} pairs of {found.steps} steps, 1 thread; weights bit-equal: {found.bit_equal}"
     )
-    print_rows(found.same_loop_again, "compiled" if compiled else "bssearch", found.bssearch)
-    if found.bar is None and not compiled:
-        print(
-            f"a step takes less than {SHORTEST_STEP * 1e3:g} ms: the bar does not apply; choose a larger --batch-size"
-        )
+    print_rows(found.again, "compiled" if compiled else "bssearch", found.bssearch)
+    if found.bar is None:
+        print("no bar: compiled, or on a CPU with --reference fast or steps of less than 5 ms")
 
 
 def main(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
+    reference: Annotated[str, one_of(REFERENCES, "the bare loop")] = "hand",
     workload: Annotated[str, one_of(WORKLOADS)] = "digits",
     precision: Annotated[str, one_of(PRECISIONS)] = "auto",
     compiled: Annotated[str, typer.Option("--compile", help="none, default, reduce-overhead or max-autotune")] = "none",
@@ -204,21 +245,23 @@ def main(
 ) -> bool:
     """Measure, print and judge."""
     torch.set_num_threads(1)
-    task = WORKLOADS[workload]()
-    settings = TrainingSettings(precision=precision, compile=compiled, measure_noise=False)
+    task, fused = WORKLOADS[workload](), True if reference == "fast" else None
+    settings = TrainingSettings(precision=precision, compile=compiled, fused=fused, measure_noise=False)
     computation = Computation(torch.device(device), settings)
     data, _ = place(task.load(torch.device("cpu")), computation)
-    found = [measure(task, data, size, computation, steps=steps, pairs=pairs) for size in batch_size or [256]]
+    found = [
+        measure(reference, task, data, size, computation, steps=steps, pairs=pairs) for size in batch_size or [256]
+    ]
     if as_json:
-        head = {"device": device, "workload": workload, "compile": compiled}
+        head = {"device": device, "workload": workload, "reference": reference, "compile": compiled}
         rows = [{**asdict(one), "passes": one.passes} for one in found]
         print(json.dumps({**head, "precision": computation.precision, "warnings": computation.warnings, "rows": rows}))
     else:
         for one in found:
             print_table(one, computation.compile_mode != "none")
         print(*computation.warnings, sep="\n", end="\n" if computation.warnings else "")
-    on_cpu = computation.device.type == "cpu"
-    if on_cpu and not computation.compiles and not all(one.bit_equal for one in found):
+    is_comparable = computation.device.type == "cpu" and reference == "hand" and not computation.compiles
+    if is_comparable and not all(one.bit_equal for one in found):
         print("the two loops did not take the same steps", file=sys.stderr)
         return False
     return all(one.passes for one in found)

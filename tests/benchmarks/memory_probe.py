@@ -18,7 +18,8 @@ from pathlib import Path
 
 from bssearch.commands.opening import Launch, opened
 from bssearch.commands.probe.memory import MemoryProbe, probe_memory
-from bssearch.executors.base import Ended, Executor, Observed
+from bssearch.commands.unstored import run_request
+from bssearch.executors.base import Executor
 from bssearch.records import Goal, TrialOutcome, TrialRequest, TrialState
 from bssearch.search.calibration import default_at, gib
 from bssearch.search.listener import Listener
@@ -44,14 +45,8 @@ def run(spec: StudySpec, executor: Executor, size: int, steps: int = STEPS) -> T
         eval_every_steps=min(EVALUATE_EVERY, steps),
         threads=spec.executor.threads,
     )
-    executor.submit(request)
-    while True:
-        for event in executor.events(timeout=1.0):
-            match event:
-                case Observed(number, observation) if observation.step >= steps:
-                    executor.stop(number, TrialState.CANCELLED, f"{steps} steps are done")
-                case Ended(_, outcome):
-                    return outcome
+    outcome, _ = run_request(executor, request, until_step=steps)
+    return outcome
 
 
 class Printer(Listener):

@@ -13,12 +13,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from bssearch.records import Configuration, Lease, Observation, Phase, TrialOutcome, TrialState
 from bssearch.search.finding import save_finding
 from bssearch.storage.repository import Store, open_store
-from tests.benchmarks.harness import script, seconds_of
+from tests.benchmarks.harness import script, timed_in_turns
 from tests.factories import make_environment, make_plan, make_probe, make_spec
 
 BAR = 1.5
@@ -85,10 +86,10 @@ def add_trial(
     store.finish_trial(study, number, outcome, steps_x_step_time_s=seconds)
 
 
-def run_seconds(url: str) -> float:
-    """Return how long one ``bssearch best`` takes as a whole process."""
+def best(url: str) -> None:
+    """Run ``bssearch best`` as a whole process."""
     command = [sys.executable, "-m", "bssearch.cli.app", "best", "toy", "--db", url, "--format", "json"]
-    return seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def main() -> bool:
@@ -98,12 +99,7 @@ def main() -> bool:
         for index, (name, size) in enumerate(SIZES.items()):
             urls[name] = f"sqlite:///{Path(folder) / f'{index}.db'}"
             print(f"{name}: {fill(urls[name], *size):,} observations")
-        times: dict[str, list[float]] = {name: [] for name in SIZES}
-        for turn in range(RUNS + 1):
-            for name, url in urls.items():
-                seconds = run_seconds(url)
-                if turn:
-                    times[name].append(seconds)
+        times = timed_in_turns({name: partial(best, url) for name, url in urls.items()}, RUNS)
     small, large = (statistics.median(times[name]) for name in SIZES)
     for name in SIZES:
         print(f"{name}: {statistics.median(times[name]) * 1e3:.0f} ms (median of {RUNS})")

@@ -26,14 +26,16 @@ import typer
 from bssearch.commands.opening import Launch, described
 from bssearch.commands.run import run_study
 from bssearch.executors.base import Executor
-from bssearch.records import Configuration, ProbeRecord, TrialRecord, TrialRequest, TrialState
+from bssearch.records import Configuration, ProbeRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec, find_spec, load_spec
 from bssearch.storage.repository import open_store
-from tests.benchmarks.five_ways import outcome_of
 from tests.benchmarks.harness import script
+from tests.evidence.trials import run_to_target
 
 PAIRS = (("auto", "balanced"), ("tpe", "median"))
 WITHIN = (1.25, 1.10)
+FRESH = 1_000_000
+"""The first seed of the runs that judge an incumbent: no search draws it."""
 
 
 @dataclass(frozen=True)
@@ -86,23 +88,9 @@ def true_seconds(
     spec: StudySpec, executor: Executor, configuration: Configuration, probe: ProbeRecord, seeds: int
 ) -> float:
     """Return the mean seconds to the target of a configuration over fresh seeds, infinite where one misses it."""
-    found = []
-    for seed in range(seeds):
-        outcome = outcome_of(
-            executor,
-            TrialRequest(
-                number=seed + 1,
-                configuration=configuration.in_micro_batches(probe.micro_batch_size),
-                seed=1_000_000 + seed,
-                target=spec.record_target,
-                train_seconds_limit=spec.budget.trial_train_seconds,
-                limit_state=TrialState.EXHAUSTED,
-                eval_every_steps=probe.eval_every_steps or 1,
-                threads=spec.executor.threads,
-            ),
-        )
-        found.append(outcome.time_to_target_s or math.inf)
-    return statistics.fmean(found)
+    cap = spec.budget.trial_train_seconds
+    outcomes = [run_to_target(spec, executor, configuration, probe, FRESH + seed, cap) for seed in range(seeds)]
+    return statistics.fmean(one.time_to_target_s or math.inf for one in outcomes)
 
 
 def main(

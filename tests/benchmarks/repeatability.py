@@ -25,9 +25,10 @@ from typing import Annotated, Any
 
 import typer
 
-from bssearch.executors.base import Ended, ExecutorSettings, Observed
+from bssearch.commands.unstored import run_request
+from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.local import LocalExecutor
-from bssearch.records import Configuration, Target, TrainingSettings, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import Configuration, Target, TrainingSettings, TrialRequest, TrialState
 from tests.benchmarks.harness import one_of, script
 
 GPU_BAR = 0.01
@@ -45,10 +46,6 @@ while True:
     {work}
 """
 BUSY_CPU = _BUSY.format(prepare="", work="sum(range(10**5))")
-BUSY_PRODUCTS = _BUSY.format(
-    prepare="import torch; torch.set_num_threads(1); square = torch.randn(512, 512)",
-    work="square @ square",
-)
 BUSY_GPU = _BUSY.format(
     prepare="import torch; square = torch.randn(4096, 4096, device='cuda'); torch.cuda.synchronize()",
     work="[square @ square for _ in range(20)]; torch.cuda.synchronize()",
@@ -93,19 +90,6 @@ def busy_processes(device: str) -> Iterator[None]:
         yield
 
 
-def run_trial(executor: LocalExecutor, request: TrialRequest) -> tuple[TrialOutcome, list[float]]:
-    """Return how the trial ended and the metric at each evaluation."""
-    executor.submit(request)
-    metrics: list[float] = []
-    while True:
-        for event in executor.events(timeout=1.0):
-            match event:
-                case Observed():
-                    metrics.append(event.observation.metric)
-                case Ended():
-                    return event.outcome, metrics
-
-
 def measure(workload: str, device: str, precision: str, runs: int, busy: bool) -> dict[str, Any]:
     """Run the request ``runs`` times in one worker and return what differed."""
     settings = ExecutorSettings(
@@ -120,10 +104,10 @@ def measure(workload: str, device: str, precision: str, runs: int, busy: bool) -
         executor.describe()
         ended = []
         for number in range(runs):
-            outcome, metrics = run_trial(executor, replace(request_of(workload), number=number))
+            outcome, curve = run_request(executor, replace(request_of(workload), number=number))
             if outcome.state is not TrialState.REACHED:
                 raise SystemExit(f"run {number} ended as {outcome.state}: {outcome.reason}")
-            ended.append((outcome, metrics))
+            ended.append((outcome, [one.metric for one in curve]))
     finally:
         executor.close()
     outcomes = [outcome for outcome, _ in ended]

@@ -11,8 +11,9 @@ if not __package__:
 import statistics
 import subprocess
 import sys
+from functools import partial
 
-from tests.benchmarks.harness import script, seconds_of
+from tests.benchmarks.harness import script, timed_in_turns
 
 BAR = 4.0
 RUNS = 20
@@ -22,17 +23,12 @@ COMMANDS = {
 }
 
 
-def seconds(command: list[str]) -> float:
-    return seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
-
-
 def main() -> bool:
-    for command in COMMANDS.values():
-        seconds(command)
-    times = {name: [] for name in COMMANDS}  # type: dict[str, list[float]]
-    for _ in range(RUNS):
-        for name, command in COMMANDS.items():
-            times[name].append(seconds(command))
+    work = {
+        name: partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL)
+        for name, command in COMMANDS.items()
+    }
+    times = timed_in_turns(work, RUNS)
     base, ours = (statistics.median(times[name]) for name in COMMANDS)
     ratios = sorted(one / other for one, other in zip(*reversed(list(times.values())), strict=True))
     print(f"import typer {base * 1e3:.0f} ms, bssearch --help {ours * 1e3:.0f} ms (medians of {RUNS})")

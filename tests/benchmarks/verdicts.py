@@ -222,10 +222,7 @@ def held_against_truth(case: Case, space: TableSearchSpace, clock: Machine, spec
         answer = answer_of(spec, trials, clock)
     except TargetNotReachedError:
         return Outcome(math.inf, True, None, (), None)
-    by_size: dict[int, float] = {}
-    for point, seconds in enumerate(case.seconds):
-        size = case.space.batch_size(point)
-        by_size[size] = min(seconds, by_size.get(size, math.inf))
+    by_size = case.space.least_by_batch_size(case.seconds)
     by_number = {trial.number: trial for trial in trials}
 
     def true(number: int) -> float:

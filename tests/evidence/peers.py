@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from bssearch.records import Configuration
-from tests.benchmarks.other_finders import Candidate, by_rules
 from tests.evidence.ratios import paired_ratio
 from tests.evidence.task import Found
 
@@ -24,6 +23,31 @@ Raises `TrialFailed`."""
 
 class TrialFailed(Exception):  # noqa: N818
     """A trial ended by an error or for want of memory: nothing is known of its time to the target."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A batch size with a learning rate and the rule that gave the rate; ``seconds`` is how long the tool searched."""
+
+    tool: str
+    found: int
+    batch_size: int
+    rule: str
+    learning_rate: float
+    seconds: float
+
+    @property
+    def key(self) -> Key:
+        """Return the trained configuration: candidates with equal keys share their runs."""
+        return self.batch_size, self.learning_rate
+
+
+def by_rules(tool: str, found: int, batch_size: int, seconds: float, default: Key) -> list[Candidate]:
+    """Return a batch size with the default's learning rate: unchanged, and scaled by each of the usual rules."""
+    size, rate = default
+    ratio = batch_size / size
+    rates = {"unchanged": rate, "linear": rate * ratio, "sqrt": rate * ratio**0.5}
+    return [Candidate(tool, found, batch_size, rule, rate, seconds) for rule, rate in rates.items()]
 
 
 @dataclass

@@ -42,8 +42,6 @@ class OptunaSearch:
     trial.
     """
 
-    charged = 0.0
-
     def __init__(
         self, space: TableSpace, sampler: str, *, pruner: str | None = None, default: int | None = None, seed: int
     ) -> None:

@@ -76,10 +76,14 @@ class TableSpace:
     @cached_property
     def seconds_by_batch_size(self) -> dict[int, float]:
         """The least true train seconds of any cell of a batch size, smallest batch size first."""
+        return self.least_by_batch_size(self.seconds)
+
+    def least_by_batch_size(self, seconds: Sequence[float]) -> dict[int, float]:
+        """Return the least of the cells' seconds at each batch size, smallest batch size first."""
         least: dict[int, float] = {}
-        for point, seconds in enumerate(self.seconds):
+        for point, one in enumerate(seconds):
             size = self.batch_size(point)
-            least[size] = min(seconds, least.get(size, math.inf))
+            least[size] = min(one, least.get(size, math.inf))
         return dict(sorted(least.items()))
 
     @property

@@ -4,195 +4,113 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, NonNegativeInt, ValidationError
 
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.recorded import COLUMNS, PREFIX, RecordedTable, RecordedTrial, check_separator, description_path
 from bssearch.records import Goal, ParameterValue, Target
 
 LARGEST = 1e100
-"""The largest number that a table may hold: a choice; squares and sums of such stay finite in double precision."""
+"""The largest number as which a parameter counts: squares and sums of such stay finite in double precision."""
 
 SHORTEST_S, LONGEST_S = 1e-9, 1e9
-"""The shortest limit of train seconds that a table may set, and the longest that a trial may take: choices; no clock
-tells less, and nobody waits for thirty years."""
+"""The shortest limit of train seconds that a table may set, and the longest that a trial may take: no clock resolves
+less, and nobody trains for thirty years."""
+
+
+class Description(BaseModel):
+    """The file beside a table."""
+
+    name: str | None = None
+    metric: str = "metric"
+    goal: Goal
+    target: FiniteFloat
+    max_train_seconds: Annotated[FiniteFloat, Field(ge=SHORTEST_S)] | None = None
+
+
+class Row(BaseModel):
+    """One evaluation; without a metric it is NaN."""
+
+    trial: NonNegativeInt
+    seed: NonNegativeInt
+    step: NonNegativeInt
+    train_seconds: Annotated[FiniteFloat, Field(ge=0, le=LONGEST_S)]
+    metric: Annotated[float, BeforeValidator(lambda text: text or math.nan)]
 
 
 def read_table(path: Path) -> RecordedTable:
     """Return a table and the description beside it.
 
-    Raises `NotFoundError` where a file is missing, and `UsageError` naming file, line, column, value and bound.
+    Raises `NotFoundError` if a file is missing, and `UsageError` naming file, line, column and value.
     """
     beside = description_path(path)
+    opened: Any = gzip.open if path.suffix == ".gz" else open
     try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-            if path.suffix == ".gz"
-            else path.open(encoding="utf-8-sig", newline="") as file
-        ):
-            about = _description(beside)
-            trials = tuple(_trials(csv.reader(file), path.name))
-    except FileNotFoundError:
-        raise NotFoundError(f"no table {str(path)!r}", hint="`bssearch export STUDY --to curves` makes one") from None
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            about = Description.model_validate_json(beside.read_text(encoding="utf-8-sig"))
+            trials = _trials(csv.DictReader(file), path.name)
+    except FileNotFoundError as error:
+        hint = "`bssearch export STUDY --to curves` makes a table, and its description beside it"
+        raise NotFoundError(f"no file {str(error.filename)!r}", hint=hint) from None
+    except ValidationError as error:
+        raise UsageError(f"{beside}: {_explained(error)}") from None
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    if not trials:
-        raise UsageError(f"{path} holds no trial")
-    return RecordedTable(about.name, about.target, about.max_train_seconds, trials)
+    target = Target(metric=about.metric, value=about.target, goal=about.goal)
+    return RecordedTable(about.name or path.stem, target, about.max_train_seconds, trials)
 
 
-class _Reader(Protocol):
-    """What `csv.reader` returns."""
-
-    line_num: int
-
-    def __iter__(self) -> Iterator[list[str]]: ...
-
-    def __next__(self) -> list[str]: ...
-
-
-def _description(path: Path) -> RecordedTable:
-    """Return what stands beside a table, as a table without trials."""
-    try:
-        head = json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise NotFoundError(
-            f"no file {str(path)!r}", hint="it holds name, metric, goal, target and max_train_seconds of the table"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-    if not isinstance(head, dict):
-        raise UsageError(f"{path} must hold an object with name, metric, goal, target and max_train_seconds")
-    limit = head.get("max_train_seconds")
-    if limit is not None and not (_is_number(limit) and limit >= SHORTEST_S):
-        raise UsageError(f"{path}: max_train_seconds = {limit!r} must be a number >= {SHORTEST_S:g}, or null")
-    if not _is_number(head.get("target")):
-        raise UsageError(f"{path}: target = {head.get('target')!r} must be a number, the same for all trials")
-    if str(head.get("goal")) not in set(Goal):
-        raise UsageError(f"{path}: goal = {head.get('goal')!r} must be {' or '.join(Goal)}")
-    target = Target(metric=str(head.get("metric", "metric")), value=float(head["target"]), goal=Goal(head["goal"]))
-    name = str(head.get("name") or path.stem)
-    return RecordedTable(name, target, None if limit is None else float(limit), ())
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
-
-
-def _trials(rows: _Reader, source: str) -> Iterator[RecordedTrial]:
-    header = [name.strip() for name in next(rows, [])]
+def _trials(reader: csv.DictReader[str], source: str) -> tuple[RecordedTrial, ...]:
+    """Return the trials of a table, each with its rows in their order."""
+    header = [name.strip() for name in reader.fieldnames or ()]
     check_separator(header, f"{source}:1")
-    missing = [name for name in COLUMNS if name not in header]
-    if missing:
-        raise UsageError(f"{source}:1: no column {missing[0]!r}; it has {', '.join(header) or 'none'}")
-    if repeated := {name for name in header if header.count(name) > 1}:
-        raise UsageError(f"{source}:1: column {min(repeated)!r} stands there twice")
-    place = {name: header.index(name) for name in header}
-    seen: set[int] = set()
-    current: _Trial | None = None
-    for cells in rows:
-        if not cells:
-            continue
-        row = _Row(f"{source}:{rows.line_num}", cells, place)
-        number = row.whole("trial")
-        if current is None or current.number != number:
-            if current is not None:
-                yield current.done()
-            if number in seen:
-                raise UsageError(f"{row.origin}: trial {number} goes on here; its rows must stand together")
-            seen.add(number)
-            current = _Trial(row)
-        elif row.setting() != current.setting:
-            raise UsageError(f"{row.origin}: trial {number} has another seed or other parameters than above")
-        current.add(row)
-    if current is not None:
-        yield current.done()
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One row of a table; ``origin`` is where it stands."""
-
-    origin: str
-    cells: Sequence[str]
-    place: Mapping[str, int]
-
-    def cell(self, name: str) -> str:
-        if len(self.cells) != len(self.place):
-            raise UsageError(f"{self.origin}: {len(self.cells)} cells; the header has {len(self.place)}")
-        return self.cells[self.place[name]].strip()
-
-    def whole(self, name: str) -> int:
-        text = self.cell(name)
+    if wrong := [name for name in {*header, *COLUMNS} if header.count(name) != 1]:
+        raise UsageError(f"{source}:1: there must be one column {min(wrong)!r}, not {header.count(min(wrong))}")
+    reader.fieldnames = header
+    found: dict[int, tuple[dict[str, str], list[Row]]] = {}
+    for cells in reader:
+        origin = f"{source}:{reader.line_num}"
+        if None in cells or None in cells.values():
+            raise UsageError(f"{origin}: there must be {len(header)} cells, as in the header")
         try:
-            value = int(text)
-        except ValueError:
-            value = -1
-        if value < 0:
-            raise UsageError(f"{self.origin}: {name} = {text!r} must be a whole number >= 0")
-        return value
-
-    def number(self, name: str) -> float:
-        text = self.cell(name)
-        try:
-            return float(text)
-        except ValueError:
-            raise UsageError(f"{self.origin}: {name} = {text!r} must be a number") from None
-
-    def setting(self) -> list[str]:
-        """Return the cells of what is the same in all rows of a trial."""
-        return [self.cell(name) for name in self.place if name == "seed" or name.startswith(PREFIX)]
-
-    def parameters(self) -> dict[str, ParameterValue]:
-        named = {name.removeprefix(PREFIX): self.cell(name) for name in self.place if name.startswith(PREFIX)}
-        return {name: _parsed(text) for name, text in named.items() if text}
-
-
-class _Trial:
-    """A trial while its rows are read."""
-
-    def __init__(self, first: _Row) -> None:
-        self.number = first.whole("trial")
-        self.setting = first.setting()
-        self._parameters = first.parameters()
-        self._seed = first.whole("seed")
-        self._steps: list[int] = []
-        self._seconds: list[float] = []
-        self._metrics: list[float] = []
-
-    def add(self, row: _Row) -> None:
-        """Take in an evaluation. Raises `UsageError` where time runs backwards; one without a metric is NaN."""
-        step, seconds = row.whole("step"), row.number("train_seconds")
-        last = self._seconds[-1] if self._seconds else 0.0
-        if not last <= seconds <= LONGEST_S:
+            row = Row.model_validate(cells)
+        except ValidationError as error:
+            raise UsageError(f"{origin}: {_explained(error)}") from None
+        setting = {name: text.strip() for name, text in cells.items() if name == "seed" or name.startswith(PREFIX)}
+        known, rows = found.setdefault(row.trial, (setting, []))
+        if setting != known:
+            raise UsageError(f"{origin}: trial {row.trial} has another seed or other parameters than above")
+        if rows and row.train_seconds < rows[-1].train_seconds:
+            last = rows[-1].train_seconds
             raise UsageError(
-                f"{row.origin}: train_seconds = {seconds:g} of trial {self.number} must be >= {last:g}, that of the "
-                f"row before, and <= {LONGEST_S:g}"
+                f"{origin}: train_seconds = {row.train_seconds:g} must be >= {last:g}, that of the row before"
             )
-        self._steps.append(step)
-        self._seconds.append(seconds)
-        self._metrics.append(row.number("metric") if row.cell("metric") else math.nan)
+        rows.append(row)
+    if not found:
+        raise UsageError(f"{source} holds no trial")
+    return tuple(_trial(number, *one) for number, one in found.items())
 
-    def done(self) -> RecordedTrial:
-        """Return the trial with all its rows."""
-        return RecordedTrial(
-            self.number,
-            self._parameters,
-            self._seed,
-            tuple(self._steps),
-            tuple(self._seconds),
-            tuple(self._metrics),
-        )
+
+def _trial(number: int, setting: Mapping[str, str], rows: list[Row]) -> RecordedTrial:
+    parameters = {name.removeprefix(PREFIX): _parsed(text) for name, text in setting.items() if text and name != "seed"}
+    steps, seconds, metrics = zip(*((row.step, row.train_seconds, row.metric) for row in rows), strict=True)
+    return RecordedTrial(number, parameters, rows[0].seed, steps, seconds, metrics)
+
+
+def _explained(error: ValidationError) -> str:
+    """Return the first problem with its field and value."""
+    problem = error.errors()[0]
+    return f"{'.'.join(map(str, problem['loc']))} = {problem['input']!r}: {problem['msg']}"
 
 
 def _parsed(text: str) -> ParameterValue:
-    """Return a cell as what it looks like: true or false, a number, or else the text."""
+    """Return a cell as true or false, as a number, or else as the text."""
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
     for kind in (int, float):
@@ -200,5 +118,5 @@ def _parsed(text: str) -> ParameterValue:
             value = kind(text)
         except ValueError:
             continue
-        return value if abs(value) <= LARGEST else text  # no number that can be reckoned with
+        return value if abs(value) <= LARGEST else text
     return text

@@ -92,11 +92,7 @@ class Truth:
     @cached_property
     def seconds_by_batch_size(self) -> dict[int, float]:
         """Return the least of any cell of a batch size, smallest batch size first."""
-        least: dict[int, float] = {}
-        for point, seconds in enumerate(self.seconds):
-            size = self._table.batch_size(point)
-            least[size] = min(seconds, least.get(size, math.inf))
-        return dict(sorted(least.items()))
+        return self._table.least_by_batch_size(self.seconds)
 
     def fresh_run(self, point: int, seed: int) -> Replay:
         """Return a run of a cell with a seed that nobody has seen: always the same for one cell and seed.
