@@ -102,14 +102,6 @@ def test_an_exception_fails_the_trial_and_the_worker_lives_on(
     assert worker_pids(shared) == before
 
 
-def test_a_configuration_that_cannot_be_trained_fails_in_our_own_words(shared: LocalExecutor) -> None:
-    request = request_trial(5)
-    too_large = replace(request.configuration, batch_size=65, micro_batch_size=65)
-    outcome, _ = run_to_the_end(shared, replace(request, configuration=too_large))
-    assert outcome.state is TrialState.FAILED
-    assert outcome.reason == "batch_size = 65 must be <= 64, the number of training samples"
-
-
 def test_a_worker_knows_no_database_and_the_number_of_its_threads_and_exempts_torch_from_collection(
     shared: LocalExecutor,
 ) -> None:

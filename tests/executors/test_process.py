@@ -21,12 +21,6 @@ def test_a_worker_has_what_repeatable_sums_on_a_gpu_need_unless_the_user_chose_o
     assert worker_environment({"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, threads=1)["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
-def test_a_worker_has_its_number_of_threads_and_no_secret() -> None:
-    environment = worker_environment({"OMP_NUM_THREADS": "7", "PGPASSWORD": "secret", "HOME": "/home"}, threads=2)
-    assert environment["OMP_NUM_THREADS"] == "2"
-    assert "PGPASSWORD" not in environment and environment["HOME"] == "/home"
-
-
 def test_a_worker_has_no_url_of_a_checkpoint_store_for_it_may_hold_a_password() -> None:
     name = "BSSEARCH_CHECKPOINT_DIR"
     assert name not in worker_environment({name: "sftp://ada:secret@host/x"}, threads=1)

@@ -86,10 +86,11 @@ def test_a_smaller_last_batch_counts_its_own_samples(collate: Collate, has_optim
     assert not [one for one in started.line.outcome.warnings if "counted" in one]
 
 
-def test_a_batch_that_cannot_be_counted_is_warned_of_and_refused_if_the_study_is_about_samples() -> None:
+@pytest.mark.parametrize("batches", [range(10), [torch.zeros(20 * 7)] * 10], ids=["numbers", "tokens in a row"])
+def test_a_batch_that_cannot_be_counted_is_warned_of_and_refused_if_the_study_is_about_samples(batches: Any) -> None:
     started = until(2)
     assert started.trial.batch_size == 20
-    for _ in started.trial.batches(range(10), evaluate):
+    for _ in started.trial.batches(batches, evaluate):
         pass
     assert counted(started) == [(0, 0), (2, 40)]
     assert len([one for one in started.line.outcome.warnings if "samples cannot be counted" in one]) == 1
@@ -97,16 +98,7 @@ def test_a_batch_that_cannot_be_counted_is_warned_of_and_refused_if_the_study_is
     trial = LoopTrial(started.run, needs_samples=True)
     assert trial.batch_size == 20
     with pytest.raises(UsageError, match="objective is samples_to_target"):
-        next(iter(trial.batches(range(10), evaluate)))
-
-
-def test_the_tokens_of_a_flat_batch_are_not_taken_for_samples() -> None:
-    started = until(2)
-    assert started.trial.batch_size == 20
-    for _ in started.trial.batches([torch.zeros(20 * 7)] * 10, evaluate):
-        pass
-    assert counted(started) == [(0, 0), (2, 40)]
-    assert [one for one in started.line.outcome.warnings if "samples cannot be counted" in one]
+        next(iter(trial.batches(batches, evaluate)))
 
 
 def windows(started: Started, *, at_end: bool, drop_last: bool, state: bool = True) -> list[int]:

@@ -29,8 +29,6 @@ from bssearch.integrations.measuring import DescribedLoop, MeasuredMemory, Timed
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.records import (
     Configuration,
-    MemoryRequest,
-    StepTimeRequest,
     TrainingSettings,
     TrialState,
     WorkloadDescription,
@@ -508,16 +506,6 @@ def test_digits_as_a_workload_and_with_a_trainer_take_identical_steps_to_the_tar
     assert with_trainer.steps_to_target == with_workload.steps_to_target
 
 
-@pytest.mark.slow
-def test_a_made_trainer_is_described_and_measured_in_its_own_process(made: LoadedScript) -> None:
-    assert set(made.describe().metrics) == {"accuracy", "loss"}
-    at = Configuration(batch_size=64, micro_batch_size=64, learning_rate=0.05)
-    memory: Any = made.measure(MemoryRequest(configuration=at))
-    assert memory.fits
-    timed: Any = made.measure(StepTimeRequest(configuration=at, seconds_limit=0.2))
-    assert timed.step_seconds > 0
-
-
 def test_a_make_trainer_is_a_program_and_its_file_is_what_a_database_may_not_name(tmp_path: Path) -> None:
     from bssearch.commands.known_workloads import _location
 
@@ -545,15 +533,6 @@ def test_a_smaller_last_batch_counts_its_own_samples(stream: bool) -> None:
     assert module.seen == [20, 20, 10, 20, 20, 10]
     assert [(one.step, one.samples) for one in found.line.observations] == [(0, 0), (2, 40), (4, 70), (6, 100)]
     assert (found.line.outcome.steps, found.line.outcome.samples) == (6, 100)
-
-
-def test_a_smaller_micro_batch_in_a_whole_window_counts_its_own_samples() -> None:
-    found = started(
-        stop_at=4, eval_every_steps=2, configuration=configuration(26, micro_batch_size=13, accumulation_steps=2)
-    )
-    module = fit(found.trial, found.time)
-    assert module.seen == [13, 13, 13, 11, 13, 13, 13, 11]
-    assert [(one.step, one.samples) for one in found.line.observations] == [(0, 0), (2, 50), (4, 100)]
 
 
 def test_a_step_that_the_trainer_counts_and_its_gradient_scaler_skips_is_none() -> None:

@@ -6,29 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.errors import UsageError
 from bssearch.integrations.own_loop import READINGS_PER_MICRO_BATCH
 from bssearch.integrations.passes import SeededSampler
 from bssearch.training.batches import _epochs
-from tests.integrations.loops import FORMS, ROWS, Started, Training, asked, trained
+from tests.integrations.loops import ROWS, Started, Training, asked, trained
 from tests.training.toys import configuration
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_each_step_is_counted_once_however_often_an_evaluation_is_asked_for(form: str) -> None:
-    counted: list[int] = []
-    started = Started(asked(target=0.006))
-    stepped = started.run.stepped
-
-    def count(step: int, samples: int | None) -> None:
-        counted.append(step)
-        stepped(step, samples)
-
-    started.run.stepped = count  # type: ignore[method-assign]
-    Training(started.trial, started.time).go(form)
-    assert counted == [1, 2, 3, 4, 5, 6, 7, 8][: len(counted)] and len(counted) >= 6
 
 
 def test_evaluations_draw_random_numbers_that_the_training_does_not_miss() -> None:
@@ -171,14 +155,6 @@ def test_the_sampler_has_the_rows_of_bssearchs_own_loop(size: int, after: int) -
 def test_the_sampler_refuses_a_batch_larger_than_the_data() -> None:
     with pytest.raises(UsageError, match="batch_size = 51 must be <= 50"):
         SeededSampler(ROWS, 51, seed=0)
-
-
-def test_a_loader_with_the_sampler_gives_the_batches_of_a_trial() -> None:
-    trial = Started(asked()).trial
-    data = TensorDataset(torch.arange(ROWS))
-    loader = DataLoader(data, batch_size=trial.micro_batch_size, sampler=trial.sampler(data))
-    (first,), (second,) = loader
-    assert torch.cat([first, second]).equal(next(_epochs(ROWS, 20, trial.seed)))
 
 
 def test_parameters_cannot_be_changed() -> None:

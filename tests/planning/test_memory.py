@@ -272,14 +272,6 @@ def test_the_contract_holds_and_torch_is_not_imported(tmp_path: Path) -> None:
     assert [json.loads(bare.stdout)[key] for key in CONTRACT[-3:]] == [None, None, None]
 
 
-def test_people_get_every_term_on_a_line_and_what_fits(tmp_path: Path) -> None:
-    words = ["--memory-gib", "24", "--precision", "bf16", "--mixed", "autocast", "--table"]
-    done = run("plan", "memory", *BERT, *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for word in ("weights", "gradients", "autocast copies", "logits", "foreach temporaries", "adam8bit"):
-        assert word in done.stdout
-
-
 @pytest.mark.parametrize(
     ("memory_gib", "said"),
     [

@@ -96,14 +96,6 @@ def test_waits_for_data_are_no_contention_where_the_kernel_tells_those_for_a_cpu
     assert clock.cpu_share == pytest.approx(0.2) and not clock.is_contended(threads=1)
 
 
-def test_a_trial_that_never_trained_was_not_contended() -> None:
-    assert not Clock().is_contended(threads=1)
-
-
-def test_the_cpu_is_timed_by_the_plain_clock() -> None:
-    assert type(clock_for(torch.device("cpu"))) is Clock
-
-
 @pytest.mark.gpu
 def test_cuda_train_seconds_are_those_of_the_device_not_of_the_launches() -> None:
     device = torch.device("cuda")

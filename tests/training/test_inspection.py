@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -98,14 +98,6 @@ def test_a_metric_that_is_not_finite_is_told_as_none(value: float) -> None:
 def test_an_evaluation_that_lacks_what_the_workload_declares_is_refused(returned: Any, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         describe_model(Toy(on_evaluate=lambda metrics: returned), toy_data(), on_cpu())
-
-
-def test_exceptions_of_the_workload_go_through() -> None:
-    def fail(metrics: Mapping[str, float]) -> Mapping[str, float]:
-        raise KeyError("labels")
-
-    with pytest.raises(KeyError, match="labels"):
-        describe_model(Toy(on_evaluate=fail), toy_data(), on_cpu())
 
 
 def test_tokens_are_counted_only_where_the_workload_says_how_many() -> None:
