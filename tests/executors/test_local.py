@@ -74,13 +74,6 @@ def test_logs_that_nobody_asked_to_keep_do_not_grow_and_still_tell_of_a_death(tm
         assert "Segmentation fault" in str(death.value) and "in misbehave" in str(death.value)
 
 
-def test_prints_go_to_the_log_and_not_into_the_protocol(shared: LocalExecutor) -> None:
-    outcome, _ = run_to_the_end(shared, request_endless_trial(2, "print", seconds=0.2))
-    assert outcome.state is TrialState.EXHAUSTED
-    for text in ('{"kind": "exit"}', "not json", "from a child"):
-        assert text in log_of(shared)
-
-
 @pytest.mark.parametrize(
     ("behaviour", "reason", "line"),
     [

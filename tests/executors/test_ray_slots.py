@@ -221,13 +221,6 @@ def test_a_slot_without_a_node_any_more_is_given_up_and_the_last_one_is_an_error
             executor.submit(request_trial(4))
 
 
-def test_a_slot_that_never_had_a_node_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened(FakeRay([*actors("a"), None], GPU_NODES), monkeypatch, slots=2) as executor:
-        executor.describe()
-        with pytest.raises(LaunchError, match=r"slot 1: for .* had 1 CPU and a GPU free"):
-            executor.submit(request_trial(1))
-
-
 def test_a_disk_that_takes_no_more_fails_the_trial_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here = actors("a")
     hear = Actor.do_hear

@@ -13,22 +13,6 @@ def stepped(clock: LoopClock, fake: FakeTime, *seconds: float) -> None:
         clock.stepped()
 
 
-def test_training_is_what_nothing_else_is() -> None:
-    fake = FakeTime()
-    clock = LoopClock(clock_of(fake), threads=1)
-    fake.pass_by(7.0)
-    clock.clock.book_rest("other")
-    for name in ("train", "evaluation", "train", "train", "other"):
-        if name == "train":
-            clock.train()
-        else:
-            clock.enter(name)
-        fake.pass_by(1.0)
-    clock.pause()
-    fake.pass_by(100.0)
-    assert [clock.clock.seconds(one) for one in ("train", "evaluation", "other")] == [3.0, 1.0, 8.0]
-
-
 def test_seconds_stand_still_until_the_excess_of_the_first_steps_is_known_and_never_run_backwards() -> None:
     fake = FakeTime()
     clock = LoopClock(clock_of(fake), threads=1)

@@ -228,8 +228,8 @@ PICTURES: dict[str, Callable[[], StudyPicture]] = {
     "missed_price": lambda: missed("cost_to_target", 500.0),
 }
 
-DRAWN = ("every_end", "growing", "growing_by_noise", "growing_missed", "known")
-"""Of the others, only the names of the charts are compared."""
+NAMES_ONLY = ("unknown", "too_few", "upper_bound", "audited", "excluding", "imported", "missed_hours")
+"""Pages of whose charts only the names are compared."""
 
 
 def rounded(value: Any) -> Any:
@@ -244,8 +244,8 @@ def rounded(value: Any) -> Any:
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_page_is_as_it_was(name: str) -> None:
     shown = rounded(asdict(page_of(PICTURES[name]())))
-    for section in shown["sections"]:
-        section["charts"] = section["charts"] if name in DRAWN else [*filter(section["charts"].get, section["charts"])]
+    for section in shown["sections"] if name in NAMES_ONLY else []:
+        section["charts"] = [*filter(section["charts"].get, section["charts"])]
     path = FOLDER / f"{name}.json"
     if "BSSEARCH_WRITE_SNAPSHOTS" in os.environ:
         path.parent.mkdir(exist_ok=True)

@@ -24,29 +24,6 @@ def test_each_ledger_books_only_its_own_blocks() -> None:
     assert clock.wall_seconds == 25
 
 
-def test_a_block_that_raises_is_booked() -> None:
-    time = FakeTime()
-    clock = time.clock()
-    for name in LEDGERS:
-        with pytest.raises(MemoryError), clock.ledger(name):
-            time.pass_by(3)
-            raise MemoryError
-    assert [clock.seconds(name) for name in LEDGERS] == [3, 3, 3, 3]
-
-
-def test_train_seconds_so_far_include_the_open_block() -> None:
-    time = FakeTime()
-    clock = time.clock()
-    with clock.ledger("train"):
-        time.pass_by(2)
-    time.pass_by(100)
-    with clock.ledger("train"):
-        time.pass_by(1)
-        assert clock.train_seconds_so_far == 3
-        assert clock.seconds("train") == 2
-    assert clock.train_seconds_so_far == 3
-
-
 def test_start_sets_everything_to_zero() -> None:
     time = FakeTime()
     clock = time.clock()
@@ -165,9 +142,16 @@ def trained(delays: list[float | None], *, cpu: float) -> Clock:
     return clock
 
 
-def test_waiting_for_data_counts_and_waiting_for_a_processor_does_not() -> None:
-    assert trained([2.0, 5.0], cpu=4.0).undelayed_train_seconds(threads=1) == pytest.approx(7.0)
-    assert trained([2.0, 5.0], cpu=4.0).undelayed_train_seconds(threads=2) is None
+@pytest.mark.parametrize(
+    ("delays", "threads", "undelayed"),
+    [([2.0, 5.0], 1, 7.0), ([2.0, 5.0], 2, None), ([None, None], 1, 4.0)],
+    ids=["waits for data count", "several threads", "a kernel that tells of no waits"],
+)
+def test_waiting_for_data_counts_and_waiting_for_a_processor_does_not(
+    delays: list[float | None], threads: int, undelayed: float | None
+) -> None:
+    assert trained(delays, cpu=4.0).undelayed_train_seconds(threads) == pytest.approx(undelayed)
+    assert Clock().undelayed_train_seconds(threads) is None, "nothing has been trained"
 
 
 def test_a_wait_as_the_account_of_waits_is_read_is_no_train_second_and_takes_none_away() -> None:
@@ -195,11 +179,6 @@ def assert_two_seconds_count(time: FakeTime, clock: Clock) -> None:
         assert clock.counted_train_seconds(threads=1) == pytest.approx(2)
     assert clock.undelayed_train_seconds(threads=1) == pytest.approx(2)
     assert clock.counted_train_seconds(threads=1) == pytest.approx(2)
-
-
-def test_where_the_kernel_does_not_tell_of_waits_the_seconds_of_the_cpu_count() -> None:
-    assert trained([None, None], cpu=4.0).undelayed_train_seconds(threads=1) == pytest.approx(4.0)
-    assert Clock().undelayed_train_seconds(threads=1) is None, "nothing has been trained"
 
 
 def test_what_was_waited_for_before_a_pause_is_left_out_too() -> None:

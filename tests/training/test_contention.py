@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -199,17 +198,6 @@ def test_slow_looks_count_where_they_were_made_and_on_after_a_pause() -> None:
     for _ in range(5):
         nothing_known.look()
     assert nothing_known.stop() == Contention(False), "2 of 9 are less than a quarter"
-
-
-def test_what_was_on_the_gpu_before_a_pause_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contention, "throttle_reasons", lambda device: [])
-    others = iter([[(41, "python")], [(41, "python")], [(42, "java")]])
-    monkeypatch.setattr(contention, "known_other_processes", lambda device: next(others))
-    meters = [ContentionMeter(torch.device("cuda"), 1, read_cpu=lambda: None) for _ in range(3)]
-    for first, second in itertools.pairwise(meters):
-        second.start()
-        second.restore(first.state())
-    assert meters[-1].stop().reason == "process 41 (python) uses the device; process 42 (java) uses the device"
 
 
 SIBLINGS = """

@@ -107,11 +107,6 @@ def test_a_device_that_nvml_does_not_know_is_not_known(fake: FakeNvml) -> None:
     assert answers(torch.device("cuda:1")) == NOTHING
 
 
-def test_a_part_of_a_device_is_found_by_its_own_identifier(fake: FakeNvml) -> None:
-    fake.processes = {"MIG-0": []}
-    assert nvml.clock_mhz(CUDA) == 1980.0
-
-
 def test_the_reasons_have_the_names_and_values_of_the_real_library() -> None:
     library = pytest.importorskip("pynvml")
     assert {name: getattr(library, f"nvmlClocksEventReason{name}") for name in REASONS} == REASONS
@@ -262,13 +257,3 @@ def test_what_was_read_before_a_pause_counts_and_what_was_used_during_it_does_no
         mean_clock_mhz=1490.0,
         throttle_reasons="power cap, software thermal slowdown",
     )
-
-
-def test_a_part_without_counters_adds_nothing(fake: FakeNvml) -> None:
-    nothing = DeviceMeter(CPU).state()
-    after = DeviceMeter(CUDA)
-    after.restore(nothing)
-    assert after.stop() == DeviceUse()
-    of_cpu = DeviceMeter(CPU)
-    of_cpu.restore(after.state())
-    assert of_cpu.stop() == DeviceUse()

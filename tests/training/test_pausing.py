@@ -6,7 +6,6 @@ import functools
 import pickle
 import random
 import resource
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -225,27 +224,18 @@ class TestLedgers:
         assert outcome.wall_seconds == ledgers
 
     def test_saving_and_restoring_are_booked_as_other(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        save, load = torch.save, torch.load
-        wanted = asked(SGD, tmp_path)
+        parts = Parts(asked(SGD, tmp_path))
 
-        def slowly(work: Callable[..., Any]) -> Callable[..., Any]:
-            def worked(*arguments: Any, **named: Any) -> Any:
-                time.sleep(0.2)
-                return work(*arguments, **named)
+        def slowly(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+            parts.time.pass_by(0.25)
+            return work(*arguments, **named)
 
-            return worked
-
-        monkeypatch.setattr(torch, "save", slowly(save))
-        monkeypatch.setattr(torch, "load", slowly(load))
-        first, second = (
-            Run(replace(wanted, resumes=resumes), stop=functools.partial(next, iter([None] * 10), stop)).outcome
-            for resumes, stop in [(False, (TrialState.PAUSED, "later")), (True, (TrialState.PRUNED, "enough"))]
-        )
-        assert (first.state, second.state) == (TrialState.PAUSED, TrialState.PRUNED)
-        assert first.other_seconds >= 0.2 and second.other_seconds >= 0.4
-        for one in (first, second):
-            gap = one.wall_seconds - sum(getattr(one, f"{name}_seconds") for name in LEDGERS)
-            assert 0 <= gap < 0.15, "what is slow takes 0.2 s"
+        monkeypatch.setattr(torch, "save", functools.partial(slowly, torch.save))
+        monkeypatch.setattr(torch, "load", functools.partial(slowly, torch.load))
+        paused, outcome = parts.run(stop_after=7), parts.run()
+        assert paused.other_seconds >= 0.25 and outcome.other_seconds >= paused.other_seconds + 0.25
+        for one in (paused, outcome):
+            assert one.wall_seconds == sum(getattr(one, f"{name}_seconds") for name in LEDGERS)
 
     def test_progress_shows_while_a_trial_is_saved_and_restored(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
