@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from bssearch.records import (
     StepTimeRequest,
     TrialState,
 )
+from tests import waiting
 from tests.executors.line_workload import outcomes, wait_for
 from tests.executors.own_command import (
     BEGINS,
@@ -418,15 +419,7 @@ def test_a_killed_driver_leaves_nothing_of_the_group_of_a_command(tmp_path: Path
     with subprocess.Popen(words, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE) as driver:
         try:
             assert driver.stdout is not None and driver.stdout.readline() == b"running\n"
-            wait_until(lambda: len(napping()) == 2)
+            waiting.wait_for(lambda: len(napping()) == 2)
         finally:
             driver.kill()
-    wait_until(lambda: not napping())
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for processes, on a loaded machine a while; fail where it does not come to be so."""
-    deadline = time.monotonic() + 30.0
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    waiting.wait_for(lambda: not napping())

@@ -162,16 +162,6 @@ def test_the_limit_ends_a_trial_in_the_state_that_it_asks_for(state: TrialState,
     assert (outcome.last_miss_step, outcome.final_metric) == (last.step, last.metric)
 
 
-@pytest.mark.slow
-def test_a_trial_that_trains_on_keeps_its_first_crossing(executor: Executor) -> None:
-    stopping, _ = run_to_the_end(executor, request_trial(1))
-    request = replace(request_trial(2), stop_at_target=False, train_seconds_limit=0.3)
-    outcome, observed = run_to_the_end(executor, request)
-    assert outcome.state is TrialState.REACHED
-    assert (outcome.steps_to_target, outcome.first_hit_step) == (stopping.steps_to_target, stopping.first_hit_step)
-    assert outcome.train_seconds >= 0.3 and observed[-1].observation.step > stopping.steps
-
-
 def test_a_failure_of_the_workload_fails_the_trial_and_no_other(executor: Executor) -> None:
     outcome, observed = run_to_the_end(executor, request_endless_trial(1, "raise"))
     assert outcome.state is TrialState.FAILED

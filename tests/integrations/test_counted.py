@@ -244,24 +244,15 @@ def test_a_step_with_a_closure_is_one_step() -> None:
     assert counted(started) == [(0, 0), (2, 40), (4, 70)]
 
 
-def test_an_optimizer_that_never_steps_is_refused_by_its_name() -> None:
-    for form in ("batches", "while"):
-        started = until(4)
-        trial = started.trial
-        trial.state(adam=optimizer_of())
-        assert trial.batch_size == 20
-        with pytest.raises(UsageError, match=rf"'adam' took no step in {MOST_SKIPPED} batches"):
-            if form == "batches":
-                for _ in trial.batches(rows(trial), evaluate):
-                    pass
-            else:
-                while not trial.should_stop:
-                    trial.step(samples=20)
-    started = until(4)
-    started.trial.state(adam=optimizer_of())
-    assert started.trial.batch_size == 20
-    with pytest.raises(UsageError, match="took no step in 3 batches, after step 0"), started.trial as trial:
-        for _ in range(3):
+@pytest.mark.parametrize("form", ["batches", "while"])
+def test_an_optimizer_that_never_steps_is_refused_by_its_name(form: str) -> None:
+    trial = until(4).trial
+    trial.state(adam=optimizer_of())
+    assert trial.batch_size == 20
+    with pytest.raises(UsageError, match=rf"'adam' took no step in {MOST_SKIPPED} batches"):
+        if form == "batches":
+            list(trial.batches(rows(trial), evaluate))
+        while True:
             trial.step(samples=20)
 
 

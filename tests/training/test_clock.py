@@ -12,9 +12,17 @@ from bssearch.training.clock import LEDGERS, Clock, RunDelay, clock_for
 from tests.training.toys import FakeTime
 
 
-def test_each_ledger_books_only_its_own_blocks() -> None:
-    time = FakeTime()
-    clock = time.clock()
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture
+def clock(time: FakeTime) -> Clock:
+    return time.clock()
+
+
+def test_each_ledger_books_only_its_own_blocks(time: FakeTime, clock: Clock) -> None:
     for seconds, name in enumerate(LEDGERS, start=1):
         for _ in range(2):
             with clock.ledger(name):
@@ -24,9 +32,7 @@ def test_each_ledger_books_only_its_own_blocks() -> None:
     assert clock.wall_seconds == 25
 
 
-def test_start_sets_everything_to_zero() -> None:
-    time = FakeTime()
-    clock = time.clock()
+def test_start_sets_everything_to_zero(time: FakeTime, clock: Clock) -> None:
     with clock.ledger("train"):
         time.pass_by(2, cpu_share=0.1)
     clock.start()
@@ -38,10 +44,8 @@ def test_start_sets_everything_to_zero() -> None:
     [(10, 0.11, True), (10, 0.09, False), (0.1, 0.0055, True), (0.1, 0.004, False)],
 )
 def test_wall_time_that_no_ledger_owns_is_told_where_it_is_more_than_a_hundredth(
-    owned: float, lost: float, told: bool
+    time: FakeTime, clock: Clock, owned: float, lost: float, told: bool
 ) -> None:
-    time = FakeTime()
-    clock = time.clock()
     with clock.ledger("evaluation"):
         time.pass_by(owned)
     time.pass_by(lost)
@@ -64,9 +68,7 @@ def test_one_thread_that_lost_the_processor_while_training_was_contended(cpu_sha
         assert clock.is_contended(threads=2) is False
 
 
-def test_waits_for_data_are_no_contention_where_the_kernel_tells_those_for_a_cpu() -> None:
-    time = FakeTime()
-    clock = time.clock()
+def test_waits_for_data_are_no_contention_where_the_kernel_tells_those_for_a_cpu(time: FakeTime, clock: Clock) -> None:
     with clock.ledger("train"):
         time.pass_by(2)
         time.pass_by(8, cpu_share=0)
@@ -108,9 +110,7 @@ def test_a_restored_clock_goes_on_with_every_account_and_leaves_the_pause_out() 
     assert second.cpu_share == 3.5 / 4
 
 
-def test_trials_race_by_seconds_without_waits_for_a_processor() -> None:
-    time = FakeTime()
-    clock = time.clock()
+def test_trials_race_by_seconds_without_waits_for_a_processor(time: FakeTime, clock: Clock) -> None:
     with clock.ledger("train"):
         time.pass_by(2)
         time.wait_for_a_cpu(3)
@@ -198,9 +198,7 @@ def test_the_kernel_s_account_of_waits_is_read_or_is_not_there(tmp_path: Path) -
     assert RunDelay().seconds(tmp_path / "other") is None
 
 
-def test_a_meter_is_read_at_the_ends_of_each_train_segment_and_its_own_seconds_are_not_training() -> None:
-    time = FakeTime()
-    clock = time.clock()
+def test_the_seconds_of_a_meter_at_the_ends_of_a_train_segment_are_not_training(time: FakeTime, clock: Clock) -> None:
     read: list[str] = []
 
     class Slow:

@@ -26,6 +26,7 @@ from tests.training.toys import (
     metric_by_evaluation,
     on_cpu,
     request,
+    ticking,
     toy_data,
 )
 
@@ -72,10 +73,8 @@ def test_a_reported_metric_that_is_no_number_is_left_out() -> None:
 
 
 def test_the_crossing_is_kept_as_an_interval_and_interpolated_inside_it() -> None:
-    time = FakeTime()
-    toy = Toy(on_loss=lambda: time.pass_by(0.5), on_evaluate=metric_by_evaluation([0.5, 0.6, 0.8, 0.95]))
     trial_request = request(target=0.9, train_seconds_limit=30.0)
-    run = Run(trial_request, toy, clock=time.clock())
+    run = ticking(trial_request, [0.5, 0.6, 0.8, 0.95], step_seconds=0.5)
     expected = crossing(run.observations[-2], run.observations[-1], trial_request.target)
     outcome = run.outcome
     assert (outcome.last_miss_step, outcome.first_hit_step) == (10, 15)
@@ -91,9 +90,7 @@ def test_a_target_met_at_step_zero_costs_nothing() -> None:
 
 
 def test_observations_say_what_had_been_done_by_then() -> None:
-    time = FakeTime()
-    toy = Toy(on_loss=lambda: time.pass_by(0.01))
-    run = Run(request(configuration(20, warmup_epochs=2.0, learning_rate=0.11), target=0.9), toy, clock=time.clock())
+    run = ticking(request(configuration(20, warmup_epochs=2.0, learning_rate=0.11), target=0.9), step_seconds=0.01)
     first, second, third = run.observations[:3]
     assert (first.step, first.samples, first.train_seconds, first.loss) == (0, 0, 0.0, None)
     assert [seen.samples for seen in (second, third)] == [100, 200]
@@ -148,9 +145,7 @@ def test_the_noise_scale_is_measured_off_the_clock_and_leaves_the_steps_as_they_
 def test_neither_the_clock_nor_the_limit_moves_an_evaluation() -> None:
     """A trial that a limit ends has seen the beginning of the same curve, and not one evaluation more."""
     whole = Run(request(target=0.95))
-    time = FakeTime()
-    toy = Toy(on_loss=lambda: time.pass_by(1.0))
-    cut = Run(request(target=0.95, train_seconds_limit=12.5, limit_state=TrialState.CAPPED), toy, clock=time.clock())
+    cut = ticking(request(target=0.95, train_seconds_limit=12.5, limit_state=TrialState.CAPPED))
     assert (cut.outcome.state, cut.outcome.steps) == (TrialState.CAPPED, 13)
     assert "12.5 train seconds" in cut.outcome.reason
     assert [seen.step for seen in cut.observations] == [0, 5, 10]
@@ -160,9 +155,7 @@ def test_neither_the_clock_nor_the_limit_moves_an_evaluation() -> None:
 
 
 def test_an_evaluation_that_is_due_at_the_limit_still_counts() -> None:
-    time = FakeTime()
-    toy = Toy(on_loss=lambda: time.pass_by(1.0), on_evaluate=metric_by_evaluation([0.5, 0.95]))
-    outcome = Run(request(train_seconds_limit=4.5), toy, clock=time.clock()).outcome
+    outcome = ticking(request(train_seconds_limit=4.5), [0.5, 0.95]).outcome
     assert (outcome.state, outcome.first_hit_seconds) == (TrialState.REACHED, 5.0)
 
 
@@ -329,18 +322,14 @@ CHANCE_CASES = [
 def test_only_a_trial_that_never_left_chance_in_half_its_budget_diverged(
     metrics: list[float], limit_state: TrialState, state: TrialState, steps: int
 ) -> None:
-    time = FakeTime()
-    toy = Toy(on_loss=lambda: time.pass_by(1.0), on_evaluate=metric_by_evaluation(metrics))
-    outcome = Run(request(train_seconds_limit=30.0, limit_state=limit_state), toy, clock=time.clock()).outcome
+    outcome = ticking(request(train_seconds_limit=30.0, limit_state=limit_state), metrics).outcome
     assert (outcome.state, outcome.steps) == (state, steps)
     assert ("no better than chance (0.5)" in outcome.reason) is (state is TrialState.DIVERGED)
 
 
 def test_warmup_is_no_time_to_judge_chance() -> None:
-    time = FakeTime()
-    toy = Toy(on_loss=lambda: time.pass_by(1.0), on_evaluate=metric_by_evaluation([0.5]))
     slow = configuration(20, warmup_epochs=5.0)
-    outcome = Run(request(slow, train_seconds_limit=40.0), toy, clock=time.clock()).outcome
+    outcome = ticking(request(slow, train_seconds_limit=40.0), [0.5]).outcome
     assert (outcome.state, outcome.steps) == (TrialState.DIVERGED, 30)
 
 

@@ -115,6 +115,19 @@ def trained(parts: Parts) -> tuple[list[Observation], dict[str, Any], float]:
     return parts.observations, timeless(outcome), outcome.train_seconds
 
 
+def check_goes_on(make: Callable[[], Parts], *stops: Mapping[str, int]) -> tuple[Parts, Parts]:
+    """Run a trial as a whole, and in parts up to each stop and the end: both have trained the same. Return both."""
+    whole, parts = make(), make()
+    whole.run()
+    for stop in stops:
+        paused = parts.run(**stop)
+        assert (paused.state, paused.reason) == (TrialState.PAUSED, "later")
+    parts.run()
+    assert len(whole.observations) > 4
+    assert trained(parts) == trained(whole)
+    return whole, parts
+
+
 @pytest.mark.parametrize(
     ("configuration", "data", "where"),
     [
@@ -131,33 +144,19 @@ def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(
     configuration: Configuration, data: str, where: dict[str, int], tmp_path: Path
 ) -> None:
     settings = {"data": data, "loader_workers": 0}
-    whole, parts = (Parts(asked(configuration, tmp_path), settings) for _ in range(2))
-    whole.run()
-    paused = parts.run(**where)
-    assert (paused.state, paused.reason) == (TrialState.PAUSED, "later")
-    parts.run()
-    assert len(whole.observations) > 5
-    assert trained(parts) == trained(whole)
+    check_goes_on(lambda: Parts(asked(configuration, tmp_path), settings), where)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     import_timm()
-    whole, parts = (Parts(asked(replace(ADAMW, optimizer=name), tmp_path)) for _ in range(2))
-    whole.run()
-    parts.run(stop_after=21)
-    parts.run()
-    assert trained(parts) == trained(whole)
+    check_goes_on(lambda: Parts(asked(replace(ADAMW, optimizer=name), tmp_path)), {"stop_after": 21})
 
 
 def test_a_trial_can_be_paused_again_and_again(tmp_path: Path) -> None:
-    whole, parts = (Parts(asked(ADAMW, tmp_path)) for _ in range(2))
-    whole.run()
-    for steps in (7, 1, 3, 0, 4):
-        assert parts.run(stop_after=steps).state is TrialState.PAUSED
-    parts.run()
+    stops = [{"stop_after": steps} for steps in (7, 1, 3, 0, 4)]
+    _, parts = check_goes_on(lambda: Parts(asked(ADAMW, tmp_path)), *stops)
     assert [outcome.steps for outcome in parts.outcomes[:-1]] == [7, 8, 11, 11, 15]
-    assert trained(parts) == trained(whole)
     assert [path.name for path in tmp_path.iterdir()] == ["trial"]
 
 
@@ -186,15 +185,11 @@ def test_the_limit_is_that_of_the_new_request(tmp_path: Path) -> None:
 def test_a_trial_paused_after_its_target_goes_on_and_keeps_its_first_crossing(stop_after: int, tmp_path: Path) -> None:
     met = replace(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.7), stop_at_target=False)
     met = replace(met, train_seconds_limit=40.0)
-    whole, parts = (Parts(met) for _ in range(2))
-    reached = whole.run()
+    whole, parts = check_goes_on(lambda: Parts(met), {"stop_after": stop_after})
+    reached, (paused, again) = whole.outcomes[0], parts.outcomes
     assert reached.state is TrialState.REACHED and (reached.first_hit_step or 99) <= 20
-    paused = parts.run(stop_after=stop_after)
-    assert (paused.state, paused.reason, paused.time_to_target_s) == (TrialState.PAUSED, "later", None)
-    parts.run()
-    assert trained(parts) == trained(whole)
-    assert parts.outcomes[-1].time_to_target_s == reached.time_to_target_s
-    assert parts.outcomes[-1].reason == reached.reason
+    assert paused.time_to_target_s is None
+    assert (again.time_to_target_s, again.reason) == (reached.time_to_target_s, reached.reason)
 
 
 def test_the_noise_scale_is_that_of_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,11 +401,7 @@ class Growing(Toy):
 
 
 def test_a_buffer_that_the_first_step_made_is_there_again(tmp_path: Path) -> None:
-    whole, parts = (Parts(asked(SGD, tmp_path), toy=Growing) for _ in range(2))
-    whole.run()
-    parts.run(stop_after=7)
-    parts.run()
-    assert trained(parts) == trained(whole)
+    check_goes_on(lambda: Parts(asked(SGD, tmp_path), toy=Growing), {"stop_after": 7})
 
 
 def test_where_the_data_lie_may_change_at_a_pause(tmp_path: Path) -> None:
