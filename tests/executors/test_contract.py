@@ -208,20 +208,6 @@ def test_a_stop_right_after_the_submission_counts(executor: Executor) -> None:
     assert (outcome.state, outcome.reason) == (TrialState.CANCELLED, "changed my mind")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("state", [TrialState.PRUNED, TrialState.CANCELLED, TrialState.PAUSED])
-def test_a_trial_that_is_stopped_after_its_target_has_not_reached_it(
-    state: TrialState, executor: Executor, tmp_path: Path
-) -> None:
-    request = replace(request_trial(1), stop_at_target=False, checkpoint=str(tmp_path / "trial"))
-    crossed = run_to_the_end(executor, request_trial(2))[1]
-    outcome, _ = run_and_stop(executor, request, state, after=len(crossed) + 1)
-    assert (outcome.state, outcome.time_to_target_s, outcome.last_miss_step) == (state, None, None)
-    if state is TrialState.PAUSED:
-        outcome, _ = run_to_the_end(executor, replace(request, resumes=True, train_seconds_limit=0.3))
-        assert (outcome.state, outcome.first_hit_step) == (TrialState.REACHED, crossed[-1].observation.step)
-
-
 def test_a_paused_trial_goes_on_after_its_last_observation(executor: Executor, tmp_path: Path) -> None:
     request = replace(request_endless_trial(1), checkpoint=str(tmp_path / "trial"), eval_every_steps=50)
     paused, first = run_and_stop(executor, request, TrialState.PAUSED, after=3)

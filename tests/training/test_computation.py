@@ -135,8 +135,3 @@ def test_ghost_batch_norm_of_a_model_without_one_is_said_once_to_change_nothing(
 def test_reduce_overhead_on_the_cpu_is_said_to_be_no_more_than_default() -> None:
     [said] = on_cpu(compile="reduce-overhead").warnings
     assert said == "compile = 'reduce-overhead' is no more than 'default' on cpu, which has no CUDA graphs"
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_fused_is_what_was_asked_for(fused: bool) -> None:
-    assert on_cpu(fused=fused).fused is fused

@@ -57,24 +57,25 @@ def segment(meter: DeviceMeter, fake: FakeNvml, time: Passing, *, joules: int, s
     meter.end()
 
 
-def test_the_cpu_is_not_asked(fake: FakeNvml) -> None:
-    assert answers(CPU) == NOTHING
+@pytest.mark.parametrize(
+    ("device", "lacks"),
+    [
+        (CPU, {}),
+        (CUDA, {"has_driver": False}),
+        (CUDA, {"reasons": None, "millijoules": None, "megahertz": None}),
+        (torch.device("cuda:1"), {}),
+    ],
+    ids=["a CPU", "no driver", "not supported", "a device that NVML does not know"],
+)
+def test_what_is_not_known_is_not_zero(fake: FakeNvml, device: torch.device, lacks: dict[str, Any]) -> None:
+    vars(fake).update(lacks)
+    assert answers(device) == NOTHING
+    assert nvml.known_throttle_reasons(device) is None
 
 
 def test_without_the_library_nothing_is_known(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert answers(CUDA) == NOTHING
-
-
-def test_without_a_driver_nothing_is_known(fake: FakeNvml) -> None:
-    fake.has_driver = False
-    assert answers(CUDA) == NOTHING
-
-
-def test_what_a_device_does_not_support_is_not_known_and_not_zero(fake: FakeNvml) -> None:
-    fake.reasons = fake.millijoules = fake.megahertz = None
-    assert answers(CUDA) == NOTHING
-    assert nvml.known_throttle_reasons(CUDA) is None
 
 
 def test_a_library_that_is_older_than_a_function_knows_nothing_of_it(
@@ -101,10 +102,6 @@ def test_a_device_is_looked_for_once_and_not_at_each_reading(fake: FakeNvml, mon
     for _ in range(3):
         assert nvml.total_energy_joules(CUDA) == 5.0
     assert asked == ["GPU-0"]
-
-
-def test_a_device_that_nvml_does_not_know_is_not_known(fake: FakeNvml) -> None:
-    assert answers(torch.device("cuda:1")) == NOTHING
 
 
 def test_the_reasons_have_the_names_and_values_of_the_real_library() -> None:

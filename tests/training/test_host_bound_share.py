@@ -27,6 +27,11 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return found
 
 
+@pytest.fixture
+def clock(cuda: FakeCuda) -> CudaClock:
+    return cuda.clock()
+
+
 def train(
     cuda: FakeCuda,
     clock: CudaClock,
@@ -48,9 +53,8 @@ def train(
 @pytest.mark.parametrize("steps", [1, 3, RUN_AHEAD - 1, 10 * RUN_AHEAD])
 @pytest.mark.parametrize("host", [0.001, 0.05])
 def test_with_a_slow_device_the_share_is_the_host_s_work_however_short_the_segments(
-    cuda: FakeCuda, steps: int, host: float
+    cuda: FakeCuda, clock: CudaClock, steps: int, host: float
 ) -> None:
-    clock = cuda.clock()
     for _ in range(3):
         train(cuda, clock, steps=steps, host=host, device=0.1)
     assert clock.host_bound_share == pytest.approx(host / 0.1, rel=0.15)
@@ -67,16 +71,16 @@ def test_with_a_slow_device_the_share_is_the_host_s_work_however_short_the_segme
     ],
 )
 def test_the_share_of_a_long_segment_tells_waits_for_the_device_from_waits_for_data(
-    cuda: FakeCuda, segment: dict[str, Any], first_wait: float, later_waits: float, share: float
+    cuda: FakeCuda, clock: CudaClock, segment: dict[str, Any], first_wait: float, later_waits: float, share: float
 ) -> None:
-    clock = cuda.clock()
     wait = cuda.time.pass_by
     train(cuda, clock, steps=200, before=lambda step: wait(later_waits if step else first_wait), **segment)
     assert clock.host_bound_share == pytest.approx(share, rel=0.1)
 
 
-def test_what_is_read_of_the_device_in_a_segment_counts_as_a_wait_and_outside_as_nothing(cuda: FakeCuda) -> None:
-    clock = cuda.clock()
+def test_what_is_read_of_the_device_in_a_segment_counts_as_a_wait_and_outside_as_nothing(
+    cuda: FakeCuda, clock: CudaClock
+) -> None:
     with clock.ledger("train"):
         cuda.launch(1.0, 3.0)
         clock.pace()
@@ -89,8 +93,7 @@ def test_what_is_read_of_the_device_in_a_segment_counts_as_a_wait_and_outside_as
     assert clock.host_bound_share == pytest.approx(2 / 6)
 
 
-def test_segments_that_end_in_an_error_are_counted(cuda: FakeCuda) -> None:
-    clock = cuda.clock()
+def test_segments_that_end_in_an_error_are_counted(cuda: FakeCuda, clock: CudaClock) -> None:
     with pytest.raises(KeyError), clock.ledger("train"):
         cuda.launch(1.0, 3.0)
         raise KeyError
