@@ -273,11 +273,13 @@ def test_frozen_parameters_are_left_out() -> None:
         build_optimizer(model, configuration())
 
 
-def test_an_unknown_optimizer_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"optimizer = 'lion' must be one of sgd, adam, adamw, .*lars"):
-        build_optimizer(MODEL, configuration(optimizer="lion"))
-
-
-def test_a_parameter_that_is_no_number_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="momentum = 'high' must be a number"):
-        build_optimizer(MODEL, configuration(parameters={"momentum": "high"}))
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimizer": "lion"}, r"optimizer = 'lion' must be one of sgd, adam, adamw, .*lars"),
+        ({"parameters": {"momentum": "high"}}, "momentum = 'high' must be a number"),
+    ],
+)
+def test_what_no_optimizer_can_be_built_of_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        build_optimizer(MODEL, configuration(**changes))
