@@ -28,6 +28,7 @@ NEEDED = {
     "executors/test_ray_slots.py": "ray",
     "integrations/test_lightning.py": "lightning",
     "integrations/test_trainer_arguments.py": "transformers",
+    "integrations/test_trainers.py": "lightning",
     "integrations/test_transformers.py": "transformers",
     "boards/test_real_boards.py": "mlflow",
 }

@@ -6,6 +6,8 @@ import subprocess
 import time
 from collections.abc import Callable
 
+import psutil
+
 from bssearch.search.listener import Listener
 
 PATIENCE_S = 300.0
@@ -29,3 +31,8 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str] | N
         assert time.monotonic() < deadline, "it did not come about"
         assert process is None or process.poll() is None, "the process has ended"
         time.sleep(0.02)
+
+
+def wait_until_gone(pid: int) -> None:
+    """Wait until a process has ended, whether or not its parent has taken note."""
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)

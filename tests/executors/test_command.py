@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,8 @@ from bssearch.records import (
     StepTimeRequest,
     TrialState,
 )
-from tests.executors.line_workload import outcomes, wait_for, worker_pids
+from tests import waiting
+from tests.executors.line_workload import outcomes, wait_for
 from tests.executors.own_command import (
     BEGINS,
     DEFAULT,
@@ -248,20 +249,6 @@ def test_a_program_ends_where_its_reports_are_no_longer_read(tmp_path: Path) -> 
     assert napping() == []
 
 
-@pytest.mark.slow
-def test_two_hundred_programs_leave_no_descriptor_folder_or_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    before = open_descriptors(), len(psutil.Process().children())
-    for _ in range(200):
-        with CommandProcess(["true"], tmp_path, {}) as process:
-            pass
-        assert process.end() in (0, -signal.SIGTERM)
-    assert (open_descriptors(), len(psutil.Process().children())) == before
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_command_is_described_by_what_it_reports_of_the_default(tmp_path: Path) -> None:
     said = """echo '{"step": 0, "loss": 3, "error": 0.5}'; echo '{"step": 1, "accuracy": 0.2}'; SLEEP"""
     found = loaded(tmp_path, said).describe()
@@ -432,51 +419,7 @@ def test_a_killed_driver_leaves_nothing_of_the_group_of_a_command(tmp_path: Path
     with subprocess.Popen(words, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE) as driver:
         try:
             assert driver.stdout is not None and driver.stdout.readline() == b"running\n"
-            wait_until(lambda: len(napping()) == 2)
+            waiting.wait_for(lambda: len(napping()) == 2)
         finally:
             driver.kill()
-    wait_until(lambda: not napping())
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for processes, on a loaded machine a while; fail where it does not come to be so."""
-    deadline = time.monotonic() + 30.0
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-FLOOD = """import sys
-for step in range(10**9):
-    sys.stdout.write('{"step": %d, "accuracy": 0.1}\\n' % step)
-"""
-MALICE = (
-    "head -c 1000000000 /dev/zero",
-    "head -c 100000000 /dev/urandom",
-    "yes '' | head -c 30000000",
-    "yes '{' | head -c 100000000",
-    f"{sys.executable} -c '{FLOOD.replace(chr(39), chr(39) + chr(92) + chr(39) * 2)}'",
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["", " > $BSSEARCH_REPORT"])
-def test_whatever_a_program_prints_takes_no_memory_of_its_worker(where: str, tmp_path: Path) -> None:
-    cases = "\n".join(f"{number}) {text}{where};;" for number, text in enumerate(MALICE))
-    words = script(f"{BEGINS}\ncase $0 in\n{cases}\nesac\nexit 3")
-    with closing(LocalExecutor(settings(tmp_path, [*words, "{seed}"]))) as executor:
-        for number in range(len(MALICE)):
-            executor.submit(request(number=number + 1, seed=number, seconds=5.0))
-            events = wait_for(executor, lambda events: any(isinstance(one, Ended) for one in events))
-            (outcome,) = outcomes(events).values()
-            assert outcome.state is TrialState.FAILED or outcome.state is TrialState.EXHAUSTED, outcome
-            assert "Traceback" not in str(outcome.traceback)
-            (worker,) = worker_pids(executor)
-            peaks = dict(line.split(":") for line in Path(f"/proc/{worker}/status").read_text().splitlines())
-            if number == 0:
-                first = peak_mb(peaks)
-            assert peak_mb(peaks) < first + 50, MALICE[number]
-
-
-def peak_mb(status: dict[str, str]) -> float:
-    return int(status["VmHWM"].split()[0]) / 1024
+    waiting.wait_for(lambda: not napping())

@@ -162,16 +162,6 @@ def test_the_limit_ends_a_trial_in_the_state_that_it_asks_for(state: TrialState,
     assert (outcome.last_miss_step, outcome.final_metric) == (last.step, last.metric)
 
 
-@pytest.mark.slow
-def test_a_trial_that_trains_on_keeps_its_first_crossing(executor: Executor) -> None:
-    stopping, _ = run_to_the_end(executor, request_trial(1))
-    request = replace(request_trial(2), stop_at_target=False, train_seconds_limit=0.3)
-    outcome, observed = run_to_the_end(executor, request)
-    assert outcome.state is TrialState.REACHED
-    assert (outcome.steps_to_target, outcome.first_hit_step) == (stopping.steps_to_target, stopping.first_hit_step)
-    assert outcome.train_seconds >= 0.3 and observed[-1].observation.step > stopping.steps
-
-
 def test_a_failure_of_the_workload_fails_the_trial_and_no_other(executor: Executor) -> None:
     outcome, observed = run_to_the_end(executor, request_endless_trial(1, "raise"))
     assert outcome.state is TrialState.FAILED
@@ -216,20 +206,6 @@ def test_a_stop_right_after_the_submission_counts(executor: Executor) -> None:
     executor.stop(1, TrialState.CANCELLED, "changed my mind")
     outcome = outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))[1]
     assert (outcome.state, outcome.reason) == (TrialState.CANCELLED, "changed my mind")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("state", [TrialState.PRUNED, TrialState.CANCELLED, TrialState.PAUSED])
-def test_a_trial_that_is_stopped_after_its_target_has_not_reached_it(
-    state: TrialState, executor: Executor, tmp_path: Path
-) -> None:
-    request = replace(request_trial(1), stop_at_target=False, checkpoint=str(tmp_path / "trial"))
-    crossed = run_to_the_end(executor, request_trial(2))[1]
-    outcome, _ = run_and_stop(executor, request, state, after=len(crossed) + 1)
-    assert (outcome.state, outcome.time_to_target_s, outcome.last_miss_step) == (state, None, None)
-    if state is TrialState.PAUSED:
-        outcome, _ = run_to_the_end(executor, replace(request, resumes=True, train_seconds_limit=0.3))
-        assert (outcome.state, outcome.first_hit_step) == (TrialState.REACHED, crossed[-1].observation.step)
 
 
 def test_a_paused_trial_goes_on_after_its_last_observation(executor: Executor, tmp_path: Path) -> None:

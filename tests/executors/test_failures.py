@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,31 +101,35 @@ def test_an_exception_is_told_with_the_users_own_line_not_the_librarys(tmp_path:
     assert words.endswith(f"({code}:4: return json.loads('nonsense'))")
 
 
-def test_code_beside_the_package_is_the_users_and_the_packages_own_is_not() -> None:
-    with pytest.raises(ValueError) as caught:
-        json.loads("nonsense")
-    assert f"({__file__}:" in describe_exception(caught.value)
-    with pytest.raises(TypeError) as mistaken:
-        describe_exit("not a number")  # type: ignore[arg-type]
-    assert f"({__file__}:" in describe_exception(mistaken.value)
+@pytest.mark.parametrize(
+    ("mistake", "place"),
+    [
+        (lambda: json.loads("nonsense"), f"({__file__}:"),
+        (lambda: describe_exit("not a number"), f"({__file__}:"),  # type: ignore[arg-type]
+        (lambda: read_idx("no path", 1), f"{os.sep}workloads{os.sep}idx.py:"),  # type: ignore[arg-type]
+    ],
+    ids=["beside the package", "in the package", "a shipped workload"],
+)
+def test_the_line_of_an_exception_is_the_users_or_that_of_a_shipped_workload(
+    mistake: Callable[[], object], place: str
+) -> None:
+    with pytest.raises((ValueError, TypeError, AttributeError)) as caught:
+        mistake()
+    assert place in describe_exception(caught.value)
 
 
-def test_code_of_a_shipped_workload_counts_as_the_users() -> None:
-    with pytest.raises(AttributeError) as caught:
-        read_idx("no path", 1)  # type: ignore[arg-type]
-    assert f"{os.sep}workloads{os.sep}idx.py:" in describe_exception(caught.value)
-
-
-def test_an_exception_that_was_never_raised_is_told_by_its_type_alone() -> None:
-    assert describe_exception(KeyError()) == "KeyError"
-    assert describe_exception(ValueError("no such table")) == "ValueError: no such table"
-
-
-def test_an_error_of_our_own_speaks_for_itself() -> None:
-    try:
-        raise UsageError("batch_size = 0 must be > 0")
-    except UsageError as error:
-        assert describe_exception(error) == "batch_size = 0 must be > 0"
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyError(), "KeyError"),
+        (ValueError("no such table"), "ValueError: no such table"),
+        (UsageError("batch_size = 0 must be > 0"), "batch_size = 0 must be > 0"),
+    ],
+)
+def test_an_exception_without_a_line_of_the_user_is_told_by_its_type_and_one_of_our_own_by_itself(
+    error: Exception, told: str
+) -> None:
+    assert describe_exception(error) == told
 
 
 def test_a_tail_is_the_last_lines_from_a_place_on(tmp_path: Path) -> None:

@@ -8,21 +8,16 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from bssearch.errors import LaunchError, WorkloadError
-from bssearch.executors.base import Ended, ExecutorSettings, Observed
-from bssearch.executors.failures import Death
-from bssearch.executors.inline import InlineExecutor
+from bssearch.executors.base import Ended, Observed
 from bssearch.executors.local import LocalExecutor
-from bssearch.executors.messages import Load, Loaded
-from bssearch.executors.slots import Slot, SlotState
+from bssearch.executors.slots import SlotState
 from bssearch.records import StepTimeRequest, TrialState
 from tests.executors.line_workload import (
     opened,
@@ -32,7 +27,6 @@ from tests.executors.line_workload import (
     run_to_the_end,
     wait_for,
     worker_pids,
-    write_workload,
 )
 
 
@@ -74,13 +68,6 @@ def test_logs_that_nobody_asked_to_keep_do_not_grow_and_still_tell_of_a_death(tm
         assert "Segmentation fault" in str(death.value) and "in misbehave" in str(death.value)
 
 
-def test_prints_go_to_the_log_and_not_into_the_protocol(shared: LocalExecutor) -> None:
-    outcome, _ = run_to_the_end(shared, request_endless_trial(2, "print", seconds=0.2))
-    assert outcome.state is TrialState.EXHAUSTED
-    for text in ('{"kind": "exit"}', "not json", "from a child"):
-        assert text in log_of(shared)
-
-
 @pytest.mark.parametrize(
     ("behaviour", "reason", "line"),
     [
@@ -102,14 +89,6 @@ def test_an_exception_fails_the_trial_and_the_worker_lives_on(
     assert worker_pids(shared) == before
 
 
-def test_a_configuration_that_cannot_be_trained_fails_in_our_own_words(shared: LocalExecutor) -> None:
-    request = request_trial(5)
-    too_large = replace(request.configuration, batch_size=65, micro_batch_size=65)
-    outcome, _ = run_to_the_end(shared, replace(request, configuration=too_large))
-    assert outcome.state is TrialState.FAILED
-    assert outcome.reason == "batch_size = 65 must be <= 64, the number of training samples"
-
-
 def test_a_worker_knows_no_database_and_the_number_of_its_threads_and_exempts_torch_from_collection(
     shared: LocalExecutor,
 ) -> None:
@@ -121,47 +100,6 @@ def test_a_worker_knows_no_database_and_the_number_of_its_threads_and_exempts_to
     assert environment["HARMLESS"] == "kept"
     assert environment["GIVEN"] == "by the driver"
     assert environment["OMP_NUM_THREADS"] == "1"
-
-
-@pytest.mark.slow
-def test_a_trial_is_that_of_the_inline_executor_bit_for_bit(shared: LocalExecutor, tmp_path: Path) -> None:
-    write_workload(tmp_path)
-    settings = ExecutorSettings(workload="line.py:Line", folder=tmp_path, device="cpu")
-    with closing(InlineExecutor(settings)) as executor:
-        here, here_seen = run_to_the_end(executor, request_trial(1))
-    there, there_seen = run_to_the_end(shared, request_trial(1))
-    curves = [[replace(event.observation, train_seconds=0.0) for event in events] for events in (here_seen, there_seen)]
-    assert curves[0] == curves[1]
-    assert (here.state, here.steps_to_target, here.final_metric) == (
-        there.state,
-        there.steps_to_target,
-        there.final_metric,
-    )
-    assert [(one.device, one.device_uuid) for one in (here, there)] == 2 * [("cpu", None)]
-    assert here.contended or not any("in no ledger" in warning for warning in here.warnings)
-
-
-class Recording:
-    """A worker's process that is told things, and says nothing."""
-
-    log_start = 0
-
-    def send(self, command: object) -> None: ...
-    def kill(self) -> None: ...
-    def bury(self) -> Death:
-        return Death(-signal.SIGKILL)
-
-
-def test_a_trial_is_told_with_the_gpu_of_its_slot_though_the_worker_died(tmp_path: Path) -> None:
-    (tmp_path / "log").touch()
-    slot = Slot(0, tmp_path / "log", keeps_log=True)
-    worker: Any = Recording()
-    slot.start(worker, Load(settings=ExecutorSettings(workload="line.py:Line"), slot=0))
-    slot.take(Loaded(device="cuda:1", device_uuid="GPU-1"))
-    slot.run(request_trial(7))
-    ended = slot.bury()
-    assert ended is not None
-    assert (ended.outcome.state, ended.outcome.device, ended.outcome.device_uuid) == ("failed", "cuda:1", "GPU-1")
 
 
 def test_events_wait_no_longer_than_asked(shared: LocalExecutor) -> None:

@@ -15,7 +15,7 @@ from bssearch.commands.probe.memory import next_size, probe_memory
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Ended, Executor, ExecutorSettings, Observed
 from bssearch.executors.local import LocalExecutor
-from bssearch.records import MemoryBasis, MemoryRequest, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import MemoryRequest, TrialOutcome, TrialRequest, TrialState
 from tests.executors.line_workload import request_endless_trial, worker_pids
 from tests.factories import make_spec
 
@@ -130,21 +130,6 @@ def test_the_probes_answer_never_runs_out_in_200_steps_and_one_size_above_its_br
     assert not uses[SAMPLES].fits and "can't allocate memory" in (uses[SAMPLES].reason or "")
     assert (fits.state, fits.steps) == (TrialState.CANCELLED, 200)
     assert runs_out.state is TrialState.OOM
-
-
-@pytest.mark.slow
-def test_a_trial_has_its_own_peak_memory_which_grows_with_its_batch_size(tmp_path: Path) -> None:
-    per_sample = 16 * MIB
-    code = WORKLOAD.replace("torch.empty(", "torch.ones(").replace(str(PER_SAMPLE), str(per_sample))
-    with hungry(tmp_path, limit_bytes=None, code=code) as executor:
-        peaks = []
-        for size in (2, 8, 2, 4):
-            outcome = train(executor, size, steps=3)
-            assert outcome.peak_memory_basis is MemoryBasis.RESIDENT
-            assert outcome.peak_memory_bytes is not None
-            peaks.append(outcome.peak_memory_bytes)
-        assert len(worker_pids(executor)) == 1, "one process ran them all"
-    assert peaks == pytest.approx([size * per_sample for size in (2, 8, 2, 4)], abs=per_sample / 2)
 
 
 def data_bytes(pid: int) -> int:

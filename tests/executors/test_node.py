@@ -44,17 +44,14 @@ def test_auto_is_a_slot_for_each_device(devices: int, slots: int, monkeypatch: p
         assert len(node.told(TrialRequest)) == slots
 
 
-def test_devices_that_no_slot_uses_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    with executor_on(Node(8), monkeypatch) as executor:
-        notice = executor.describe().notice
-        assert notice is not None and "1 of 8 devices" in notice and "executor.slots = auto" in notice
-        assert executor.slots == 1
-
-
-def test_a_program_may_use_the_other_devices_for_its_one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("is_program", "words"), [(False, ("1 of 8 devices", "executor.slots = auto")), (True, ())])
+def test_devices_that_no_slot_uses_are_told_of_unless_a_program_may_use_them(
+    is_program: bool, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = Program(default=request_trial(1).configuration, metric="score", script="train.py")
-    with executor_on(Node(8), monkeypatch, program=program) as executor:
-        assert executor.describe().notice is None
+    with executor_on(Node(8), monkeypatch, program=program if is_program else None) as executor:
+        notice = executor.describe().notice or ""
+    assert bool(notice) is not is_program and all(word in notice for word in words)
 
 
 def test_slots_that_share_a_device_are_not_apart_and_know_how_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,14 +93,18 @@ def times_of(size: int) -> StepTimeRequest:
     )
 
 
-def test_a_gpu_draws_its_kernels_anew_for_each_visit_to_a_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    with executor_on(node := Node(1), monkeypatch) as executor:
+@pytest.mark.parametrize(("devices", "workers"), [(1, [0, 1, 2]), (0, [0, 0, 0])])
+def test_a_gpu_draws_its_kernels_anew_for_each_visit_to_a_batch_size(
+    devices: int, workers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU one worker makes all visits."""
+    with executor_on(node := Node(devices), monkeypatch) as executor:
         executor.describe()
         for _ in range(3):
             for size in (8, 16, 32):
                 executor.measure_step_time(times_of(size))
     timed = [(worker, asked.configuration.batch_size) for worker, asked in node.told(StepTimeRequest)]
-    assert timed == [(worker, size) for worker in range(3) for size in (8, 16, 32)]
+    assert timed == [(worker, size) for worker in workers for size in (8, 16, 32)]
 
 
 def test_a_slot_stays_on_its_device_whichever_devices_come_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,14 +114,6 @@ def test_a_slot_stays_on_its_device_whichever_devices_come_free(monkeypatch: pyt
             executor.measure_step_times([times_of(8), times_of(16)])
         loads = [(load.slot, load.settings.device, load.devices) for _, load in node.told(Load)]
     assert loads == [(0, "auto", None), (1, "auto", 2), (0, "cuda:0", 2), (1, "cuda:1", 2)]
-
-
-def test_on_the_cpu_one_worker_makes_all_visits(monkeypatch: pytest.MonkeyPatch) -> None:
-    with executor_on(node := Node(0), monkeypatch) as executor:
-        executor.describe()
-        for _ in range(2):
-            executor.measure_step_time(times_of(8))
-    assert len(node.workers) == 1
 
 
 @pytest.mark.parametrize(("compile_mode", "hangs_after"), [("none", 300.0), ("default", COMPILE_SECONDS)])
@@ -151,6 +144,16 @@ def states_after(executor: LocalExecutor, worker: ScriptedWorker, silence: float
     trial.started = worker.last_heard
     executor._pump(0.0)
     return [event.outcome.state for event in executor.events(0.0) if isinstance(event, Ended)]
+
+
+def test_a_trial_is_told_with_the_gpu_of_its_slot_though_the_worker_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    with executor_on(node := Node(2), monkeypatch, slots="auto") as executor:
+        executor.submit(request_trial(1))
+        executor.submit(request_trial(2))
+        node.workers[1].kill()
+        (ended,) = executor.events(10.0)
+    assert isinstance(ended, Ended) and ended.number == 2
+    assert (ended.outcome.state, ended.outcome.device, ended.outcome.device_uuid) == ("failed", "cuda:1", "GPU-1")
 
 
 def test_the_devices_of_a_node_time_steps_at_once_each_visit_in_new_processes(monkeypatch: pytest.MonkeyPatch) -> None:

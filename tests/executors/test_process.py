@@ -16,21 +16,22 @@ from bssearch.executors.messages import LONGEST_LINE_BYTES, Lines
 from bssearch.executors.process import SECRETS, Inbox, WorkerProcess, allocator_environment, worker_environment
 
 
-def test_a_worker_has_what_repeatable_sums_on_a_gpu_need_unless_the_user_chose_otherwise() -> None:
-    assert worker_environment({}, threads=1)["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert worker_environment({"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, threads=1)["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
-
-
-def test_a_worker_has_its_number_of_threads_and_no_secret() -> None:
-    environment = worker_environment({"OMP_NUM_THREADS": "7", "PGPASSWORD": "secret", "HOME": "/home"}, threads=2)
-    assert environment["OMP_NUM_THREADS"] == "2"
-    assert "PGPASSWORD" not in environment and environment["HOME"] == "/home"
-
-
-def test_a_worker_has_no_url_of_a_checkpoint_store_for_it_may_hold_a_password() -> None:
-    name = "BSSEARCH_CHECKPOINT_DIR"
-    assert name not in worker_environment({name: "sftp://ada:secret@host/x"}, threads=1)
-    assert worker_environment({name: "/scratch/ada"}, threads=1)[name] == "/scratch/ada"
+@pytest.mark.parametrize(
+    ("name", "given", "found"),
+    [
+        ("CUBLAS_WORKSPACE_CONFIG", {}, ":4096:8"),  # what repeatable sums on a GPU need
+        ("CUBLAS_WORKSPACE_CONFIG", {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, ":16:8"),
+        ("BSSEARCH_CHECKPOINT_DIR", {"BSSEARCH_CHECKPOINT_DIR": "sftp://ada:secret@host/x"}, None),
+        ("BSSEARCH_CHECKPOINT_DIR", {"BSSEARCH_CHECKPOINT_DIR": "/scratch/ada"}, "/scratch/ada"),
+        ("OMP_NUM_THREADS", {"OMP_NUM_THREADS": "7"}, "2"),
+        ("PGPASSWORD", {"PGPASSWORD": "secret"}, None),
+        ("HOME", {"HOME": "/home"}, "/home"),
+    ],
+)
+def test_a_worker_has_the_drivers_environment_without_secrets(
+    name: str, given: dict[str, str], found: str | None
+) -> None:
+    assert worker_environment(given, threads=2).get(name) == found
 
 
 @contextmanager

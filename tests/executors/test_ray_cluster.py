@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
@@ -29,6 +28,7 @@ from tests.executors.line_workload import (
     wait_for,
     write_workload,
 )
+from tests.waiting import wait_until_gone
 
 pytestmark = pytest.mark.slow
 
@@ -64,13 +64,6 @@ def pid_of(executor: RayExecutor, slot: int) -> int:
     worker = executor._slots[slot].worker
     assert worker is not None
     return worker.pid
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, f"process {pid} lives on"
-        time.sleep(0.05)
 
 
 def trained(events: list[Event]) -> set[int]:

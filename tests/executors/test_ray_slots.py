@@ -140,20 +140,20 @@ def test_an_actor_that_is_lost_before_it_has_a_place_is_asked_for_again(monkeypa
         assert all(one.is_killed for one in gone)
 
 
-def test_another_bssearch_and_a_folder_that_is_not_shared_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = Actor("a", "A100", "0.0.1")
-    with (
-        opened(FakeRay([other], GPU_NODES), monkeypatch) as executor,
-        pytest.raises(LaunchError, match=r"host of a has bssearch 0\.0\.1, this machine"),
-    ):
-        executor.describe()
-    bare = Actor("a", "A100", version("bssearch"), has_folder=False)
-    FakeRay([bare], GPU_NODES).install(monkeypatch)
+@pytest.mark.parametrize(
+    ("actor", "said"),
+    [
+        (Actor("a", "A100", "0.0.1"), r"host of a has bssearch 0\.0\.1, this machine"),
+        (Actor("a", "A100", version("bssearch"), has_folder=False), "host of a has no folder /no/such/place"),
+    ],
+    ids=["another bssearch", "a folder that is not shared"],
+)
+def test_a_node_without_the_same_bssearch_and_folder_is_refused_by_name(
+    actor: Actor, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeRay([actor], GPU_NODES).install(monkeypatch)
     settings = ExecutorSettings(workload="line.py:Line", folder=Path("/no/such/place"))
-    with (
-        closing(RayExecutor(settings)) as executor,
-        pytest.raises(LaunchError, match="host of a has no folder /no/such/place"),
-    ):
+    with closing(RayExecutor(settings)) as executor, pytest.raises(LaunchError, match=said):
         executor.describe()
 
 
@@ -219,13 +219,6 @@ def test_a_slot_without_a_node_any_more_is_given_up_and_the_last_one_is_an_error
         wait_for(executor, lambda events: 2 in outcomes(events))
         with pytest.raises(LaunchError, match=r"slot 1: for .* no node"):
             executor.submit(request_trial(4))
-
-
-def test_a_slot_that_never_had_a_node_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened(FakeRay([*actors("a"), None], GPU_NODES), monkeypatch, slots=2) as executor:
-        executor.describe()
-        with pytest.raises(LaunchError, match=r"slot 1: for .* had 1 CPU and a GPU free"):
-            executor.submit(request_trial(1))
 
 
 def test_a_disk_that_takes_no_more_fails_the_trial_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

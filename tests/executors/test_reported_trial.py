@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -138,32 +137,30 @@ def test_a_trial_that_trains_on_keeps_where_it_crossed() -> None:
     assert (outcome.state, outcome.first_hit_step, outcome.best_metric) == (TrialState.REACHED, 10, 0.97)
 
 
-def test_a_program_that_leaves_has_an_end_by_what_it_said() -> None:
-    told = Told()
+@pytest.mark.parametrize(("code", "state"), [(0, TrialState.EXHAUSTED), (1, None)])
+def test_a_program_that_leaves_has_an_end_by_what_it_said(code: int, state: TrialState | None) -> None:
+    """The end of one that failed is told by its exit code."""
+    told, silent = Told(), Told()
     told.takes(1.0, 10, 1.0, accuracy=0.5)
-    told.trial.left(0)
-    assert told.state is TrialState.EXHAUSTED
-    failed = Told()
-    failed.takes(1.0, 10, 1.0, accuracy=0.5)
-    failed.trial.left(1)
-    assert failed.state is None, "it failed, which its exit code tells"
-    silent = Told()
+    told.trial.left(code)
+    assert told.state is state
     silent.takes(1.0, 10, 1.0, loss=0.5)
     with pytest.raises(UsageError, match="without a report of the target's metric"):
         silent.trial.left(0)
 
 
-def test_a_stop_is_one_and_a_pause_becomes_one() -> None:
-    asked: dict[TrialState, Any] = {}
-    for state in (TrialState.CANCELLED, TrialState.PAUSED):
-        told = Told()
-        told.takes(1.0, 0, accuracy=0.1)
-        told.trial.look((state, "asked"), 102.0)
-        asked[state] = told.trial.outcome()
-        told.takes(3.0, 10, accuracy=0.99)
-        assert len(told.observed) == 1, "what comes later is passed over"
-    assert asked[TrialState.CANCELLED].state is TrialState.CANCELLED
-    assert asked[TrialState.PAUSED].state is TrialState.PRUNED and COULD_NOT_PAUSE in asked[TrialState.PAUSED].reason
+@pytest.mark.parametrize(
+    ("asked", "state"), [(TrialState.CANCELLED, TrialState.CANCELLED), (TrialState.PAUSED, TrialState.PRUNED)]
+)
+def test_a_stop_is_one_and_a_pause_becomes_one(asked: TrialState, state: TrialState) -> None:
+    told = Told()
+    told.takes(1.0, 0, accuracy=0.1)
+    told.trial.look((asked, "asked"), 102.0)
+    outcome = told.trial.outcome()
+    told.takes(3.0, 10, accuracy=0.99)
+    assert len(told.observed) == 1, "what comes later is passed over"
+    assert outcome.state is state
+    assert (COULD_NOT_PAUSE in outcome.reason) is (asked is TrialState.PAUSED)
 
 
 def test_reports_in_bursts_make_the_wall_clock_coarse_and_are_told() -> None:

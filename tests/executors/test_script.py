@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from bssearch.records import (
     TrialState,
 )
 from tests.executors.line_workload import outcomes, wait_for
+from tests.waiting import wait_until_gone
 
 SCRIPT = """
 import atexit
@@ -172,16 +172,6 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:
         yield Script(folder, loaded)
 
 
-def is_gone(pid: int, seconds: float = 10.0) -> bool:
-    """Return whether a process ends in time."""
-    deadline = time.monotonic() + seconds
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def test_a_trial_reaches_its_target_again_and_again_alike(script: Script) -> None:
     first, seen = script.run()
     again, seen_again = script.run("garbage")
@@ -255,7 +245,7 @@ def test_a_script_that_ignores_accumulation_is_refused(script: Script) -> None:
 
 def test_what_a_script_has_started_ends_with_its_trial_in_whichever_session(script: Script) -> None:
     assert script.run("grandchild")[0].state is TrialState.REACHED
-    assert is_gone(int((script.folder / "grandchild").read_text()))
+    wait_until_gone(int((script.folder / "grandchild").read_text()))
 
 
 def test_a_script_is_described_and_measured(script: Script) -> None:
@@ -336,7 +326,7 @@ def test_a_script_whose_imports_start_threads_is_started_anew_for_each_trial_and
             assert "imports start 1 threads" in str(loaded._server.notice)
             outcome, _ = Script(tmp_path, loaded).run("grandchild")
     assert outcome.state is TrialState.REACHED
-    assert is_gone(int((tmp_path / "grandchild").read_text()))
+    wait_until_gone(int((tmp_path / "grandchild").read_text()))
 
 
 @pytest.fixture
@@ -369,4 +359,5 @@ def test_nothing_is_left_of_a_worker_that_ends_in_a_trial(how: str, script: Scri
         getattr(executor, how)()
     ended = outcomes(wait_for(executor, lambda events: any(isinstance(one, Ended) for one in events)))[1]
     assert ended.state is (TrialState.FAILED if how == "sigkill" else TrialState.CANCELLED)
-    assert all(is_gone(pid) for pid in below)
+    for pid in below:
+        wait_until_gone(pid)

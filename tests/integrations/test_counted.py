@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,11 @@ def test_a_smaller_last_batch_counts_its_own_samples(collate: Collate, has_optim
     assert not [one for one in started.line.outcome.warnings if "counted" in one]
 
 
-def test_a_batch_that_cannot_be_counted_is_warned_of_and_refused_if_the_study_is_about_samples() -> None:
+@pytest.mark.parametrize("batches", [range(10), [torch.zeros(20 * 7)] * 10], ids=["numbers", "tokens in a row"])
+def test_a_batch_that_cannot_be_counted_is_warned_of_and_refused_if_the_study_is_about_samples(batches: Any) -> None:
     started = until(2)
     assert started.trial.batch_size == 20
-    for _ in started.trial.batches(range(10), evaluate):
+    for _ in started.trial.batches(batches, evaluate):
         pass
     assert counted(started) == [(0, 0), (2, 40)]
     assert len([one for one in started.line.outcome.warnings if "samples cannot be counted" in one]) == 1
@@ -97,16 +98,7 @@ def test_a_batch_that_cannot_be_counted_is_warned_of_and_refused_if_the_study_is
     trial = LoopTrial(started.run, needs_samples=True)
     assert trial.batch_size == 20
     with pytest.raises(UsageError, match="objective is samples_to_target"):
-        next(iter(trial.batches(range(10), evaluate)))
-
-
-def test_the_tokens_of_a_flat_batch_are_not_taken_for_samples() -> None:
-    started = until(2)
-    assert started.trial.batch_size == 20
-    for _ in started.trial.batches([torch.zeros(20 * 7)] * 10, evaluate):
-        pass
-    assert counted(started) == [(0, 0), (2, 40)]
-    assert [one for one in started.line.outcome.warnings if "samples cannot be counted" in one]
+        next(iter(trial.batches(batches, evaluate)))
 
 
 def windows(started: Started, *, at_end: bool, drop_last: bool, state: bool = True) -> list[int]:
@@ -152,38 +144,19 @@ def test_without_an_optimizer_a_step_is_assumed_after_each_whole_window() -> Non
 
 
 @pytest.mark.parametrize("settings", [{}, {"kind": torch.optim.Adam, "fused": True}])
-@pytest.mark.parametrize("form", ["batches", "while"])
-def test_a_step_that_a_gradient_scaler_skips_is_none(settings: dict[str, Any], form: str) -> None:
+def test_a_step_that_a_gradient_scaler_skips_is_none(settings: dict[str, Any]) -> None:
     started = until(6)
     trial, optimizer = started.trial, optimizer_of(**settings)
     (parameter,) = optimizer.param_groups[0]["params"]
     trial.state(optimizer=optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    seen: list[int] = []
-
-    def train(batch: torch.Tensor) -> None:
-        seen.append(len(batch))
+    for number, _ in enumerate(trial.batches(rows(trial), evaluate), start=1):
         optimizer.zero_grad()
-        bad = len(seen) in {1, 2, 5}
-        scaler.scale(parameter.sum() * (torch.inf if bad else 1.0)).backward()
+        scaler.scale(parameter.sum() * (torch.inf if number in {1, 2, 5} else 1.0)).backward()
         scaler.step(optimizer)
         scaler.update()
-
-    if form == "batches":
-        for batch in trial.batches(rows(trial), evaluate):
-            train(batch)
-    else:
-        assert trial.batch_size == 20
-        batches: Iterator[Any] = (batch for _ in range(9) for batch in rows(trial))
-        while not trial.should_stop:
-            if trial.evaluation_due:
-                trial.report(**evaluate())
-                continue
-            batch = next(batches)
-            train(batch)
-            trial.step(samples=len(batch))
     # Batches of 20, 20, 10: steps 1 to 6 are at batches 3, 4, 6, 7, 8 and 9.
-    assert len(seen) == 9
+    assert number == 9
     assert counted(started) == [(0, 0), (2, 70), (4, 120), (6, 150)]
 
 
@@ -198,32 +171,24 @@ def test_of_several_optimizers_the_one_with_the_most_steps_counts() -> None:
     assert [step for step, _ in counted(started)] == [0, 3, 6, 8]
 
 
-@pytest.mark.parametrize("form", ["batches", "body", "while"])
+@pytest.mark.parametrize("form", ["batches", "while"])
 def test_evaluations_follow_the_step_count_of_a_loop_with_several_steps_a_batch(form: str) -> None:
     started = until(12, eval_every_steps=5)
     trial, optimizer = started.trial, optimizer_of()
     trial.state(optimizer=optimizer)
-
-    def train() -> None:
+    if form == "batches":
+        for _ in trial.batches(rows(trial, drop_last=True), evaluate):
+            for _ in range(3):
+                optimizer.step()
+    assert trial.batch_size == 20
+    while not trial.should_stop:
+        if trial.evaluation_due:
+            trial.report(**evaluate())
         for _ in range(3):
             optimizer.step()
-
-    if form == "while":
-        assert trial.batch_size == 20
-        while not trial.should_stop:
-            if trial.evaluation_due:
-                trial.report(**evaluate())
-            train()
-            trial.step(samples=20)
-            if trial.evaluation_due:
-                trial.report(**evaluate())
-    else:
-        if form == "body" and trial.batch_size and trial.evaluation_due:
+        trial.step(samples=20)
+        if trial.evaluation_due:
             trial.report(**evaluate())
-        for _ in trial.batches(rows(trial, drop_last=True), evaluate if form == "batches" else None):
-            train()
-            if form == "body" and trial.evaluation_due:
-                trial.report(**evaluate())
     # Due after steps 5 and 10, met after 6 and 12.
     assert counted(started) == [(0, 0), (6, 40), (12, 80)]
 
@@ -279,24 +244,15 @@ def test_a_step_with_a_closure_is_one_step() -> None:
     assert counted(started) == [(0, 0), (2, 40), (4, 70)]
 
 
-def test_an_optimizer_that_never_steps_is_refused_by_its_name() -> None:
-    for form in ("batches", "while"):
-        started = until(4)
-        trial = started.trial
-        trial.state(adam=optimizer_of())
-        assert trial.batch_size == 20
-        with pytest.raises(UsageError, match=rf"'adam' took no step in {MOST_SKIPPED} batches"):
-            if form == "batches":
-                for _ in trial.batches(rows(trial), evaluate):
-                    pass
-            else:
-                while not trial.should_stop:
-                    trial.step(samples=20)
-    started = until(4)
-    started.trial.state(adam=optimizer_of())
-    assert started.trial.batch_size == 20
-    with pytest.raises(UsageError, match="took no step in 3 batches, after step 0"), started.trial as trial:
-        for _ in range(3):
+@pytest.mark.parametrize("form", ["batches", "while"])
+def test_an_optimizer_that_never_steps_is_refused_by_its_name(form: str) -> None:
+    trial = until(4).trial
+    trial.state(adam=optimizer_of())
+    assert trial.batch_size == 20
+    with pytest.raises(UsageError, match=rf"'adam' took no step in {MOST_SKIPPED} batches"):
+        if form == "batches":
+            list(trial.batches(rows(trial), evaluate))
+        while True:
             trial.step(samples=20)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -29,8 +27,6 @@ from bssearch.integrations.measuring import DescribedLoop, MeasuredMemory, Timed
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.records import (
     Configuration,
-    MemoryRequest,
-    StepTimeRequest,
     TrainingSettings,
     TrialState,
     WorkloadDescription,
@@ -39,7 +35,6 @@ from bssearch.spec import StudySpec
 from tests.executors.test_script import single_threaded
 from tests.integrations.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
 from tests.integrations.test_digits_as_loop import curve
-from tests.integrations.test_growing import grows
 from tests.training.toys import FakeTime, configuration, request
 
 with warnings.catch_warnings():
@@ -177,13 +172,6 @@ def test_the_trial_ends_the_fit_whatever_the_trainer_still_wants() -> None:
     found, module = fitted(stopper, stop_at=3, eval_every_steps=2, min_steps=40, min_epochs=30)
     assert found.line.outcome.state is TrialState.PRUNED and len(module.rates) == 3
     assert module.validated == [0, 2], "none where the fit ends"
-
-
-def test_a_target_that_is_reached_ends_the_fit_at_its_evaluation() -> None:
-    found, module = fitted(stop_at=1000, target=0.0035, eval_every_steps=2)
-    assert found.line.outcome.state is TrialState.REACHED and len(module.rates) == 4
-    begun, module = fitted(target=0.0)
-    assert begun.line.outcome.state is TrialState.REACHED and not module.rates, "before the first step"
 
 
 @pytest.mark.parametrize(
@@ -343,21 +331,6 @@ def test_a_fit_that_cannot_be_a_trial_is_refused(module: type[Tiny], settings: d
         fit(found.trial, found.time, module=module(found.time), **settings)
 
 
-def test_a_state_beside_a_trainer_is_refused_for_its_schedules_would_begin_anew() -> None:
-    found = started()
-    module = Tiny(found.time)
-    found.trial.state(model=module)
-    with pytest.raises(UsageError, match=r"trial\.state\(\.\.\.\) beside a Trainer") as caught:
-        fit(found.trial, found.time, module=module)
-    assert "leave trial.state(...) out" in str(caught.value.hint)
-
-
-def test_a_batch_that_grows_is_refused_for_the_loader_is_made_once() -> None:
-    found = started(configuration=grows())
-    with pytest.raises(UsageError, match="a Lightning Trainer cannot let the batch grow"):
-        fit(found.trial, found.time)
-
-
 class Loaders(lightning.LightningDataModule):  # type: ignore[misc]
     def __init__(self, batch_size: int) -> None:
         super().__init__()
@@ -386,30 +359,11 @@ def test_a_callback_that_decides_what_the_trial_decides_is_refused(name: str) ->
             fit_made(found.trial, (trainer, Tiny(found.time), data))
 
 
-def test_lightnings_own_search_of_a_batch_size_with_the_trainer_of_a_trial_is_refused() -> None:
-    from lightning.pytorch.tuner import Tuner
-
-    found = started()
-    module = Tiny(found.time)
-    module.batch_size = 2
-    with pytest.raises(UsageError, match="the Trainer has the callback BatchSizeFinder") as caught:
-        Tuner(trainer_of(TrialCallback(found.trial))).scale_batch_size(module, datamodule=Loaders(2))
-    assert "Tuner" in str(caught.value.hint) and not module.seen
-
-
 def test_a_metric_that_validation_does_not_log_is_named_with_what_it_logs() -> None:
     found = started()
     callback = TrialCallback(found.trial, metric="training")
     with pytest.raises(UsageError, match="metric = 'training' of TrialCallback: validation logs accuracy"):
         trainer_of(callback).fit(Tiny(found.time), loader(found.trial), DataLoader(rows()))
-
-
-def test_a_trainer_on_another_device_is_refused_with_what_to_write() -> None:
-    found = started()
-    found.trial.device = "cuda:1"
-    with pytest.raises(UsageError, match="trains on cpu, and the trial is to run on cuda:1") as caught:
-        fit(found.trial, found.time)
-    assert "Trainer(accelerator='cuda', devices=[1])" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("made", [5, (5, 6), (trainer_of, 1), ()])
@@ -508,34 +462,12 @@ def test_digits_as_a_workload_and_with_a_trainer_take_identical_steps_to_the_tar
     assert with_trainer.steps_to_target == with_workload.steps_to_target
 
 
-@pytest.mark.slow
-def test_a_made_trainer_is_described_and_measured_in_its_own_process(made: LoadedScript) -> None:
-    assert set(made.describe().metrics) == {"accuracy", "loss"}
-    at = Configuration(batch_size=64, micro_batch_size=64, learning_rate=0.05)
-    memory: Any = made.measure(MemoryRequest(configuration=at))
-    assert memory.fits
-    timed: Any = made.measure(StepTimeRequest(configuration=at, seconds_limit=0.2))
-    assert timed.step_seconds > 0
-
-
 def test_a_make_trainer_is_a_program_and_its_file_is_what_a_database_may_not_name(tmp_path: Path) -> None:
     from bssearch.commands.known_workloads import _location
 
     spec = StudySpec.model_validate(SPEC)
     assert spec.is_program and _location(spec) == "made.py"
     assert not StudySpec.model_validate({**SPEC, "workload": "made.py:Other"}).is_program
-
-
-@pytest.mark.slow
-def test_the_library_is_imported_where_it_is_used_and_it_is_the_package_that_the_script_has() -> None:
-    code = """
-import sys, bssearch, bssearch.integrations.current
-assert not {"lightning", "pytorch_lightning"} & {*sys.modules}
-import pytorch_lightning
-from bssearch.integrations.lightning import TrialCallback
-assert issubclass(TrialCallback, pytorch_lightning.Callback) and "lightning.pytorch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -545,15 +477,6 @@ def test_a_smaller_last_batch_counts_its_own_samples(stream: bool) -> None:
     assert module.seen == [20, 20, 10, 20, 20, 10]
     assert [(one.step, one.samples) for one in found.line.observations] == [(0, 0), (2, 40), (4, 70), (6, 100)]
     assert (found.line.outcome.steps, found.line.outcome.samples) == (6, 100)
-
-
-def test_a_smaller_micro_batch_in_a_whole_window_counts_its_own_samples() -> None:
-    found = started(
-        stop_at=4, eval_every_steps=2, configuration=configuration(26, micro_batch_size=13, accumulation_steps=2)
-    )
-    module = fit(found.trial, found.time)
-    assert module.seen == [13, 13, 13, 11, 13, 13, 13, 11]
-    assert [(one.step, one.samples) for one in found.line.observations] == [(0, 0), (2, 50), (4, 100)]
 
 
 def test_a_step_that_the_trainer_counts_and_its_gradient_scaler_skips_is_none() -> None:

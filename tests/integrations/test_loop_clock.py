@@ -7,32 +7,28 @@ from tests.integrations.loops import clock_of
 from tests.training.toys import FakeTime
 
 
+@pytest.fixture
+def fake() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture
+def clock(fake: FakeTime) -> LoopClock:
+    """Return a clock that trains."""
+    found = LoopClock(clock_of(fake), threads=1)
+    found.train()
+    return found
+
+
 def stepped(clock: LoopClock, fake: FakeTime, *seconds: float) -> None:
     for one in seconds:
         fake.pass_by(one)
         clock.stepped()
 
 
-def test_training_is_what_nothing_else_is() -> None:
-    fake = FakeTime()
-    clock = LoopClock(clock_of(fake), threads=1)
-    fake.pass_by(7.0)
-    clock.clock.book_rest("other")
-    for name in ("train", "evaluation", "train", "train", "other"):
-        if name == "train":
-            clock.train()
-        else:
-            clock.enter(name)
-        fake.pass_by(1.0)
-    clock.pause()
-    fake.pass_by(100.0)
-    assert [clock.clock.seconds(one) for one in ("train", "evaluation", "other")] == [3.0, 1.0, 8.0]
-
-
-def test_seconds_stand_still_until_the_excess_of_the_first_steps_is_known_and_never_run_backwards() -> None:
-    fake = FakeTime()
-    clock = LoopClock(clock_of(fake), threads=1)
-    clock.train()
+def test_seconds_stand_still_until_the_excess_of_the_first_steps_is_known_and_never_run_backwards(
+    fake: FakeTime, clock: LoopClock
+) -> None:
     told = []
     for seconds in (50.0, 9.0, 2.0, 2.0, 2.0, 6.0, 1.0):
         stepped(clock, fake, seconds)
@@ -43,21 +39,15 @@ def test_seconds_stand_still_until_the_excess_of_the_first_steps_is_known_and_ne
     assert clock.train_seconds() == pytest.approx(72 - 55)
 
 
-def test_a_hit_in_the_first_steps_has_its_seconds() -> None:
-    fake = FakeTime()
-    clock = LoopClock(clock_of(fake), threads=1)
-    clock.train()
+def test_a_hit_in_the_first_steps_has_its_seconds(fake: FakeTime, clock: LoopClock) -> None:
     stepped(clock, fake, 5.0, 2.0)
     assert clock.train_seconds(is_hit=True) == 4
 
 
-def test_the_first_steps_of_each_process_are_warm_up() -> None:
-    fake = FakeTime()
-    first = LoopClock(clock_of(fake), threads=1)
-    first.train()
-    stepped(first, fake, 11.0, *[1.0] * 5)
+def test_the_first_steps_of_each_process_are_warm_up(fake: FakeTime, clock: LoopClock) -> None:
+    stepped(clock, fake, 11.0, *[1.0] * 5)
     second = LoopClock(clock_of(fake), threads=1)
-    second.restore(first.state())
+    second.restore(clock.state())
     second.train()
     assert second.train_seconds() == 0
     stepped(second, fake, 21.0, *[1.0] * 5)
@@ -65,10 +55,7 @@ def test_the_first_steps_of_each_process_are_warm_up() -> None:
     assert second.state() == {"excess": 30.0, "told": 0.0}
 
 
-def test_waits_for_a_cpu_in_the_first_steps_are_no_excess() -> None:
-    fake = FakeTime()
-    clock = LoopClock(clock_of(fake), threads=1)
-    clock.train()
+def test_waits_for_a_cpu_in_the_first_steps_are_no_excess(fake: FakeTime, clock: LoopClock) -> None:
     for waited in (0.0, 30.0, 50.0):
         fake.waited_seconds += waited
         stepped(clock, fake, 2.0 + waited)

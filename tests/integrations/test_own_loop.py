@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.errors import UsageError
 from bssearch.integrations.own_loop import READINGS_PER_MICRO_BATCH
 from bssearch.integrations.passes import SeededSampler
 from bssearch.training.batches import _epochs
-from tests.integrations.loops import FORMS, ROWS, Started, Training, asked, trained
+from tests.integrations.loops import ROWS, Started, Training, asked, trained
 from tests.training.toys import configuration
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_each_step_is_counted_once_however_often_an_evaluation_is_asked_for(form: str) -> None:
-    counted: list[int] = []
-    started = Started(asked(target=0.006))
-    stepped = started.run.stepped
-
-    def count(step: int, samples: int | None) -> None:
-        counted.append(step)
-        stepped(step, samples)
-
-    started.run.stepped = count  # type: ignore[method-assign]
-    Training(started.trial, started.time).go(form)
-    assert counted == [1, 2, 3, 4, 5, 6, 7, 8][: len(counted)] and len(counted) >= 6
 
 
 def test_evaluations_draw_random_numbers_that_the_training_does_not_miss() -> None:
@@ -42,23 +27,20 @@ def test_evaluations_draw_random_numbers_that_the_training_does_not_miss() -> No
     assert all(torch.equal(one, other) for one, other in zip(third, fourth, strict=True))
 
 
-def test_going_on_without_a_report_or_without_asking_is_an_error() -> None:
+@pytest.mark.parametrize(("asks", "said"), [(True, r"no report\(\) after step 2"), (False, "no evaluation after")])
+def test_going_on_without_a_report_or_without_asking_is_an_error(asks: bool, said: str) -> None:
     started = Started(asked())
     training = Training(started.trial, started.time)
-    with pytest.raises(UsageError, match=r"no report\(\) after step 2"):
+    with pytest.raises(UsageError, match=said):
         for batch in started.trial.batches(training.loader):
             training.step(batch)
-            assert started.trial.evaluation_due == (started.trial.steps == 1)
-    started = Started(asked())
-    training = Training(started.trial, started.time)
-    with pytest.raises(UsageError, match="no evaluation after step 2"):
-        for batch in started.trial.batches(training.loader):
-            training.step(batch)
+            assert not asks or started.trial.evaluation_due == (started.trial.steps == 1)
     started = Started(asked())
     assert started.trial.batch_size == 20
+    started.trial.step()
+    started.trial.step()
     with pytest.raises(UsageError, match="no evaluation after step 2"):
-        for _ in range(3):
-            started.trial.step()
+        started.trial.step()
 
 
 def test_a_report_where_none_is_due_is_an_error() -> None:
@@ -120,21 +102,24 @@ def test_one_loop_at_a_time_and_no_step_in_its_body() -> None:
                 mistake()
 
 
-def test_a_script_must_ask_for_its_batch_size_and_for_what_it_accumulates() -> None:
-    with pytest.raises(UsageError, match=r"without having asked for trial\.batch_size"):
-        Started(asked()).trial.step()
-    accumulates = asked(configuration=configuration(20, micro_batch_size=5, accumulation_steps=4))
-    trial = Started(accumulates).trial
-    assert trial.batch_size == 20
-    with pytest.raises(UsageError, match=r"not asked for trial\.micro_batch_size"):
+@pytest.mark.parametrize(
+    ("accumulation_steps", "asks", "said"),
+    [
+        (1, (), r"without having asked for trial\.batch_size"),
+        (4, ("batch_size",), r"not asked for trial\.micro_batch_size"),
+        (4, ("micro_batch_size",), r"not asked for trial\.accumulation_steps"),
+        (4, ("batch_size", "micro_batch_size"), None),
+    ],
+)
+def test_a_script_must_ask_for_its_batch_size_and_for_what_it_accumulates(
+    accumulation_steps: int, asks: tuple[str, ...], said: str | None
+) -> None:
+    split = {"micro_batch_size": 20 // accumulation_steps, "accumulation_steps": accumulation_steps}
+    trial = Started(asked(configuration=configuration(20, **split))).trial
+    for name in asks:
+        assert getattr(trial, name)
+    with pytest.raises(UsageError, match=said) if said else nullcontext():
         trial.step()
-    trial = Started(accumulates).trial
-    assert trial.micro_batch_size == 5
-    with pytest.raises(UsageError, match=r"not asked for trial\.accumulation_steps"):
-        trial.step()
-    trial = Started(accumulates).trial
-    assert trial.batch_size // trial.micro_batch_size == 4
-    trial.step()
 
 
 @pytest.mark.parametrize(
@@ -171,14 +156,6 @@ def test_the_sampler_has_the_rows_of_bssearchs_own_loop(size: int, after: int) -
 def test_the_sampler_refuses_a_batch_larger_than_the_data() -> None:
     with pytest.raises(UsageError, match="batch_size = 51 must be <= 50"):
         SeededSampler(ROWS, 51, seed=0)
-
-
-def test_a_loader_with_the_sampler_gives_the_batches_of_a_trial() -> None:
-    trial = Started(asked()).trial
-    data = TensorDataset(torch.arange(ROWS))
-    loader = DataLoader(data, batch_size=trial.micro_batch_size, sampler=trial.sampler(data))
-    (first,), (second,) = loader
-    assert torch.cat([first, second]).equal(next(_epochs(ROWS, 20, trial.seed)))
 
 
 def test_parameters_cannot_be_changed() -> None:

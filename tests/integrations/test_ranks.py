@@ -15,13 +15,13 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.errors import UsageError
-from bssearch.executors.base import Ended, Observed
-from bssearch.executors.messages import Assign, Reply
+from bssearch.executors.messages import Assign
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.passes import RankSampler, SeededSampler
 from bssearch.integrations.ranks import Follower, Leader, RankTrial, ranks_of
-from bssearch.records import Configuration, Target, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
+from tests.integrations.loops import FakeLine
 
 T = TypeVar("T")
 
@@ -57,26 +57,6 @@ class FakeRanks:
 
     def device_of(self, device: str) -> str:
         return device
-
-
-class FakeLine:
-    """Keeps what a trial says; asks it to stop once it has been asked so often."""
-
-    def __init__(self, stop: tuple[TrialState, str] | None = None) -> None:
-        self.stop = stop
-        self.observed_steps: list[int] = []
-        self.outcomes: list[TrialOutcome] = []
-
-    def send(self, reply: Reply) -> None:
-        if isinstance(reply, Observed):
-            self.observed_steps.append(reply.observation.step)
-        elif isinstance(reply, Ended):
-            self.outcomes.append(reply.outcome)
-
-    def progressed(self) -> None: ...
-
-    def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        return self.stop
 
 
 def assign(*, value: float = 10.0, seconds: float = 60.0, tested: bool = False) -> Assign:
@@ -131,15 +111,15 @@ def loop(trial: LoopTrial, rank: int) -> None:
 def test_the_ranks_end_where_the_first_one_reaches() -> None:
     line = FakeLine()
     assert trained(assign(), line, loop) == [10, 10]
-    assert line.observed_steps == [0, 5, 10]
+    assert [one.step for one in line.observations] == [0, 5, 10]
     assert [(one.state, one.steps) for one in line.outcomes] == [(TrialState.REACHED, 10)]
 
 
 def test_a_limit_between_two_evaluations_ends_all_ranks_at_the_next() -> None:
     line = FakeLine()
     first, second = trained(assign(value=10000.0, seconds=0.008), line, loop)
-    (outcome,) = line.outcomes
-    assert (outcome.state, outcome.steps) == (TrialState.EXHAUSTED, line.observed_steps[-1])
+    outcome = line.outcome
+    assert (outcome.state, outcome.steps) == (TrialState.EXHAUSTED, line.observations[-1].step)
     assert first == second == outcome.steps and first % 5 == 0
 
 
@@ -149,13 +129,13 @@ def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation(tmp_path: Path) -> No
     def stopped(trial: LoopTrial, rank: int) -> None:
         for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": 0.0}):
             if rank == 0 and trial.steps == 7:
-                line.stop = TrialState.PAUSED, "a better one first"
+                line.stop = lambda: (TrialState.PAUSED, "a better one first")
 
     asked = assign()
     assert isinstance(asked.work, TrialRequest)
     asked = replace(asked, work=replace(asked.work, checkpoint=str(tmp_path / "trial")))
     assert trained(asked, line, stopped) == [10, 10]
-    (outcome,) = line.outcomes
+    outcome = line.outcome
     assert outcome.state is TrialState.PRUNED and str(outcome.reason).startswith("a better one first; ")
 
 
@@ -169,7 +149,7 @@ def test_weights_that_are_not_finite_end_the_trial_as_diverged() -> None:
             model.bias.data.fill_(float("nan"))
 
     assert trained(assign(), line, broken) == [5, 5]
-    (outcome,) = line.outcomes
+    outcome = line.outcome
     assert outcome.state is TrialState.DIVERGED and "bias of model is not finite" in str(outcome.reason)
 
 
@@ -209,7 +189,7 @@ def test_a_loop_that_asks_in_its_body_passes_over_the_evaluation_before_its_firs
                 trial.report(accuracy=trial.steps + 1)
 
     assert trained(assign(), line, asking) == [10, 10]
-    assert line.observed_steps == [5, 10]
+    assert [one.step for one in line.observations] == [5, 10]
 
 
 def test_an_evaluation_that_is_passed_over_is_an_error_on_every_rank() -> None:

@@ -21,11 +21,10 @@ from bssearch.integrations.current import fit_made
 from bssearch.integrations.measuring import DescribedLoop, MeasuredMemory, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.passes import SeededSampler
-from bssearch.integrations.transformers import MOST_STEPS, TrialCallback, both_names, fit, training_arguments
+from bssearch.integrations.transformers import MOST_STEPS, TrialCallback, both_names, fit
 from bssearch.probes.step_time import WARM_UP_STEPS
 from bssearch.records import Configuration, MemoryUse, StepTime, TrialState, WorkloadDescription
 from tests.integrations.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
-from tests.integrations.test_growing import grows
 from tests.integrations.trainers import Texts, Watched, classifier, collate, trainer_of, weights
 from tests.training.toys import FakeTime, configuration
 
@@ -107,14 +106,6 @@ def test_the_clock_runs_from_an_evaluation_to_the_end_of_a_step_with_the_data(tm
     assert outcome.evaluation_seconds == 400.0
     assert outcome.train_seconds + outcome.warmup_seconds == pytest.approx(9 * (3.0 + 20 * 0.05))
     assert outcome.wall_seconds == pytest.approx(436.0)
-
-
-def test_a_trial_that_reaches_its_target_takes_no_further_step(tmp_path: Path) -> None:
-    found = started(target=0.4, eval_every_steps=3)
-    trainer = trainer_of(found.trial, tmp_path, compute_metrics=lambda _: {"accuracy": float(found.trial.steps >= 6)})
-    trainer.train()
-    assert found.line.outcome.state is TrialState.REACHED
-    assert trainer.seen.steps[-1] == 6 == found.line.outcome.steps == found.line.outcome.first_hit_step
 
 
 def language_model() -> LlamaForCausalLM:
@@ -320,37 +311,11 @@ def test_plain_arguments_beside_the_callback_are_held_against_the_trial(
         trainer_of(started().trial, tmp_path, arguments=plain).train()
 
 
-def test_a_trainer_on_another_device_than_its_trial_is_refused(tmp_path: Path) -> None:
-    trial = started().trial
-    made = training_arguments(trial, output_dir=str(tmp_path), remove_unused_columns=False)
-    trial.device = "cuda:1"
-    with pytest.raises(UsageError, match="the Trainer trains on cpu, and the trial is to run on cuda:1"):
-        trainer_of(trial, tmp_path, arguments=made).train()
-
-
-def test_data_without_an_end_trains_under_a_bound_of_the_users(tmp_path: Path) -> None:
-    found = started(stop_at=5)
-    trainer_of(found.trial, tmp_path, train_dataset=Endless(), own={"max_steps": 8}).train()
-    assert found.line.outcome.steps == 5
-
-
 def test_a_trial_that_was_paused_does_not_go_on_from_a_trainers_start(tmp_path: Path) -> None:
     trial = started().trial
     trial.steps = 4
     with pytest.raises(UsageError, match="the Trainer begins at step 0, the trial at step 4"):
         trainer_of(trial, tmp_path).train()
-
-
-def test_a_state_beside_a_trainer_is_refused_before_it_trains(tmp_path: Path) -> None:
-    trial, model = started().trial, classifier()
-    trial.state(model=model)
-    with pytest.raises(UsageError, match=r"trial\.state\(\.\.\.\) beside a Trainer"):
-        trainer_of(trial, tmp_path, model=model).train()
-
-
-def test_a_batch_that_grows_is_refused_for_the_loader_is_made_once(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a Hugging Face Trainer cannot let the batch grow"):
-        trainer_of(started(configuration=grows()).trial, tmp_path).train()
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):

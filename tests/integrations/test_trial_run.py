@@ -101,16 +101,13 @@ def test_a_loss_that_is_not_finite_ends_the_trial_as_diverged() -> None:
 
 @every_form
 def test_memory_that_runs_out_is_an_end_and_other_errors_are_the_scripts(form: str) -> None:
-    def fails(error: Exception) -> Any:
-        def fail(step: int) -> None:
-            if step == 4:
-                raise error
-
-        return fail
+    def fail(step: int) -> None:
+        if step == 4:
+            raise MemoryError("no more")
 
     started = Started(asked())
     with pytest.raises(MemoryError) as raised:
-        Training(started.trial, started.time, step_fails=fails(MemoryError("no more"))).go(form)
+        Training(started.trial, started.time, step_fails=fail).go(form)
     assert started.run.failed(raised.value)
     assert started.line.outcome.state is TrialState.OOM and "no more" in started.line.outcome.reason
     assert not Started(asked()).run.failed(ValueError("something else"))

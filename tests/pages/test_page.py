@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import shlex
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
@@ -13,19 +14,16 @@ from typing import Any
 import pytest
 import yaml
 
-from bssearch.analysis.generalisation import FinalMetrics, Generalisation
 from bssearch.analysis.headline import headline
-from bssearch.analysis.law.quick import Promise
 from bssearch.analysis.report import build_answer
-from bssearch.analysis.shape import Interval, Notice
-from bssearch.analysis.trade_offs import about_columns, trade_off_rows
-from bssearch.pages.comparisons import promised_and_found
 from bssearch.pages.page import StudyPicture, render
+from bssearch.pages.reproduction import SHORT_SPEC, reproduction_of
 from bssearch.pages.trial_plots import curve_trials
+from bssearch.pages.words import in_words
 from bssearch.records import TrialState
 from bssearch.spec import StudySpec
 from tests.factories import make_curve, make_probe, make_spec, make_trial
-from tests.pages.test_plots import SIZES, answer_of, law_trials, study_of
+from tests.pages.test_plots import SIZES, law_trials, study_of
 
 EVIL = "</script><script>alert(1)</script>"
 IMAGE = '"><img src=x onerror=alert(2)>'
@@ -151,12 +149,6 @@ def test_the_page_says_what_the_answer_says(whole: StudyPicture, html: str) -> N
         assert f"\n{row.batch_size}\n" in text
 
 
-def test_warnings_are_sentences_and_keep_their_words(whole: StudyPicture) -> None:
-    said = [Notice(code="one", message="from one trial"), Notice(code="two", message="5 trials failed")]
-    shown = render(replace(whole, answer=whole.answer.model_copy(update={"warnings": said})))
-    assert {"From one trial", "5 trials failed"} <= set(Elements(shown).texts)
-
-
 def test_the_page_needs_no_other_file_and_no_script(html: str) -> None:
     tags = {tag for tag, _ in Elements(html).tags}
     assert not tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "a", "image", "use"}
@@ -208,103 +200,11 @@ def test_a_section_without_data_says_why() -> None:
         assert f"Not shown: {why}" in text
 
 
-@pytest.mark.parametrize(
-    ("objective", "price", "said"),
-    [
-        ("samples_to_target", None, "&gt; 2,400 samples"),
-        ("cost_to_target", 500.0, "&gt; 1"),
-        ("cost_to_target", None, "&gt; 0.002 device-hours"),
-        ("time_to_target", None, "&gt; 7.2 s"),
-    ],
-)
-def test_what_was_missed_is_bounded_in_the_unit_of_the_objective(
-    objective: str, price: float | None, said: str
-) -> None:
-    spec = make_spec(objective=objective, price_per_device_hour=price)
-    trials = [
-        make_trial(0, batch_size=32),
-        make_trial(1, batch_size=8, state=TrialState.EXHAUSTED, seconds=7.2, last_miss_step=300),
-    ]
-    found = render(replace(picture(spec), answer=answer_of(trials, spec), trials=trials))
-    assert f"<td>{said}</td>" in found
-    missed = Elements(found).text.count("Not drawn, for no run gives a figure or a bound: batch 16 (not run), 64")
-    assert (missed, "batch 8" in found.split("Not drawn")[1].split("</p>")[0]) == (1, False)
-
-
-def test_the_audit_is_shown_where_there_is_one(html: str) -> None:
-    assert "Rules of thumb" not in html
-    assert "Rules of thumb" not in render(picture(audit={"rules": []}))
-    text = Elements(render(picture(audit=AUDIT))).text
-    for said in ("BROKE", "1.23 [1.15, 1.33]", "learning_rate 0.4, batch_size 128", "NOT RUN", "no dropout"):
-        assert said in text
-    assert "to the power 0.52 [0.31, 0.73]; linear is 1, square root 0.5, and the interval excludes 0, 1." in text
-
-
-def test_what_the_batch_sizes_come_to_in_the_same_time_is_shown_where_it_was_run(html: str) -> None:
-    assert "Trained for the same time" not in html
-    large = FinalMetrics(
-        batch_size=128,
-        parameters={},
-        runs=3,
-        ended_early=1,
-        contended=0,
-        final_metric=0.91,
-        test_metric=0.9,
-        gap=Interval(value=0.04, low=0.01, high=0.07),
-        trial_numbers=[4, 5, 6],
-    )
-    small = large.model_copy(update={"batch_size": 16, "gap": None, "final_metric": 0.95})
-    final = Generalisation(
-        train_seconds=10.0,
-        best_batch_size=16,
-        notable_gap=0.02,
-        batches=[small, large],
-        more_regularised=large,
-        closed=False,
-    )
-    found = picture()
-    shown = render(replace(found, answer=found.answer.model_copy(update={"generalisation": final})))
-    section = re.search(r'<section id="generalisation">(.*?)</section>', shown, flags=re.DOTALL)
-    assert section is not None
-    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr.*?</tr>", section[1], flags=re.DOTALL)][1:]
-    assert rows == [
-        ["16 (best)", "0.95", "0.9", "–", "3 (1 ended early)"],
-        ["128", "0.91", "0.9", "0.04 [0.01, 0.07]", "3 (1 ended early)"],
-        ["128, more regularised", "0.91", "0.9", "0.04 [0.01, 0.07]", "3 (1 ended early)"],
-    ]
-    assert section[1].count('class="marked"') == 1
-
-
 def test_the_spec_on_the_page_asks_the_same_question(whole: StudyPicture, html: str) -> None:
     spec = re.findall(r"<pre[^>]*>(.*?)</pre>", html, flags=re.DOTALL)[-1]
     assert StudySpec.model_validate(yaml.safe_load(unescape(spec))) == whole.spec
     commands = re.findall(r"<pre[^>]*>(.*?)</pre>", html, flags=re.DOTALL)[0]
     assert commands.splitlines() == ["bssearch run ./toy.yaml", "bssearch report toy --html report.html"]
-
-
-def test_an_imported_study_is_not_said_to_run_again() -> None:
-    text = Elements(render(picture(make_spec(workload="imported")))).text
-    assert "Its runs were made elsewhere" in text
-    assert "bssearch run" not in text
-    assert "bssearch report toy --html report.html" in text
-    assert "Your default" not in text
-
-
-def test_the_trade_offs_stand_in_a_table_beside_the_front_with_what_they_are() -> None:
-    found = picture()
-    text = Elements(render(found)).text
-    headings, rows = trade_off_rows(found.answer)
-    assert "peak memory" in headings and all(cell in text for row in rows for cell in row)
-    assert all(sentence in text for sentence in about_columns(found.answer))
-    assert "is not on the line" not in text
-
-
-def test_a_recommended_batch_size_that_is_off_the_front_is_explained() -> None:
-    found = picture()
-    front = [one.model_copy(update={"on_front": False}) for one in found.answer.front]
-    recommendation = found.answer.recommendation.model_copy(update={"rule": "law"})
-    off = found.answer.model_copy(update={"front": front, "recommendation": recommendation})
-    assert f"Batch {off.optimal.batch_size} is not on the line" in Elements(render(replace(found, answer=off))).text
 
 
 def test_curves_in_other_seconds_than_the_times_are_said_to_be() -> None:
@@ -324,22 +224,17 @@ def test_curves_in_other_seconds_than_the_times_are_said_to_be() -> None:
     assert said in Elements(render(replace(found, answer=products))).text
 
 
-def test_what_a_quick_answer_promised_stands_beside_what_was_found(whole: StudyPicture) -> None:
-    promise = Promise(
-        batch_size=16,
-        interval=[8, 2048],
-        gain=1.36,
-        found_batch_size=64,
-        found_flat_range=[32, 64],
-        holds=True,
-        time_ratio=1.25,
-    )
-    told = whole.answer.model_copy(update={"quick": promise})
-    section = promised_and_found(told)
-    assert section is not None and section.table is not None
-    assert [row.cells for row in section.table.rows] == [
-        ["Promised", "16", "8 to 2,048", "1.25×"],
-        ["Found", "64", "32 to 64", "1×"],
-    ]
-    assert "Promised and found" in render(replace(whole, answer=told))
-    assert "Promised and found" not in render(whole)
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "–"), (9_999, "9999"), (10_000, "10,000"), (0.000123456, "0.0001235"), (True, "True"), ("sgd", "sgd")],
+)
+def test_values_of_every_kind_are_shown(value: object, shown: str) -> None:
+    assert in_words(value) == shown
+
+
+def test_a_study_whose_name_the_shell_would_split_is_quoted(whole: StudyPicture) -> None:
+    name = "two words; rm -r x"
+    found = reproduction_of(replace(whole.study, name=name), whole.spec)
+    run, report = (shlex.split(line) for line in found["commands"].splitlines())
+    assert (run, report[:3]) == (["bssearch", "run", f"./{name}.yaml"], ["bssearch", "report", name])
+    assert found["spec_is_short"] is (found["spec"].count("\n") <= SHORT_SPEC)

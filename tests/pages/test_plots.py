@@ -20,7 +20,6 @@ from bssearch.pages.chart import (
     Chart,
     Series,
     batch_axis,
-    extent,
     linear_ticks,
     round_numbers,
     sequence_colour,
@@ -132,25 +131,6 @@ def test_medians_and_intervals_are_those_of_the_answer(answer: Answer) -> None:
     assert xs(best) == [answer.optimal.batch_size] and str(answer.optimal.batch_size) in best.points[0].label
 
 
-def test_a_single_search_trial_is_hollow_and_has_no_interval() -> None:
-    trials = [make_trial(0, batch_size=32, seconds=1.0), make_trial(1, batch_size=64, seconds=2.0)]
-    series = named(plots.objective_chart(answer_of(trials)), "single search trial")
-    assert [(point.x, point.low, point.high) for point in series.points] == [(64, None, None)]
-    assert series.is_hollow
-
-
-@pytest.mark.parametrize(
-    ("objective", "bound"),
-    [("time_to_target", 7.2), ("samples_to_target", 8 * 300), ("cost_to_target", 7.2 * 2 / 3600)],
-)
-def test_a_stopped_run_is_an_arrow_at_its_bound_in_the_unit_of_the_objective(objective: str, bound: float) -> None:
-    missed = make_trial(1, batch_size=8, state=TrialState.EXHAUSTED, seconds=7.2, last_miss_step=300)
-    spec = make_spec(objective=objective, price_per_device_hour=2.0)
-    series = named(plots.objective_chart(answer_of([make_trial(0, batch_size=32), missed], spec)), "not reached")
-    assert (xs(series), series.symbol) == ([8], "arrow")
-    assert ys(series) == pytest.approx([bound])
-
-
 def test_the_law_runs_from_the_smallest_to_the_largest_batch_size_that_reached(answer: Answer) -> None:
     law = named(plots.objective_chart(answer), "law × step time")
     assert answer.fit is not None and law.dash == "solid"
@@ -161,32 +141,12 @@ def test_the_law_runs_from_the_smallest_to_the_largest_batch_size_that_reached(a
     assert max(xs(shorter)) == pytest.approx(64)
 
 
-def test_a_law_that_does_not_fit_is_dashed_and_called_poor(answer: Answer) -> None:
-    assert answer.fit is not None
-    poor = answer.model_copy(update={"fit": answer.fit.model_copy(update={"verdict": "poor"})})
-    for chart in (plots.objective_chart(poor), plots.steps_chart(poor), plots.samples_chart(poor)):
-        assert named(chart, "(poor fit)").dash == "dash"
-
-
 def test_a_law_of_too_few_batch_sizes_is_not_drawn(answer: Answer) -> None:
     few = answer_of(law_trials((8, 16)))
     assert few.fit is not None and few.fit.verdict == "too_few_points"
     for without in (few, answer.model_copy(update={"fit": None})):
         for chart in (plots.objective_chart(without), plots.steps_chart(without), plots.samples_chart(without)):
             assert not any("law" in name for name in names(chart))
-
-
-def test_the_range_and_the_largest_are_marked(answer: Answer) -> None:
-    chart = plots.objective_chart(answer, 32)
-    assert chart is not None
-    low, high = answer.flat_range
-    (band,), (largest,) = chart.bands, chart.rules
-    assert band.low < low <= high < band.high
-    assert str(low) in band.name and str(high) in band.name
-    assert (largest.at, largest.is_upright) == (128, True)
-    over = answer.speedup.over_largest
-    assert over is not None and number(over.value) in largest.name
-    assert "your default" not in names(chart), "it never ran with its own learning rate"
 
 
 @pytest.mark.parametrize(("state", "symbol"), [(TrialState.REACHED, "diamond"), (TrialState.EXHAUSTED, "arrow")])
@@ -197,20 +157,6 @@ def test_the_default_is_a_diamond_or_an_arrow_if_it_missed_the_target(state: Tri
     assert (xs(mark), mark.symbol) == ([32], symbol)
     assert ys(mark) == pytest.approx([9.0])
     assert not any("your default" in name for name in names(plots.objective_chart(ran)))
-
-
-def test_steps_and_samples_show_the_regimes_hollow_if_not_tuned(answer: Answer) -> None:
-    rows = [row.model_copy(update={"untuned": row.batch_size == 128}) for row in answer.batches]
-    chart = plots.steps_chart(answer.model_copy(update={"batches": rows}))
-    assert chart is not None
-    marks = [series for series in chart.series if series.symbol is not None]
-    drawn = {point.x: (point.y, series.symbol) for series in marks for point in series.points}
-    assert drawn == {row.batch_size: (row.steps_to_target, plots.REGIME_SYMBOLS[row.regime]) for row in rows}
-    assert {row.regime for row in rows} >= {"diminishing"}
-    assert [xs(series) for series in marks if series.is_hollow] == [[128]]
-    perfect = ys(named(chart, "perfect scaling"))
-    assert perfect[-1] == pytest.approx(perfect[0] * 8 / 128)
-    assert set(ys(named(plots.samples_chart(answer), "perfect scaling"))) == {answer.batches[0].samples_to_target}
 
 
 def labels(chart: Chart | None, name: str) -> set[str]:
@@ -267,17 +213,6 @@ def test_curves_are_thinned_and_end_where_they_ended(answer: Answer) -> None:
     assert [rule.at for rule in chart.rules] == [0.9]
 
 
-def test_the_curve_of_the_optimum_stands_out_and_one_that_missed_is_dotted() -> None:
-    trials = [make_trial(0, batch_size=32), make_trial(1, batch_size=64, state=TrialState.EXHAUSTED)]
-    best, other = (
-        named(trial_plots.curves_chart(answer_of(trials), {32: long_curve(20), 64: long_curve(20)}), name)
-        for name in ("32 (optimal)", "64")
-    )
-    assert (best.dash, other.dash) == ("solid", "dot")
-    assert best.width > other.width
-    assert (best.colour, other.colour) == (sequence_colour(0), sequence_colour(1))
-
-
 def test_a_curve_of_a_single_evaluation_is_a_line_nowhere_and_a_circle_while_the_trial_runs(answer: Answer) -> None:
     curve = make_curve((0.0, 0.1), (1.0, 0.9))
     assert trial_plots.curves_chart(answer, {32: curve, 16: []}) is None
@@ -320,16 +255,6 @@ def test_colours_are_the_logarithm_of_the_value_and_the_best_lies_on_top() -> No
     assert {point.colour for point in named(equal, "reached").points} == {sequence_colour(0)}
 
 
-def test_the_rules_lead_from_the_default() -> None:
-    default = Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1)
-    chart = rates([make_trial(0, batch_size=8), make_trial(1, batch_size=128)], default)
-    linear, root = named(chart, "linear rule"), named(chart, "sqrt rule")
-    assert xs(linear) == [8, 32, 128]
-    assert ys(linear) == pytest.approx([0.025, 0.1, 0.4])
-    assert ys(root) == pytest.approx([0.05, 0.1, 0.2])
-    assert not any("rule" in name for name in names(rates([make_trial(0)])))
-
-
 def test_a_learning_rate_that_nobody_knows_is_not_drawn() -> None:
     unknown = Configuration(batch_size=8, micro_batch_size=8, learning_rate=1.0, parameters={"learning_rate": None})
     assert rates([make_trial(0, configuration=unknown)]) is None
@@ -354,14 +279,6 @@ def test_throughput_is_batch_size_over_step_time(answer: Answer) -> None:
     assert chart is not None
     assert ys(chart.series[0]) == pytest.approx([size / (0.01 + 0.0002 * size) for size in SIZES])
     assert plots.memory_chart(answer) is None
-
-
-def test_of_a_study_for_samples_the_seconds_are_drawn_apart(answer: Answer) -> None:
-    assert plots.time_chart(answer) is None, "they are the objective"
-    chart = plots.time_chart(answer_of(law_trials(), make_spec(objective="samples_to_target")))
-    drawn = named(chart, "best tuned")
-    medians = {row.batch_size: row.time_to_target_s.median for row in answer.batches if row.time_to_target_s}
-    assert dict(zip(xs(drawn), ys(drawn), strict=True)) == pytest.approx(medians)
 
 
 def test_names_of_users_are_cut_and_on_one_line() -> None:
@@ -421,16 +338,6 @@ def test_a_logarithmic_axis_has_the_roundest_numbers_of_which_there_are_three_to
 )
 def test_a_linear_axis_has_round_numbers(low: float, high: float, shown: list[str]) -> None:
     assert [text for _, text in linear_ticks(low, high)] == shown
-
-
-def test_axes_hold_everything_that_is_drawn(answer: Answer) -> None:
-    chart = plots.objective_chart(answer, 32)
-    assert chart is not None
-    drawn = extent(chart.series)
-    assert chart.y.low < min(drawn) and max(drawn) < chart.y.high
-    assert max(drawn) == max(row.time_to_target_s.high or 0 for row in answer.batches if row.time_to_target_s)
-    assert (chart.x.low < SIZES[0], SIZES[-1] < chart.x.high) == (True, True)
-    assert [value for value, _ in chart.x.ticks] == list(SIZES)
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,6 @@ def test_the_average_moves_once_per_optimizer_step_whatever_the_accumulation(acc
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1.5, "slow", True])
 def test_a_decay_outside_its_bounds_is_refused(value: Any) -> None:
+    assert ema_decay_of(configuration()) is None
     with pytest.raises(UsageError, match=rf"ema_decay = {value!r} must be a number in \(0, 1\)"):
         ema_decay_of(configuration(parameters={"ema_decay": value}))
-
-
-def test_without_a_decay_nothing_is_averaged() -> None:
-    assert ema_decay_of(configuration()) is None

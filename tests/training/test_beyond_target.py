@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 
 from bssearch.records import TrialState
-from tests.training.toys import FakeTime, Run, Toy, configuration, curve, metric_by_evaluation, request
+from tests.training.toys import Run, Toy, configuration, curve, metric_by_evaluation, request, ticking
 
 
 def test_training_on_past_the_target_leaves_the_steps_and_the_crossing_as_they_were() -> None:
-    def ticking(**changes: Any) -> Run:
-        time = FakeTime()
-        toy = Toy(on_loss=lambda: time.pass_by(0.1))
-        trial_request = request(configuration(dropout=0.1), train_seconds_limit=20.04, **changes)
-        return Run(trial_request, toy, clock=time.clock())
-
-    stopping, going_on = ticking(target=0.9), ticking(stop_at_target=False)
+    dropping = configuration(dropout=0.1)
+    stopping, going_on = (
+        ticking(request(dropping, train_seconds_limit=20.04, **changes), step_seconds=0.1)
+        for changes in ({"target": 0.9}, {"stop_at_target": False})
+    )
     stopped, whole = stopping.outcome, going_on.outcome
     assert stopped.steps < 100 and whole.steps == 201
     assert curve(stopping) == curve(going_on)[: len(stopping.observations)]
@@ -41,42 +39,31 @@ def test_training_on_past_the_target_leaves_the_steps_and_the_crossing_as_they_w
     assert whole.reason == f"{stopped.reason}, then trained on: the limit of 20.04 train seconds passed"
 
 
-def test_only_the_first_crossing_counts() -> None:
-    time = FakeTime()
-    toy = Toy(on_loss=lambda: time.pass_by(1.0), on_evaluate=metric_by_evaluation([0.5, 0.95, 0.7, 0.99, 0.8]))
-    outcome = Run(request(stop_at_target=False, train_seconds_limit=22.5), toy, clock=time.clock()).outcome
-    assert (outcome.state, outcome.steps) == (TrialState.REACHED, 23)
-    assert (outcome.last_miss_step, outcome.first_hit_step, outcome.first_hit_seconds) == (0, 5, 5.0)
-    assert (outcome.best_metric, outcome.final_metric) == (0.99, 0.8)
-    assert outcome.reason.startswith("accuracy = 0.95 at step 5, then trained on")
-
-
-def test_a_target_met_before_the_first_step_does_not_end_a_trial_that_trains_on() -> None:
-    time = FakeTime()
-    toy = Toy(on_loss=lambda: time.pass_by(1.0))
-    outcome = Run(request(stop_at_target=False, target=0.0, train_seconds_limit=7.5), toy, clock=time.clock()).outcome
-    assert (outcome.state, outcome.steps, outcome.steps_to_target) == (TrialState.REACHED, 8, 0)
+@pytest.mark.parametrize(
+    ("metrics", "changes", "steps", "hit", "best"),
+    [
+        ([0.5, 0.95, 0.7, 0.99, 0.8], {"train_seconds_limit": 22.5}, 23, 5, 0.99),
+        ([0.5], {"train_seconds_limit": 7.5, "target": 0.0}, 8, 0, 0.5),
+        ([0.2, 0.31], {"train_seconds_limit": 30.0, "target": 0.3}, 31, 5, 0.31),
+    ],
+    ids=["the first crossing counts", "before the first step", "worse than chance"],
+)
+def test_a_trial_that_has_met_its_target_trains_on_to_its_limit(
+    metrics: list[float], changes: dict[str, Any], steps: int, hit: int, best: float
+) -> None:
+    outcome = ticking(request(stop_at_target=False, **changes), metrics).outcome
+    assert (outcome.state, outcome.steps, outcome.first_hit_step) == (TrialState.REACHED, steps, hit)
+    assert (outcome.first_hit_seconds, outcome.best_metric, outcome.final_metric) == (float(hit), best, metrics[-1])
 
 
 @pytest.mark.parametrize("state", [TrialState.CAPPED, TrialState.EXHAUSTED])
 def test_a_trial_that_would_train_on_but_never_meets_its_target_ends_as_any_other(state: TrialState) -> None:
-    time = FakeTime()
-    toy = Toy(on_loss=lambda: time.pass_by(1.0), on_evaluate=metric_by_evaluation([0.5, 0.7]))
-    outcome = Run(
-        request(stop_at_target=False, train_seconds_limit=8.5, limit_state=state, evaluate_test=True),
-        toy,
-        clock=time.clock(),
+    outcome = ticking(
+        request(stop_at_target=False, train_seconds_limit=8.5, limit_state=state, evaluate_test=True), [0.5, 0.7]
     ).outcome
     assert (outcome.state, outcome.steps, outcome.time_to_target_s) == (state, 9, None)
     assert (outcome.last_miss_step, outcome.first_hit_step) == (5, None)
     assert outcome.test_metric == 0.7
-
-
-def test_chance_does_not_end_a_trial_that_met_a_target_worse_than_chance() -> None:
-    time = FakeTime()
-    toy = Toy(on_loss=lambda: time.pass_by(1.0), on_evaluate=metric_by_evaluation([0.2, 0.31]))
-    outcome = Run(request(stop_at_target=False, target=0.3, train_seconds_limit=30.0), toy, clock=time.clock()).outcome
-    assert (outcome.state, outcome.steps) == (TrialState.REACHED, 31)
 
 
 def test_the_horizon_ends_a_trial_that_trains_on_and_its_test_part_is_seen() -> None:

@@ -12,9 +12,17 @@ from bssearch.training.clock import LEDGERS, Clock, RunDelay, clock_for
 from tests.training.toys import FakeTime
 
 
-def test_each_ledger_books_only_its_own_blocks() -> None:
-    time = FakeTime()
-    clock = time.clock()
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture
+def clock(time: FakeTime) -> Clock:
+    return time.clock()
+
+
+def test_each_ledger_books_only_its_own_blocks(time: FakeTime, clock: Clock) -> None:
     for seconds, name in enumerate(LEDGERS, start=1):
         for _ in range(2):
             with clock.ledger(name):
@@ -24,32 +32,7 @@ def test_each_ledger_books_only_its_own_blocks() -> None:
     assert clock.wall_seconds == 25
 
 
-def test_a_block_that_raises_is_booked() -> None:
-    time = FakeTime()
-    clock = time.clock()
-    for name in LEDGERS:
-        with pytest.raises(MemoryError), clock.ledger(name):
-            time.pass_by(3)
-            raise MemoryError
-    assert [clock.seconds(name) for name in LEDGERS] == [3, 3, 3, 3]
-
-
-def test_train_seconds_so_far_include_the_open_block() -> None:
-    time = FakeTime()
-    clock = time.clock()
-    with clock.ledger("train"):
-        time.pass_by(2)
-    time.pass_by(100)
-    with clock.ledger("train"):
-        time.pass_by(1)
-        assert clock.train_seconds_so_far == 3
-        assert clock.seconds("train") == 2
-    assert clock.train_seconds_so_far == 3
-
-
-def test_start_sets_everything_to_zero() -> None:
-    time = FakeTime()
-    clock = time.clock()
+def test_start_sets_everything_to_zero(time: FakeTime, clock: Clock) -> None:
     with clock.ledger("train"):
         time.pass_by(2, cpu_share=0.1)
     clock.start()
@@ -61,10 +44,8 @@ def test_start_sets_everything_to_zero() -> None:
     [(10, 0.11, True), (10, 0.09, False), (0.1, 0.0055, True), (0.1, 0.004, False)],
 )
 def test_wall_time_that_no_ledger_owns_is_told_where_it_is_more_than_a_hundredth(
-    owned: float, lost: float, told: bool
+    time: FakeTime, clock: Clock, owned: float, lost: float, told: bool
 ) -> None:
-    time = FakeTime()
-    clock = time.clock()
     with clock.ledger("evaluation"):
         time.pass_by(owned)
     time.pass_by(lost)
@@ -87,21 +68,11 @@ def test_one_thread_that_lost_the_processor_while_training_was_contended(cpu_sha
         assert clock.is_contended(threads=2) is False
 
 
-def test_waits_for_data_are_no_contention_where_the_kernel_tells_those_for_a_cpu() -> None:
-    time = FakeTime()
-    clock = time.clock()
+def test_waits_for_data_are_no_contention_where_the_kernel_tells_those_for_a_cpu(time: FakeTime, clock: Clock) -> None:
     with clock.ledger("train"):
         time.pass_by(2)
         time.pass_by(8, cpu_share=0)
     assert clock.cpu_share == pytest.approx(0.2) and not clock.is_contended(threads=1)
-
-
-def test_a_trial_that_never_trained_was_not_contended() -> None:
-    assert not Clock().is_contended(threads=1)
-
-
-def test_the_cpu_is_timed_by_the_plain_clock() -> None:
-    assert type(clock_for(torch.device("cpu"))) is Clock
 
 
 @pytest.mark.gpu
@@ -139,9 +110,7 @@ def test_a_restored_clock_goes_on_with_every_account_and_leaves_the_pause_out() 
     assert second.cpu_share == 3.5 / 4
 
 
-def test_trials_race_by_seconds_without_waits_for_a_processor() -> None:
-    time = FakeTime()
-    clock = time.clock()
+def test_trials_race_by_seconds_without_waits_for_a_processor(time: FakeTime, clock: Clock) -> None:
     with clock.ledger("train"):
         time.pass_by(2)
         time.wait_for_a_cpu(3)
@@ -173,9 +142,16 @@ def trained(delays: list[float | None], *, cpu: float) -> Clock:
     return clock
 
 
-def test_waiting_for_data_counts_and_waiting_for_a_processor_does_not() -> None:
-    assert trained([2.0, 5.0], cpu=4.0).undelayed_train_seconds(threads=1) == pytest.approx(7.0)
-    assert trained([2.0, 5.0], cpu=4.0).undelayed_train_seconds(threads=2) is None
+@pytest.mark.parametrize(
+    ("delays", "threads", "undelayed"),
+    [([2.0, 5.0], 1, 7.0), ([2.0, 5.0], 2, None), ([None, None], 1, 4.0)],
+    ids=["waits for data count", "several threads", "a kernel that tells of no waits"],
+)
+def test_waiting_for_data_counts_and_waiting_for_a_processor_does_not(
+    delays: list[float | None], threads: int, undelayed: float | None
+) -> None:
+    assert trained(delays, cpu=4.0).undelayed_train_seconds(threads) == pytest.approx(undelayed)
+    assert Clock().undelayed_train_seconds(threads) is None, "nothing has been trained"
 
 
 def test_a_wait_as_the_account_of_waits_is_read_is_no_train_second_and_takes_none_away() -> None:
@@ -205,11 +181,6 @@ def assert_two_seconds_count(time: FakeTime, clock: Clock) -> None:
     assert clock.counted_train_seconds(threads=1) == pytest.approx(2)
 
 
-def test_where_the_kernel_does_not_tell_of_waits_the_seconds_of_the_cpu_count() -> None:
-    assert trained([None, None], cpu=4.0).undelayed_train_seconds(threads=1) == pytest.approx(4.0)
-    assert Clock().undelayed_train_seconds(threads=1) is None, "nothing has been trained"
-
-
 def test_what_was_waited_for_before_a_pause_is_left_out_too() -> None:
     before, after = trained([0.0, 4.0], cpu=6.0), trained([0.0, 1.0], cpu=9.0)
     after.restore(before.state())
@@ -227,9 +198,7 @@ def test_the_kernel_s_account_of_waits_is_read_or_is_not_there(tmp_path: Path) -
     assert RunDelay().seconds(tmp_path / "other") is None
 
 
-def test_a_meter_is_read_at_the_ends_of_each_train_segment_and_its_own_seconds_are_not_training() -> None:
-    time = FakeTime()
-    clock = time.clock()
+def test_the_seconds_of_a_meter_at_the_ends_of_a_train_segment_are_not_training(time: FakeTime, clock: Clock) -> None:
     read: list[str] = []
 
     class Slow:

@@ -171,22 +171,6 @@ def test_after_the_compiler_failed_the_same_worker_trains_uncompiled(monkeypatch
     assert said.startswith("compile = 'default' failed and was given up") and "broken_backend" in said
 
 
-def test_the_steps_after_a_failed_compile_are_those_of_a_model_that_was_not_compiled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kinds: list[type[nn.Module]] = []
-
-    class Seen(BatchNormed):
-        def loss(self, model: nn.Module, *given: Any, **named: Any) -> torch.Tensor:
-            kinds.append(type(model))
-            return super().loss(model, *given, **named)
-
-    monkeypatch.setattr(computations, "BACKEND", broken_backend)
-    warm_up(Seen(), configuration(20), toy_data(), on_cpu(compile="default"), "accuracy", 3)
-    assert kinds[0] is not nn.Sequential
-    assert kinds[1:] == [nn.Sequential] * 2
-
-
 @pytest.fixture
 def no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every import of PyTorch's inductor raise, so that ``torch.compile`` fails at construction."""

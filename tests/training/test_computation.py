@@ -135,20 +135,3 @@ def test_ghost_batch_norm_of_a_model_without_one_is_said_once_to_change_nothing(
 def test_reduce_overhead_on_the_cpu_is_said_to_be_no_more_than_default() -> None:
     [said] = on_cpu(compile="reduce-overhead").warnings
     assert said == "compile = 'reduce-overhead' is no more than 'default' on cpu, which has no CUDA graphs"
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_fused_is_what_was_asked_for(fused: bool) -> None:
-    assert on_cpu(fused=fused).fused is fused
-
-
-def test_after_a_fallback_models_are_no_longer_compiled_and_the_reason_is_kept() -> None:
-    computation = on_cpu(compile="default")
-    assert type(built(computation)) is not nn.Sequential
-    computation.fallback(RuntimeError("no C++ compiler\nfound on this machine"))
-    computation.fallback(RuntimeError("no C++ compiler"))
-    assert not computation.compiles
-    assert type(built(computation)) is nn.Sequential
-    assert computation.warnings == [
-        "compile = 'default' failed and was given up, steps run uncompiled: no C++ compiler"
-    ]

@@ -57,24 +57,25 @@ def segment(meter: DeviceMeter, fake: FakeNvml, time: Passing, *, joules: int, s
     meter.end()
 
 
-def test_the_cpu_is_not_asked(fake: FakeNvml) -> None:
-    assert answers(CPU) == NOTHING
+@pytest.mark.parametrize(
+    ("device", "lacks"),
+    [
+        (CPU, {}),
+        (CUDA, {"has_driver": False}),
+        (CUDA, {"reasons": None, "millijoules": None, "megahertz": None}),
+        (torch.device("cuda:1"), {}),
+    ],
+    ids=["a CPU", "no driver", "not supported", "a device that NVML does not know"],
+)
+def test_what_is_not_known_is_not_zero(fake: FakeNvml, device: torch.device, lacks: dict[str, Any]) -> None:
+    vars(fake).update(lacks)
+    assert answers(device) == NOTHING
+    assert nvml.known_throttle_reasons(device) is None
 
 
 def test_without_the_library_nothing_is_known(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert answers(CUDA) == NOTHING
-
-
-def test_without_a_driver_nothing_is_known(fake: FakeNvml) -> None:
-    fake.has_driver = False
-    assert answers(CUDA) == NOTHING
-
-
-def test_what_a_device_does_not_support_is_not_known_and_not_zero(fake: FakeNvml) -> None:
-    fake.reasons = fake.millijoules = fake.megahertz = None
-    assert answers(CUDA) == NOTHING
-    assert nvml.known_throttle_reasons(CUDA) is None
 
 
 def test_a_library_that_is_older_than_a_function_knows_nothing_of_it(
@@ -101,20 +102,6 @@ def test_a_device_is_looked_for_once_and_not_at_each_reading(fake: FakeNvml, mon
     for _ in range(3):
         assert nvml.total_energy_joules(CUDA) == 5.0
     assert asked == ["GPU-0"]
-
-
-def test_a_device_that_nvml_does_not_know_is_not_known(fake: FakeNvml) -> None:
-    assert answers(torch.device("cuda:1")) == NOTHING
-
-
-def test_energy_comes_in_joules_and_the_clock_in_megahertz(fake: FakeNvml) -> None:
-    assert nvml.total_energy_joules(CUDA) == 5.0
-    assert nvml.clock_mhz(CUDA) == 1980.0
-
-
-def test_a_part_of_a_device_is_found_by_its_own_identifier(fake: FakeNvml) -> None:
-    fake.processes = {"MIG-0": []}
-    assert nvml.clock_mhz(CUDA) == 1980.0
 
 
 def test_the_reasons_have_the_names_and_values_of_the_real_library() -> None:
@@ -248,13 +235,6 @@ def test_an_energy_counter_that_has_not_moved_is_no_zero(fake: FakeNvml) -> None
     assert meter.stop() == DeviceUse()
 
 
-def test_a_meter_on_the_cpu_says_nothing() -> None:
-    meter = DeviceMeter(CPU)
-    meter.start()
-    meter.sample()
-    assert meter.stop() == DeviceUse()
-
-
 def test_what_was_read_before_a_pause_counts_and_what_was_used_during_it_does_not(fake: FakeNvml) -> None:
     time = Passing()
     before = DeviceMeter(CUDA, time)
@@ -274,13 +254,3 @@ def test_what_was_read_before_a_pause_counts_and_what_was_used_during_it_does_no
         mean_clock_mhz=1490.0,
         throttle_reasons="power cap, software thermal slowdown",
     )
-
-
-def test_a_part_without_counters_adds_nothing(fake: FakeNvml) -> None:
-    nothing = DeviceMeter(CPU).state()
-    after = DeviceMeter(CUDA)
-    after.restore(nothing)
-    assert after.stop() == DeviceUse()
-    of_cpu = DeviceMeter(CPU)
-    of_cpu.restore(after.state())
-    assert of_cpu.stop() == DeviceUse()

@@ -92,15 +92,6 @@ def git_revision(workload: object) -> str | None:
     return describe_environment(on_cpu(), workload).git_revision
 
 
-def test_the_git_revision_is_the_commit_of_the_workloads_repository(tmp_path: Path) -> None:
-    repository = Repository(tmp_path)
-    workload = module_from(repository.file)
-    (tmp_path / "other.py").write_text("y = 2\n")
-    assert git_revision(workload) == repository.commit
-    repository.file.write_text("x = 2\n")
-    assert git_revision(workload) == f"{repository.commit}+"
-
-
 def test_a_repository_is_dirty_where_the_workload_or_any_file_that_it_tracks_differs(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     workload = module_from(repository.file)

@@ -91,16 +91,14 @@ def test_a_single_sample_that_is_left_over_joins_the_last_group(count: int) -> N
     assert torch.allclose(ghost(inputs), torch.cat([norm(group) for group in groups]))
 
 
-def test_a_batch_of_one_value_per_channel_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [(samples(1), "Expected more than 1 value per channel"), (samples(12, (3, 2, 2)), "expected 2D or 3D input")],
+)
+def test_an_input_is_refused_as_by_the_batch_norm(inputs: torch.Tensor, said: str) -> None:
     _, ghost = norm_and_ghost(nn.BatchNorm1d, 4)
-    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
-        ghost(samples(1))
-
-
-def test_an_input_of_another_shape_is_refused_as_by_the_batch_norm() -> None:
-    _, ghost = norm_and_ghost(nn.BatchNorm1d, 4)
-    with pytest.raises(ValueError, match="expected 2D or 3D input"):
-        ghost(samples(12, (3, 2, 2)))
+    with pytest.raises(ValueError, match=said):
+        ghost(inputs)
 
 
 def test_norms_are_converted_wherever_they_are_and_keep_what_they_are() -> None:

@@ -98,14 +98,6 @@ def test_the_steps_are_bit_for_bit_the_same_with_and_without_passes(changes: Map
     assert [name for name in without if not torch.equal(with_passes[name], without[name])] == []
 
 
-def test_a_replaced_buffer_is_put_back_itself() -> None:
-    data, workload, wanted = toy_data(), Stateful(), configuration(20)
-    trainer = Trainer(workload, wanted, data.train, on_cpu(), seed=3)
-    before = dict(trainer.model.named_buffers())
-    assert GradientPasses(workload, on_cpu(), trainer, wanted, data.train, seed=3).measure() is not None
-    assert all(buffer is before[name] for name, buffer in trainer.model.named_buffers())
-
-
 def norms_of_four_passes(dropout: float, train: Part, seed: int) -> list[float]:
     workload, wanted = Toy(), configuration(16, dropout=dropout)
     trainer = Trainer(workload, wanted, train, on_cpu(), seed=3)
@@ -206,14 +198,6 @@ def _second_moments(trainer: Trainer) -> list[torch.Tensor]:
     return [state["exp_avg_sq"] / (1 - 0.999**trainer.steps) for state in states]
 
 
-def test_there_are_no_adam_figures_under_sgd() -> None:
-    workload, wanted, data = Toy(), configuration(20), toy_data()
-    trainer = Trainer(workload, wanted, data.train, on_cpu(), seed=3)
-    trainer.step()
-    measured = GradientPasses(workload, on_cpu(), trainer, wanted, data.train, seed=3).measure()
-    assert measured is not None and measured.adam is None
-
-
 def test_a_weighted_loss_is_measured_by_its_mean() -> None:
     class Weighted(Toy):
         def loss(  # type: ignore[override]
@@ -252,26 +236,6 @@ def test_small_batches_are_an_eighth_of_the_micro_batch_within_bounds(micro: int
 )
 def test_small_batches_of_a_short_pass_are_half_of_the_micro_batch(micro: int, samples: int, small: int) -> None:
     assert small_batch_size(configuration(micro), samples, FEWEST_SMALL_BATCHES) == small
-
-
-def test_short_passes_pooled_over_seeds_find_the_noise_scale_of_exact_per_sample_gradients() -> None:
-    """Each trial has its own weights: what is found is the ratio of the means of the exact moments over them."""
-    workload, wanted, data = Toy(), configuration(64), toy_data(600)
-    trials, traces, squares = [], [], []
-    for seed in range(24):
-        with Trainer(workload, wanted, data.train, on_cpu(), seed) as trainer:
-            for _ in range(5):
-                trainer.step()
-            passes = GradientPasses(workload, on_cpu(), trainer, wanted, data.train, seed)
-            made = [passes.measure(FEWEST_SMALL_BATCHES) for _ in range(3)]
-            trials.append(gradient_noise([one for one in made if one is not None]))
-            trace, square = exact_moments(trainer, data.train)
-        traces.append(trace)
-        squares.append(square)
-    found, truth = pooled(trials), sum(traces) / sum(squares)
-    assert all(one.low is None for one in trials), "none has an interval of its own"
-    assert found.low is not None and found.high is not None and found.low < truth < found.high
-    assert found.scale == pytest.approx(truth, rel=0.3)
 
 
 PASS_SECONDS = 0.3
@@ -355,16 +319,6 @@ def test_a_trial_makes_long_passes_where_it_affords_an_interval_of_them_and_shor
         meter.small_batches_after(0.5, 0.0)
         meter.small_batches_after(0.88, train_seconds)
         assert {one.small_batches for one in meter.meter._passes} == {small_batches}
-
-
-def test_a_short_trial_makes_a_pass_of_two_small_batches_and_says_what_it_took() -> None:
-    meter = Meter()
-    meter.small_batches_after(0.5, 0.0)
-    assert meter.small_batches_after(0.95, 1.01 * SHORT_PASS_SECONDS / NOISE_SHARE) == FEWEST_SMALL_BATCHES
-    found = meter.meter.result()
-    assert found.passes == 1
-    assert found.seconds == pytest.approx(SHORT_PASS_SECONDS)
-    assert found.low is None and found.trace is not None and found.square is not None
 
 
 class ColdMeter(Meter):

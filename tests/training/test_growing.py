@@ -21,7 +21,7 @@ from bssearch.training.batches import Growth, micro_batches
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.data import Part
 from tests.test_batch_schedule import milestones, schedules
-from tests.training.test_pausing import Parts, asked, trained
+from tests.training.test_pausing import Parts, asked, check_goes_on
 from tests.training.toys import Run, Toy, configuration, curve, on_cpu, request, toy_data
 
 TRAIN_SAMPLES = 100
@@ -142,22 +142,13 @@ WHERE = [
 def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(where: dict[str, int], data: str, tmp_path: Path) -> None:
     one = grows((0, 20), (60, 40, 20), (200, 80), dropout=0.3, warmup_epochs=1.0, optimizer="adamw")
     settings = {"data": data, "loader_workers": 0}
-    whole, parts = (Parts(asked(one, tmp_path), settings) for _ in range(2))
-    whole.run()
-    assert parts.run(**where).state is TrialState.PAUSED
-    parts.run()
-    assert len(whole.observations) > 4
-    assert trained(parts) == trained(whole)
+    check_goes_on(lambda: Parts(asked(one, tmp_path), settings), where)
 
 
 @pytest.mark.parametrize("stop_seen", [0, 10, 15])
 def test_one_that_grows_with_the_noise_goes_on_as_if_it_had_never_stopped(stop_seen: int, tmp_path: Path) -> None:
     one = by_noise(10, 20, 40, 80, share=2.0)
-    whole, parts = (Parts(asked(one, tmp_path, train_seconds_limit=260.0)) for _ in range(2))
-    whole.run()
-    assert parts.run(stop_seen=stop_seen).state is TrialState.PAUSED
-    parts.run()
-    assert trained(parts) == trained(whole)
+    whole, _ = check_goes_on(lambda: Parts(asked(one, tmp_path, train_seconds_limit=260.0)), {"stop_seen": stop_seen})
     grown = [seen.samples for seen in whole.observations]
     assert grown[-1] > 10 * whole.observations[-1].step, "it has grown"
 

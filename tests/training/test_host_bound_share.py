@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from bssearch.records import StepTime, StepTimeRequest
 from bssearch.training.clock import RUN_AHEAD, CudaClock
 from bssearch.training.trainer import Trainer
 from tests.training.fake_cuda import FakeCuda
-from tests.training.toys import FakeTime, Run, Toy, configuration, on_cpu, request, toy_data
+from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data
 
 
 @pytest.fixture
@@ -24,6 +25,11 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     found = FakeCuda()
     found.install(monkeypatch)
     return found
+
+
+@pytest.fixture
+def clock(cuda: FakeCuda) -> CudaClock:
+    return cuda.clock()
 
 
 def train(
@@ -45,47 +51,36 @@ def train(
 
 
 @pytest.mark.parametrize("steps", [1, 3, RUN_AHEAD - 1, 10 * RUN_AHEAD])
-@pytest.mark.parametrize("host", [0.001, 0.01, 0.05])
+@pytest.mark.parametrize("host", [0.001, 0.05])
 def test_with_a_slow_device_the_share_is_the_host_s_work_however_short_the_segments(
-    cuda: FakeCuda, steps: int, host: float
+    cuda: FakeCuda, clock: CudaClock, steps: int, host: float
 ) -> None:
-    clock = cuda.clock()
     for _ in range(3):
         train(cuda, clock, steps=steps, host=host, device=0.1)
     assert clock.host_bound_share == pytest.approx(host / 0.1, rel=0.15)
 
 
-@pytest.mark.parametrize("steps", [4, 10 * RUN_AHEAD])
-def test_with_a_slow_host_the_share_is_near_one(cuda: FakeCuda, steps: int) -> None:
-    clock = cuda.clock()
-    train(cuda, clock, steps=steps, host=0.1, device=0.02)
-    assert clock.host_bound_share is not None and clock.host_bound_share >= 1 - 0.02 / (0.1 * steps)
-    assert clock.seconds("train") == pytest.approx(steps * 0.1, rel=0.05)
-
-
-@pytest.mark.parametrize("launches", [130, 400, 700])
-def test_waits_inside_launches_into_a_full_queue_are_no_work(cuda: FakeCuda, launches: int) -> None:
-    clock = cuda.clock()
-    train(cuda, clock, steps=200, host=0.01, device=0.1, launches=launches)
-    assert clock.host_bound_share == pytest.approx(0.1, rel=0.1)
-
-
-def test_a_first_step_that_takes_longer_says_nothing_of_the_others_where_the_waits_are_seen(cuda: FakeCuda) -> None:
-    clock = cuda.clock()
+@pytest.mark.parametrize(
+    ("segment", "first_wait", "later_waits", "share"),
+    [
+        ({"host": 0.01, "device": 0.1, "launches": 130}, 0.0, 0.0, 0.1),  # a full queue: it waits inside launches
+        ({"host": 0.01, "device": 0.1, "launches": 700}, 0.0, 0.0, 0.1),
+        ({"host": 0.01, "device": 0.1}, 0.05, 0.0, 0.1),  # a long first step says nothing of the others
+        ({"host": 0.001, "device": 0.02}, 0.0, 0.1, 1.0),  # a wait for data is work of the host
+        ({"host": 0.1, "device": 0.02}, 0.0, 0.0, 1.0),
+    ],
+)
+def test_the_share_of_a_long_segment_tells_waits_for_the_device_from_waits_for_data(
+    cuda: FakeCuda, clock: CudaClock, segment: dict[str, Any], first_wait: float, later_waits: float, share: float
+) -> None:
     wait = cuda.time.pass_by
-    train(cuda, clock, steps=200, host=0.01, device=0.1, before=lambda step: wait(0.0 if step else 0.05))
-    assert clock.host_bound_share == pytest.approx(0.1, rel=0.1)
+    train(cuda, clock, steps=200, before=lambda step: wait(later_waits if step else first_wait), **segment)
+    assert clock.host_bound_share == pytest.approx(share, rel=0.1)
 
 
-def test_waits_for_data_are_work_of_the_host_where_the_first_batch_was_ready(cuda: FakeCuda) -> None:
-    clock = cuda.clock()
-    wait = cuda.time.pass_by
-    train(cuda, clock, steps=50, host=0.001, device=0.02, before=lambda step: wait(0.1 if step else 0.0))
-    assert clock.host_bound_share is not None and clock.host_bound_share > 0.98
-
-
-def test_what_is_read_of_the_device_in_a_segment_counts_as_a_wait_and_outside_as_nothing(cuda: FakeCuda) -> None:
-    clock = cuda.clock()
+def test_what_is_read_of_the_device_in_a_segment_counts_as_a_wait_and_outside_as_nothing(
+    cuda: FakeCuda, clock: CudaClock
+) -> None:
     with clock.ledger("train"):
         cuda.launch(1.0, 3.0)
         clock.pace()
@@ -98,8 +93,7 @@ def test_what_is_read_of_the_device_in_a_segment_counts_as_a_wait_and_outside_as
     assert clock.host_bound_share == pytest.approx(2 / 6)
 
 
-def test_segments_that_end_in_an_error_are_counted(cuda: FakeCuda) -> None:
-    clock = cuda.clock()
+def test_segments_that_end_in_an_error_are_counted(cuda: FakeCuda, clock: CudaClock) -> None:
     with pytest.raises(KeyError), clock.ledger("train"):
         cuda.launch(1.0, 3.0)
         raise KeyError
@@ -118,14 +112,6 @@ def test_the_share_is_that_of_all_parts_of_a_trial_that_was_paused(cuda: FakeCud
     assert whole.host_bound_share == pytest.approx((100 * 0.01 + 100 * 0.1) / 20, rel=0.02)
     whole.start()
     assert whole.host_bound_share is None
-
-
-def test_the_cpu_has_no_host_bound_share() -> None:
-    time = FakeTime()
-    clock = time.clock()
-    with clock.ledger("train"), clock.waiting():
-        time.pass_by(2)
-    assert clock.host_bound_share is None
 
 
 @pytest.mark.slow

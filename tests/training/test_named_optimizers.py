@@ -89,6 +89,8 @@ LIBRARY: dict[str, Callable[[Signs], Optimizers]] = {
     "lars": of_timm("Lars", momentum=0.9),
 }
 OTHER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "sgd": ({"momentum": 0.8, "nesterov": False},) * 2,
+    "adamw": ({"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6}, {"betas": (0.8, 0.95), "eps": 1e-6}),
     "adamax": ({"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3}, {"betas": (0.8, 0.9), "eps": 1e-3}),
     "nadam": ({"momentum_decay": 0.1, "decoupled_weight_decay": True},) * 2,
     "radam": ({"decoupled_weight_decay": True},) * 2,
@@ -253,3 +255,31 @@ class TestTimm:
         check_libraries(own, OF_TIMM)
         with pytest.raises(LaunchError, match="'lamb' needs timm"):
             check_libraries(Toy(), ["adamw", "lamb"])
+
+
+MODEL = Toy().build_model(dropout=0.0)
+
+
+def test_sgd_without_momentum_can_be_built() -> None:
+    optimizer = build_optimizer(MODEL, configuration(parameters={"momentum": 0.0}))
+    assert not optimizer.defaults["nesterov"]
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = Toy().build_model(dropout=0.0)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(UsageError, match="no parameter to train"):
+        build_optimizer(model, configuration())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimizer": "lion"}, r"optimizer = 'lion' must be one of sgd, adam, adamw, .*lars"),
+        ({"parameters": {"momentum": "high"}}, "momentum = 'high' must be a number"),
+    ],
+)
+def test_what_no_optimizer_can_be_built_of_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        build_optimizer(MODEL, configuration(**changes))

@@ -163,13 +163,6 @@ def test_a_training_step_that_does_what_bssearch_does_trains_the_same(settings: 
     assert torch.allclose(own, usual, rtol=0, atol=1e-7)  # the norm of the gradients is summed in another order
 
 
-def test_a_trial_by_a_training_step_is_that_of_the_loss() -> None:
-    runs = [Run(request(ACCUMULATED, target=0.8, metric="accuracy"), toy) for toy in (Stepping(), Toy())]
-    own_seen, seen = ([(one.step, one.metric, one.loss) for one in run.observations] for run in runs)
-    assert [one[:2] for one in own_seen] == [one[:2] for one in seen]
-    assert [one[2] for one in own_seen[1:]] == pytest.approx([one[2] for one in seen[1:]])
-
-
 @pytest.mark.parametrize(
     ("step", "said"),
     [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import random
 import resource
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from bssearch.errors import CheckpointError
 from bssearch.records import Configuration, Goal, Observation, Target, TrialOutcome, TrialRequest, TrialState
@@ -117,6 +116,19 @@ def trained(parts: Parts) -> tuple[list[Observation], dict[str, Any], float]:
     return parts.observations, timeless(outcome), outcome.train_seconds
 
 
+def check_goes_on(make: Callable[[], Parts], *stops: Mapping[str, int]) -> tuple[Parts, Parts]:
+    """Run a trial as a whole, and in parts up to each stop and the end: both have trained the same. Return both."""
+    whole, parts = make(), make()
+    whole.run()
+    for stop in stops:
+        paused = parts.run(**stop)
+        assert (paused.state, paused.reason) == (TrialState.PAUSED, "later")
+    parts.run()
+    assert len(whole.observations) > 4
+    assert trained(parts) == trained(whole)
+    return whole, parts
+
+
 @pytest.mark.parametrize(
     ("configuration", "data", "where"),
     [
@@ -133,59 +145,20 @@ def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(
     configuration: Configuration, data: str, where: dict[str, int], tmp_path: Path
 ) -> None:
     settings = {"data": data, "loader_workers": 0}
-    whole, parts = (Parts(asked(configuration, tmp_path), settings) for _ in range(2))
-    whole.run()
-    paused = parts.run(**where)
-    assert (paused.state, paused.reason) == (TrialState.PAUSED, "later")
-    parts.run()
-    assert len(whole.observations) > 5
-    assert trained(parts) == trained(whole)
+    check_goes_on(lambda: Parts(asked(configuration, tmp_path), settings), where)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     import_timm()
-    whole, parts = (Parts(asked(replace(ADAMW, optimizer=name), tmp_path)) for _ in range(2))
-    whole.run()
-    parts.run(stop_after=21)
-    parts.run()
-    assert trained(parts) == trained(whole)
-
-
-@pytest.mark.slow
-def test_a_loader_of_processes_goes_on_where_it_was(tmp_path: Path) -> None:
-    whole, parts = (Parts(asked(SGD, tmp_path), {"data": "host", "loader_workers": 2}) for _ in range(2))
-    whole.run()
-    parts.run(stop_after=8)
-    parts.run()
-    assert trained(parts) == trained(whole)
+    check_goes_on(lambda: Parts(asked(replace(ADAMW, optimizer=name), tmp_path)), {"stop_after": 21})
 
 
 def test_a_trial_can_be_paused_again_and_again(tmp_path: Path) -> None:
-    whole, parts = (Parts(asked(ADAMW, tmp_path)) for _ in range(2))
-    whole.run()
-    for steps in (7, 1, 3, 0, 4):
-        assert parts.run(stop_after=steps).state is TrialState.PAUSED
-    parts.run()
+    stops = [{"stop_after": steps} for steps in (7, 1, 3, 0, 4)]
+    _, parts = check_goes_on(lambda: Parts(asked(ADAMW, tmp_path)), *stops)
     assert [outcome.steps for outcome in parts.outcomes[:-1]] == [7, 8, 11, 11, 15]
-    assert trained(parts) == trained(whole)
     assert [path.name for path in tmp_path.iterdir()] == ["trial"]
-
-
-def test_a_paused_outcome_is_a_pruned_one_but_for_its_state(tmp_path: Path) -> None:
-    paused = Parts(asked(SGD, tmp_path)).run(stop_after=12)
-    pruned = Parts(asked(SGD, tmp_path, checkpoint=None)).run(stop_after=12)
-    assert (pruned.state, pruned.reason) == (TrialState.PRUNED, "later")
-    machine: dict[str, Any] = {
-        "contended": False,
-        "warnings": (),
-        "reference_seconds": None,
-        "undelayed_train_seconds": None,
-        "peak_memory_bytes": None,
-    }
-    without_saving = {**machine, "other_seconds": 0.0, "wall_seconds": 0.0}
-    assert replace(paused, state=TrialState.PRUNED, **without_saving) == replace(pruned, **without_saving)
-    assert (paused.last_miss_step, paused.steps) == (10, 12)
 
 
 def test_a_resumed_trial_crosses_its_target_in_the_interval_of_one_that_was_never_paused(tmp_path: Path) -> None:
@@ -213,15 +186,11 @@ def test_the_limit_is_that_of_the_new_request(tmp_path: Path) -> None:
 def test_a_trial_paused_after_its_target_goes_on_and_keeps_its_first_crossing(stop_after: int, tmp_path: Path) -> None:
     met = replace(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.7), stop_at_target=False)
     met = replace(met, train_seconds_limit=40.0)
-    whole, parts = (Parts(met) for _ in range(2))
-    reached = whole.run()
+    whole, parts = check_goes_on(lambda: Parts(met), {"stop_after": stop_after})
+    reached, (paused, again) = whole.outcomes[0], parts.outcomes
     assert reached.state is TrialState.REACHED and (reached.first_hit_step or 99) <= 20
-    paused = parts.run(stop_after=stop_after)
-    assert (paused.state, paused.reason, paused.time_to_target_s) == (TrialState.PAUSED, "later", None)
-    parts.run()
-    assert trained(parts) == trained(whole)
-    assert parts.outcomes[-1].time_to_target_s == reached.time_to_target_s
-    assert parts.outcomes[-1].reason == reached.reason
+    assert paused.time_to_target_s is None
+    assert (again.time_to_target_s, again.reason) == (reached.time_to_target_s, reached.reason)
 
 
 def test_the_noise_scale_is_that_of_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,27 +220,18 @@ class TestLedgers:
         assert outcome.wall_seconds == ledgers
 
     def test_saving_and_restoring_are_booked_as_other(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        save, load = torch.save, torch.load
-        wanted = asked(SGD, tmp_path)
+        parts = Parts(asked(SGD, tmp_path))
 
-        def slowly(work: Callable[..., Any]) -> Callable[..., Any]:
-            def worked(*arguments: Any, **named: Any) -> Any:
-                time.sleep(0.2)
-                return work(*arguments, **named)
+        def slowly(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+            parts.time.pass_by(0.25)
+            return work(*arguments, **named)
 
-            return worked
-
-        monkeypatch.setattr(torch, "save", slowly(save))
-        monkeypatch.setattr(torch, "load", slowly(load))
-        first, second = (
-            Run(replace(wanted, resumes=resumes), stop=functools.partial(next, iter([None] * 10), stop)).outcome
-            for resumes, stop in [(False, (TrialState.PAUSED, "later")), (True, (TrialState.PRUNED, "enough"))]
-        )
-        assert (first.state, second.state) == (TrialState.PAUSED, TrialState.PRUNED)
-        assert first.other_seconds >= 0.2 and second.other_seconds >= 0.4
-        for one in (first, second):
-            gap = one.wall_seconds - sum(getattr(one, f"{name}_seconds") for name in LEDGERS)
-            assert 0 <= gap < 0.15, "what is slow takes 0.2 s"
+        monkeypatch.setattr(torch, "save", functools.partial(slowly, torch.save))
+        monkeypatch.setattr(torch, "load", functools.partial(slowly, torch.load))
+        paused, outcome = parts.run(stop_after=7), parts.run()
+        assert paused.other_seconds >= 0.25 and outcome.other_seconds >= paused.other_seconds + 0.25
+        for one in (paused, outcome):
+            assert one.wall_seconds == sum(getattr(one, f"{name}_seconds") for name in LEDGERS)
 
     def test_progress_shows_while_a_trial_is_saved_and_restored(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -321,24 +281,17 @@ class TestWhatCannotBeSaved:
     def test_a_state_that_cannot_be_pickled(self, tmp_path: Path) -> None:
         assert "pickle" in self.pruned(Parts(asked(SGD, tmp_path), toy=Unpicklable), tmp_path)
 
-    def test_a_disk_that_takes_no_more(self, tmp_path: Path) -> None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-        try:
-            assert "File too large" in self.pruned(Parts(asked(SGD, tmp_path)), tmp_path)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-    def test_an_earlier_checkpoint_stays_whole(self, tmp_path: Path) -> None:
+    def test_a_disk_that_takes_no_more_leaves_an_earlier_checkpoint_whole(self, tmp_path: Path) -> None:
         parts = Parts(asked(SGD, tmp_path))
         parts.run(stop_after=7)
         before = (tmp_path / "trial").read_bytes()
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
         try:
-            assert parts.run(stop_after=3).state is TrialState.PRUNED
+            stopped = parts.run(stop_after=3)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert stopped.state is TrialState.PRUNED and "File too large" in stopped.reason
         assert (tmp_path / "trial").read_bytes() == before
 
 
@@ -348,6 +301,21 @@ def refused(parts: Parts, **changes: Any) -> Iterator[pytest.ExceptionInfo[Check
         parts.run(**changes)
     yield caught
     assert parts.request.checkpoint is not None and parts.request.checkpoint in str(caught.value)
+
+
+def cut_to(share: float) -> Callable[[Path], None]:
+    return lambda path: os.truncate(path, round(share * path.stat().st_size))
+
+
+def flip_a_bit_at(share: float) -> Callable[[Path], None]:
+    def spoil(path: Path) -> None:
+        with zipfile.ZipFile(path) as archive:
+            member = archive.getinfo("training.pt")
+        broken = bytearray(path.read_bytes())
+        broken[member.header_offset + 100 + round(share * (member.file_size - 100))] ^= 1
+        path.write_bytes(broken)
+
+    return spoil
 
 
 class Evil:
@@ -362,28 +330,23 @@ class TestWhatCannotBeReadBack:
         parts.run(stop_after=7)
         return parts
 
-    def test_one_that_is_missing(self, parts: Parts, tmp_path: Path) -> None:
-        (tmp_path / "trial").unlink()
+    @pytest.mark.parametrize(
+        ("spoil", "words"),
+        [
+            (Path.unlink, "it is not there"),
+            (cut_to(0.0), "BadZipFile"),
+            (cut_to(0.5), "BadZipFile"),
+            (lambda path: os.truncate(path, path.stat().st_size - 1), "BadZipFile"),
+            (flip_a_bit_at(0.1), "CRC"),
+            (flip_a_bit_at(0.9), "CRC"),
+        ],
+    )
+    def test_one_that_is_missing_or_cut_off_or_has_a_single_wrong_bit_in_its_tensors(
+        self, parts: Parts, tmp_path: Path, spoil: Callable[[Path], None], words: str
+    ) -> None:
+        spoil(tmp_path / "trial")
         with refused(parts) as caught:
-            assert "it is not there" in str(caught.value)
-
-    def test_one_that_is_cut_off(self, parts: Parts, tmp_path: Path) -> None:
-        whole = (tmp_path / "trial").read_bytes()
-        for length in (0, 10, len(whole) // 2, len(whole) - 1):
-            (tmp_path / "trial").write_bytes(whole[:length])
-            with refused(parts) as caught:
-                assert "BadZipFile" in str(caught.value)
-
-    def test_one_with_a_single_wrong_bit_anywhere_in_its_tensors(self, parts: Parts, tmp_path: Path) -> None:
-        whole = (tmp_path / "trial").read_bytes()
-        with zipfile.ZipFile(tmp_path / "trial") as archive:
-            member = archive.getinfo("training.pt")
-        for share in (0.1, 0.5, 0.9):
-            broken = bytearray(whole)
-            broken[member.header_offset + 100 + round(share * (member.file_size - 100))] ^= 1
-            (tmp_path / "trial").write_bytes(broken)
-            with refused(parts) as caught:
-                assert "CRC" in str(caught.value)
+            assert words in str(caught.value)
 
     def test_one_that_would_run_code(self, parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
@@ -449,28 +412,7 @@ class Growing(Toy):
 
 
 def test_a_buffer_that_the_first_step_made_is_there_again(tmp_path: Path) -> None:
-    whole, parts = (Parts(asked(SGD, tmp_path), toy=Growing) for _ in range(2))
-    whole.run()
-    parts.run(stop_after=7)
-    parts.run()
-    assert trained(parts) == trained(whole)
-
-
-def test_what_a_pause_keeps_of_a_weighted_loss_is_exact(tmp_path: Path) -> None:
-    from bssearch.workloads.base import WeightedLoss
-
-    class Weighted(Toy):
-        def loss(self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float) -> Any:
-            self.on_loss()
-            weights = 0.5 + inputs[:, 0].abs()
-            losses = functional.cross_entropy(model(inputs), targets, reduction="none")
-            return WeightedLoss((weights * losses).sum(), weights.sum())
-
-    whole, parts = (Parts(asked(ADAMW, tmp_path), toy=Weighted) for _ in range(2))
-    whole.run()
-    parts.run(stop_after=7)
-    parts.run()
-    assert trained(parts) == trained(whole)
+    check_goes_on(lambda: Parts(asked(SGD, tmp_path), toy=Growing), {"stop_after": 7})
 
 
 def test_where_the_data_lie_may_change_at_a_pause(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -28,24 +30,23 @@ def test_what_the_cpu_lacks_is_refused_with_what_it_has(wanted: str) -> None:
     assert "compute capability 8.0" in str(info.value.hint)
 
 
-def test_a_gpu_before_ampere_has_neither_tf32_nor_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_capability(monkeypatch, (7, 5))
-    assert available_precisions(CUDA) == ("fp32", "fp16")
-    assert resolve_precision("auto", CUDA) == "fp32"
-    assert resolve_precision("fp16", CUDA) == "fp16"
-    for wanted in ("bf16", "tf32"):
-        with pytest.raises(LaunchError, match=r"cuda:0 \(Some GPU, compute capability 7\.5\); it has fp32, fp16"):
-            resolve_precision(wanted, CUDA)
-
-
-@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (12, 0)])
-def test_a_gpu_since_ampere_has_all_and_takes_bf16_by_itself(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+@pytest.mark.parametrize(
+    ("capability", "available", "by_itself"),
+    [
+        ((7, 5), ("fp32", "fp16"), "fp32"),
+        ((8, 0), ("fp32", "tf32", "bf16", "fp16"), "bf16"),
+        ((12, 0), ("fp32", "tf32", "bf16", "fp16"), "bf16"),
+    ],
+)
+def test_a_gpu_has_tf32_and_bf16_since_ampere_and_takes_bf16_by_itself(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], available: tuple[str, ...], by_itself: str
 ) -> None:
     pretend_capability(monkeypatch, capability)
-    assert available_precisions(CUDA) == ("fp32", "tf32", "bf16", "fp16")
-    assert resolve_precision("auto", CUDA) == "bf16"
-    assert resolve_precision("tf32", CUDA) == "tf32"
+    assert available_precisions(CUDA) == available
+    assert resolve_precision("auto", CUDA) == by_itself
+    for wanted in ("fp32", "tf32", "bf16", "fp16"):
+        with nullcontext() if wanted in available else pytest.raises(LaunchError, match="compute capability 7"):
+            assert resolve_precision(wanted, CUDA) == wanted
 
 
 def test_tf32_is_switched_for_products_and_convolutions_alike() -> None:

@@ -10,10 +10,9 @@ from bssearch.training.contention import ReferenceKernel
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-def test_it_tells_of_one_thread_of_a_cpu_alone() -> None:
-    assert ReferenceKernel.where_it_tells(CPU, threads=1) is not None
-    assert ReferenceKernel.where_it_tells(CPU, threads=2) is None
-    assert ReferenceKernel.where_it_tells(GPU, threads=1) is None
+@pytest.mark.parametrize(("device", "threads", "tells"), [(CPU, 1, True), (CPU, 2, False), (GPU, 1, False)])
+def test_it_tells_of_one_thread_of_a_cpu_alone(device: torch.device, threads: int, tells: bool) -> None:
+    assert (ReferenceKernel.where_it_tells(device, threads) is not None) is tells
 
 
 def test_a_look_takes_fractions_of_a_millisecond_and_the_median_counts() -> None:

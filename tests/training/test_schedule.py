@@ -19,32 +19,28 @@ def test_a_horizon_is_rounded_up_to_whole_steps() -> None:
     assert [horizon_steps(samples, 32) for samples in (1, 32, 33, 320)] == [1, 1, 2, 10]
 
 
-def test_warmup_rises_linearly_from_near_zero_to_the_peak() -> None:
-    schedule = Schedule(warmup_steps=4)
-    assert [schedule.factor(step) for step in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1])
-
-
-def test_without_warmup_the_first_step_runs_at_the_peak() -> None:
-    assert Schedule().factor(0) == 1
-
-
-def test_linear_decay_reaches_zero_at_the_horizon_and_not_before() -> None:
-    schedule = Schedule(kind="linear", warmup_steps=1, horizon_steps=5)
-    assert [schedule.factor(step) for step in range(6)] == pytest.approx([0.5, 1, 0.75, 0.5, 0.25, 0])
-
-
-def test_cosine_decay_is_half_way_down_in_the_middle() -> None:
-    schedule = Schedule(kind="cosine", warmup_steps=2, horizon_steps=10)
-    assert schedule.factor(2) == 1
-    assert schedule.factor(6) == pytest.approx(0.5)
-    assert schedule.factor(4) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
-
-
-def test_a_decay_after_a_stable_rate_falls_by_the_square_root_in_its_share_of_the_horizon() -> None:
-    schedule = Schedule(kind="warmup_stable_decay", warmup_steps=2, horizon_steps=20, decay_share=0.4)
-    assert [schedule.factor(step) for step in (0, 2, 11, 12)] == pytest.approx([1 / 3, 1, 1, 1])
-    assert schedule.factor(14) == pytest.approx(1 - math.sqrt(0.25))
-    assert schedule.factor(19) > 0 == schedule.factor(20)
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        (Schedule(), {0: 1}),
+        (Schedule(warmup_steps=4), {0: 0.2, 1: 0.4, 2: 0.6, 3: 0.8, 4: 1, 5: 1}),
+        (
+            Schedule(kind="linear", warmup_steps=1, horizon_steps=5),
+            {0: 0.5, 1: 1, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0},
+        ),
+        (
+            Schedule(kind="cosine", warmup_steps=2, horizon_steps=10),
+            {2: 1, 4: (1 + math.cos(math.pi / 4)) / 2, 6: 0.5},
+        ),
+        (
+            Schedule(kind="warmup_stable_decay", warmup_steps=2, horizon_steps=20, decay_share=0.4),
+            {0: 1 / 3, 2: 1, 11: 1, 12: 1, 14: 1 - math.sqrt(0.25), 19: 1 - math.sqrt(7 / 8), 20: 0},
+        ),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Schedule) else "",
+)
+def test_each_schedule_follows_its_formula(schedule: Schedule, factors: dict[int, float]) -> None:
+    assert {step: schedule.factor(step) for step in factors} == pytest.approx(factors)
 
 
 @pytest.mark.parametrize(("warmup", "rise"), [(0, 0.3), (10, 0.1)])
@@ -77,11 +73,13 @@ def test_a_constant_rate_has_no_horizon_unless_given() -> None:
     assert schedule_of(configuration(20, parameters={"horizon_samples": 100}), 100).is_over(5)
 
 
-def test_an_unknown_schedule_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="schedule = 'exponential' must be one of constant, cosine, linear"):
-        schedule_of(configuration(parameters={"schedule": "exponential"}), 100)
-
-
-def test_a_decay_without_a_horizon_is_refused() -> None:
-    with pytest.raises(UsageError, match="needs horizon_samples"):
-        schedule_of(configuration(parameters={"schedule": "cosine"}), 100)
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("exponential", "schedule = 'exponential' must be one of constant"),
+        ("cosine", "horizon_samples"),
+    ],
+)
+def test_an_unknown_schedule_and_a_decay_without_a_horizon_are_refused(kind: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        schedule_of(configuration(parameters={"schedule": kind}), 100)

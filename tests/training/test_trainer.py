@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +12,11 @@ import torch
 from torch import nn
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.records import Configuration, ParameterValue, TrialState
-from bssearch.training.computation import NO_PARAMETERS, Computation
+from bssearch.records import Configuration
+from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer, seed_everything, warm_up
-from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
-from tests.training.toys import CPU, Run, Toy, configuration, on_cpu, request, toy_data
+from bssearch.workloads.base import Data, Part, WeightedLoss
+from tests.training.toys import CPU, Toy, configuration, on_cpu, toy_data
 
 
 def trainer_of(trial_configuration: Configuration, workload: Any = None, seed: int = 3) -> Trainer:
@@ -125,18 +124,6 @@ def test_a_batch_that_weighs_nothing_has_a_loss_that_is_not_a_number(
     assert problem is not None and problem.startswith("the loss of the first step is nan: batch size 20")
 
 
-def test_the_warm_up_takes_samples_that_there_are() -> None:
-    data = toy_data()
-
-    class Choosy(Toy):
-        def loss(self, model: Any, inputs: torch.Tensor, targets: torch.Tensor, **settings: Any) -> Any:
-            for sample in inputs:
-                assert (data.train.inputs == sample).all(1).any(), "made up"
-            return super().loss(model, inputs, targets, **settings)
-
-    warm_up(Choosy(), configuration(20), data, on_cpu(), "accuracy", 0)
-
-
 class Ragged(Toy):
     """Sequences padded with zeros, cut to the longest of their batch; a batch of padding alone is an error."""
 
@@ -174,21 +161,6 @@ def test_the_warm_up_meets_the_batches_of_the_trials_own_first_steps(placed: str
     assert all(map(torch.equal, warmed.batches, trained.batches))
 
 
-def test_a_training_part_whose_first_rows_are_empty_is_trained() -> None:
-    run = Run(
-        request(configuration(20), target=2.0, train_seconds_limit=0.2), Ragged(), sorted_by_length([0] * 20 + [6] * 80)
-    )
-    assert run.outcome.state is TrialState.EXHAUSTED
-    assert run.outcome.steps > 2
-
-
-def test_a_training_part_smaller_than_the_batch_is_refused_before_any_step() -> None:
-    ragged = Ragged()
-    with pytest.raises(WorkloadError, match="batch_size = 20 must be <= 19"):
-        warm_up(ragged, configuration(20), sorted_by_length([0] * 9 + [6] * 10), on_cpu(), "accuracy", 0)
-    assert ragged.batches == []
-
-
 def test_a_loss_that_is_weighted_only_at_times_is_refused() -> None:
     class Moody(Weighted):
         def loss(self, *arguments: Any, **settings: Any) -> Any:
@@ -199,24 +171,6 @@ def test_a_loss_that_is_weighted_only_at_times_is_refused() -> None:
     trainer = trainer_of(configuration(20, micro_batch_size=10, accumulation_steps=2), Moody())
     with pytest.raises(WorkloadError, match="WeightedLoss for some micro-batches of a batch and not for others"):
         trainer.step()
-
-
-def test_the_optimizer_steps_once_and_the_schedule_moves_on_once_whatever_the_accumulation() -> None:
-    rates: list[list[float]] = []
-    for accumulation_steps in (1, 5):
-        trainer = trainer_of(
-            configuration(
-                20, warmup_epochs=1.0, micro_batch_size=20 // accumulation_steps, accumulation_steps=accumulation_steps
-            )
-        )
-        updates: list[float] = []
-        trainer.optimizer.register_step_post_hook(
-            lambda optimizer, *_, updates=updates: updates.append(optimizer.param_groups[0]["lr"])
-        )
-        for _ in range(6):
-            trainer.step()
-        rates.append(updates)
-    assert rates[0] == rates[1] == pytest.approx([0.02 * factor / 6 for factor in (1, 2, 3, 4, 5, 6)])
 
 
 class Scaled(Computation):
@@ -332,61 +286,6 @@ def test_augmentation_is_for_training_alone_and_follows_the_seed() -> None:
     assert trainer.evaluate(toy_data().validation, "loss") == expected
 
 
-class NormedToy(Toy):
-    """Has everything that a warm-up could leave a trace in: buffers, dropout, random augmentation."""
-
-    def build_model(self, *, dropout: float) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 2))
-
-    def augment(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs + torch.randn_like(inputs) * random.random() * float(np.random.rand())
-
-
-@pytest.mark.parametrize(("optimizer", "data"), [("sgd", "host"), ("adamw", "device")])
-def test_a_warm_up_leaves_no_trace_in_the_trial(optimizer: str, data: str) -> None:
-    trial = configuration(
-        20,
-        micro_batch_size=10,
-        accumulation_steps=2,
-        dropout=0.4,
-        optimizer=optimizer,
-        warmup_epochs=0.5,
-        parameters={"ema_decay": 0.9, "clip_norm": 1.0},
-    )
-
-    def everything(warms_up: bool) -> list[Any]:
-        computation, toy, found = on_cpu(data=data), NormedToy(), []
-        torch.manual_seed(99)
-        if warms_up:
-            warm_up(toy, trial, toy_data(), computation, "accuracy", seed=8)
-        with Trainer(toy, trial, toy_data().train, computation, seed=3) as trainer:
-            for steps in (0, 7):
-                for _ in range(steps):
-                    trainer.step()
-                found += [
-                    *trainer.model.state_dict().values(),
-                    *flatten(trainer.optimizer.state_dict()),
-                    trainer.take_mean_loss(),
-                    trainer.evaluate(toy_data().validation, "loss"),
-                    torch.get_rng_state(),
-                    torch.from_numpy(np.random.get_state()[1].astype(np.int64)),  # type: ignore[index]
-                    random.getstate(),
-                ]
-        return found
-
-    with_warm_up, without = everything(True), everything(False)
-    assert len(with_warm_up) == len(without) > 30
-    for one, other in zip(with_warm_up, without, strict=True):
-        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
-
-
-def flatten(value: Any) -> list[Any]:
-    """Return the leaves of nested mappings and lists."""
-    if isinstance(value, dict):
-        return [leaf for key in value for leaf in flatten(value[key])]
-    return [leaf for one in value for leaf in flatten(one)] if isinstance(value, list | tuple) else [value]
-
-
 def test_a_step_is_what_a_handwritten_loop_does() -> None:
     seed, batch_size, data = 5, 30, toy_data()
     torch.manual_seed(seed)
@@ -405,13 +304,6 @@ def test_a_step_is_what_a_handwritten_loop_does() -> None:
     assert torch.equal(weights_after(6, configuration(batch_size, dropout=0.2), seed=seed), expected)
 
 
-def test_the_seed_fixes_everything_and_another_seed_changes_it() -> None:
-    trial_configuration = configuration(dropout=0.3)
-    first = weights_after(7, trial_configuration)
-    assert torch.equal(first, weights_after(7, trial_configuration))
-    assert not torch.equal(first, weights_after(7, trial_configuration, seed=4))
-
-
 @pytest.mark.parametrize(("seed", "of_numpy"), [(0, 0), (2**32 - 1, 2**32 - 1), (2**32 + 5, 5)])
 def test_one_seed_is_that_of_every_generator_and_numpys_are_below_2_to_the_32(seed: int, of_numpy: int) -> None:
     seed_everything(seed)
@@ -419,26 +311,6 @@ def test_one_seed_is_that_of_every_generator_and_numpys_are_below_2_to_the_32(se
     expected = random.Random(seed).random(), np.random.RandomState(of_numpy).random()
     assert drawn[:2] == expected
     assert drawn[2] == torch.rand((), generator=torch.Generator().manual_seed(seed)).item()
-
-
-def test_the_order_of_the_data_does_not_hang_on_dropout() -> None:
-    def batches_seen(dropout: float) -> list[torch.Tensor]:
-        seen: list[torch.Tensor] = []
-
-        class Watched(Toy):
-            def loss(
-                self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
-            ) -> torch.Tensor:
-                seen.append(inputs)
-                return super().loss(model, inputs, targets, label_smoothing=label_smoothing)
-
-        weights_after(12, configuration(dropout=dropout), Watched())
-        return seen
-
-    without, with_dropout = batches_seen(0.0), batches_seen(0.5)
-    assert all(torch.equal(one, other) for one, other in zip(without, with_dropout, strict=True))
-    assert torch.equal(torch.cat(without[:5]).sort(0).values, toy_data().train.inputs.sort(0).values)
-    assert not torch.equal(torch.cat(without[:5]), torch.cat(without[5:10]))
 
 
 def test_the_learning_rate_follows_the_schedule_in_every_group() -> None:
@@ -465,10 +337,6 @@ def test_label_smoothing_and_clipping_reach_the_step() -> None:
     plain = weights_after(3, configuration())
     assert not torch.equal(plain, weights_after(3, configuration(label_smoothing=0.2)))
     assert not torch.equal(plain, weights_after(3, configuration(parameters={"clip_norm": 0.01})))
-
-
-def test_an_incomplete_last_batch_is_dropped() -> None:
-    assert [trainer_of(configuration(size)).dropped_samples for size in (20, 30, 100)] == [0, 10, 0]
 
 
 def test_a_batch_larger_than_the_training_part_is_refused_with_both_sizes() -> None:
@@ -522,42 +390,3 @@ def test_an_evaluation_without_the_metric_is_refused(returned: Any, message: str
     trainer = trainer_of(configuration(), Toy(on_evaluate=lambda metrics: returned))
     with pytest.raises(WorkloadError, match=message):
         trainer.evaluate(toy_data().validation, "accuracy")
-
-
-class Uncompilable(Computation):
-    """Fails to train for as long as it compiles."""
-
-    def __init__(self) -> None:
-        super().__init__(CPU)
-        self.compiles, self.runs_uncompiled = True, False
-
-    @contextmanager
-    def uncompiled(self) -> Iterator[None]:
-        before, self.runs_uncompiled = self.runs_uncompiled, True
-        yield
-        self.runs_uncompiled = before
-
-    def build_model(
-        self, workload: Workload, dropout: float, own: Mapping[str, ParameterValue] = NO_PARAMETERS
-    ) -> nn.Module:
-        return workload.build_model(dropout=dropout).train()
-
-    def training(self) -> AbstractContextManager[object]:
-        if self.compiles and not self.runs_uncompiled:
-            raise RuntimeError("no kernel for this")
-        return super().training()
-
-
-def test_a_warm_up_that_cannot_compile_gives_compiling_up_and_says_why() -> None:
-    computation = Uncompilable()
-    warm_up(Toy(), configuration(), toy_data(), computation, "accuracy", 0)
-    assert not computation.compiles
-    (warning,) = computation.warnings
-    assert "no kernel for this" in warning
-
-
-def test_an_error_of_the_workload_is_no_reason_to_give_compiling_up() -> None:
-    computation = Uncompilable()
-    with pytest.raises(WorkloadError, match="no metric 'f1'"):
-        warm_up(Toy(), configuration(), toy_data(), computation, "f1", 0)
-    assert computation.compiles and not computation.warnings

@@ -205,3 +205,13 @@ def metric_by_evaluation(values: list[float], metric: str = "accuracy") -> Calla
     """Return what replaces the metric of the trial's evaluations; the first of all is the warm-up's."""
     scripted = itertools.chain([values[0]], values, itertools.repeat(values[-1]))
     return lambda metrics: {**metrics, metric: next(scripted)}
+
+
+def ticking(
+    trial_request: TrialRequest, metrics: list[float] | None = None, step_seconds: float = 1.0, **more: Any
+) -> Run:
+    """Run a request whose steps take some seconds each, and whose metric is given by evaluation."""
+    time = FakeTime()
+    on_evaluate = metric_by_evaluation(metrics) if metrics else lambda found: found
+    toy = Toy(on_loss=lambda: time.pass_by(step_seconds), on_evaluate=on_evaluate)
+    return Run(trial_request, toy, clock=time.clock(), **more)
