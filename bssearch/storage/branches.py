@@ -13,11 +13,11 @@ from bssearch.storage.clock import now
 from bssearch.storage.columns import not_negative, positive
 from bssearch.storage.database import Database, patiently
 from bssearch.storage.models import Base, EnvironmentId, Id, StudyId
-from bssearch.storage.rows import column_names, from_columns, to_columns
+from bssearch.storage.rows import column_types, from_columns, to_columns
 from bssearch.storage.statements import insert_if_absent
 
 
-class BranchRow(Base):
+class BranchRow(Base, holds=(BranchMeasurement,)):
     """A branch in an environment; append-only. Its ``digest`` is that of all that decides how it ends."""
 
     __tablename__ = "bss_branch"
@@ -32,15 +32,6 @@ class BranchRow(Base):
     environment_id: Mapped[EnvironmentId]
     measured_at: Mapped[datetime]
     digest: Mapped[str]
-    checkpoint: Mapped[str]
-    start_samples: Mapped[int | None]
-    samples: Mapped[int]
-    batch_size: Mapped[int]
-    micro_batch_size: Mapped[int]
-    learning_rate: Mapped[float]
-    seed: Mapped[int]
-    start_metric: Mapped[float | None]
-    metric: Mapped[float | None]
 
 
 class Branches(Database):
@@ -60,7 +51,7 @@ class Branches(Database):
         self, study: str, environment: Environment, digests: Collection[str] | None = None
     ) -> list[BranchMeasurement]:
         """Return a study's branches in an environment in the order of measuring, those of some digests or all."""
-        columns = [BranchRow.__table__.c[name] for name in column_names(BranchMeasurement)]
+        columns = [BranchRow.__table__.c[name] for name in column_types(BranchMeasurement)]
         with self._reading() as connection:
             query = (
                 select(*columns).where(BranchRow.study_id == self._study_id(connection, study)).order_by(BranchRow.id)

@@ -8,12 +8,12 @@ from datetime import datetime
 from sqlalchemy import JSON, CheckConstraint, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from bssearch.queue.submission import SubmissionState
+from bssearch.queue.submission import Submission, SubmissionState
 from bssearch.storage.columns import Sentences, enum, not_negative, positive
 from bssearch.storage.models import Base, Id
 
 
-class SubmissionRow(Base):
+class SubmissionRow(Base, holds=(Submission,)):
     """A study that somebody wants to be run; ``served_seconds`` are the slot seconds that workers have served it."""
 
     __tablename__ = "bss_submission"
@@ -26,16 +26,12 @@ class SubmissionRow(Base):
 
     id: Mapped[Id]
     name: Mapped[str]
-    template: Mapped[str]
     values: Mapped[Mapping[str, object]] = mapped_column(JSON)
     owner: Mapped[str] = mapped_column(index=True)
-    login: Mapped[str | None]
     priority: Mapped[float]
-    tags: Mapped[tuple[str, ...]] = mapped_column(Sentences)
     not_before: Mapped[datetime | None]
     submitted_at: Mapped[datetime]
     state: Mapped[SubmissionState] = mapped_column(enum(SubmissionState, "state"), index=True)
-    reason: Mapped[str]
     served_seconds: Mapped[float]
 
 

@@ -43,12 +43,12 @@ from bssearch.storage.models import (
     TrialRow,
     VisitRow,
 )
-from bssearch.storage.rows import PREFIXES, column_names
+from bssearch.storage.rows import PREFIXES, column_types
 
 
 def _columns(row: type[Base], record_type: type, *, without: str | None = None) -> list[ColumnElement[Any]]:
     """Return the columns of a record's fields; the table's own: each of the class's costs a comparison a query."""
-    return [row.__table__.c[name] for name in column_names(record_type, without=without)]
+    return [row.__table__.c[name] for name in column_types(record_type, without=without)]
 
 
 STUDY: Select[Any] = select(
