@@ -54,9 +54,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def _is_users(filename: str) -> bool:
-    if filename.startswith(_SHIPPED_WORKLOADS):
-        return True
-    return not filename.startswith(("<", _PACKAGE, *_LIBRARIES))
+    return filename.startswith(_SHIPPED_WORKLOADS) or not filename.startswith(("<", _PACKAGE, *_LIBRARIES))
 
 
 def describe_exit(return_code: int) -> str:
@@ -178,8 +176,7 @@ def tail(log: Path, start: int) -> str:
 
 def _last_bytes(log: Path, start: int) -> str:
     with log.open("rb") as file:
-        end = file.seek(0, 2)
-        file.seek(max(start, end - _TAIL_BYTES))
+        file.seek(max(start, file.seek(0, 2) - _TAIL_BYTES))
         return file.read().decode(errors="replace")
 
 

@@ -91,8 +91,7 @@ class InlineExecutor:
 
     def describe(self) -> WorkloadDescription:
         """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
-        loaded = self._load()
-        return self._answer(loaded.describe, self._refused)
+        return self._answer(self._load().describe, self._refused)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs; raise `WorkloadError` if the user's code does."""

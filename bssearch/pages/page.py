@@ -112,7 +112,7 @@ def _objective(picture: StudyPicture) -> Section:
     stopped = " over seeds, arrows lower bounds of runs that were stopped before the target. Lower is better."
     return Section(
         name="objective",
-        title=_objective_title(answer),
+        title=objective_in(answer).title(answer.target.metric, answer.target.in_words),
         text=f"{text}{stopped if objective_in(answer).stops_at_target else '.'}",
         charts={
             "objective": plots.objective_chart(answer, default.batch_size if default else None),
@@ -219,10 +219,6 @@ def _device(answer: Answer) -> Section:
 def _known_default(picture: StudyPicture) -> Configuration | None:
     """Return the default configuration; None where nobody said what it is."""
     return picture.spec.default_configuration if picture.spec.default_is_known else None
-
-
-def _objective_title(answer: Answer) -> str:
-    return objective_in(answer).title(answer.target.metric, answer.target.in_words)
 
 
 def _without_figure(answer: Answer) -> list[str]:

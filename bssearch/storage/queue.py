@@ -53,7 +53,9 @@ class Queue(Database):
                 earlier = _found(connection, new.name)
                 if earlier is not None and earlier.submitted_at == tried_at and earlier.owner == new.owner:
                     return earlier  # an earlier try was committed although its connection broke
-                if earlier is not None and _may_follow(new, earlier):
+                if earlier is not None and (
+                    earlier.state.is_over and (new.owner, new.template) == (earlier.owner, earlier.template)
+                ):
                     # Who may run studies may delete and add submissions of their own, and change nothing of one.
                     connection.execute(delete(SubmissionRow).where(SubmissionRow.name == new.name))
                 elif earlier is not None:
@@ -237,11 +239,6 @@ def _lock(connection: Connection) -> None:
     """Let one choose at a time; on SQLite the transaction itself does."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('bss_submission'))"))
-
-
-def _may_follow(new: NewSubmission, earlier: Submission) -> bool:
-    """Return whether a submission asks for more of one that is over."""
-    return earlier.state.is_over and (new.owner, new.template) == (earlier.owner, earlier.template)
 
 
 def _taken(by: Submission | None, name: str) -> UsageError:

@@ -174,5 +174,4 @@ _ENDS = (
 
 def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any]) -> bool:
     """End a trial if it is running; its lease is over, its owner stays known."""
-    result = connection.execute(_ENDS, {**columns, "lease_expires_at": None, "of_trial": trial_id})
-    return result.rowcount == 1
+    return connection.execute(_ENDS, {**columns, "lease_expires_at": None, "of_trial": trial_id}).rowcount == 1

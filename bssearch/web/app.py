@@ -172,8 +172,7 @@ class _Pages:
         return self._page("error.html", status, {"status": status, "path": request.url.path, **told})
 
     def _page(self, template: str, status: int, values: dict[str, Any]) -> HTMLResponse:
-        text = self._environment.get_template(template).render(self._always | values)
-        return HTMLResponse(text, status)
+        return HTMLResponse(self._environment.get_template(template).render(self._always | values), status)
 
 
 def _page_style(request: Request) -> Response:

@@ -65,8 +65,7 @@ def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) ->
     """Return how far a study is. The curves are those of running trials; where none runs, of those that ended last."""
     found = status(store, study.name, trials)
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
-    shown = running or [trial for trial in trials if trial.state.is_finished]
-    drawn = shown[-MOST_CURVES:]
+    drawn = (running or [trial for trial in trials if trial.state.is_finished])[-MOST_CURVES:]
     curves = store.curves(study.name, [trial.number for trial in drawn]) if drawn else {}
     return Progress(
         status=found,

@@ -192,8 +192,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         oneDNN on the CPU computes in blocked layouts, cuDNN's kernels for tensor cores in channels-last.
         """
         tensors = args[:2] if isinstance(result, tuple) else (args[0], result)
-        size = sum(one.numel() * one.element_size() for one in tensors)
-        made = self._made(size, tensors[0])
+        made = self._made(sum(one.numel() * one.element_size() for one in tensors), tensors[0])
         made.term = "workspaces"
         self.clock += 1
         made.end = self.clock

@@ -57,15 +57,11 @@ def file_system_of(mountinfo: str, path: PurePosixPath) -> str | None:
         fields = before.split(" ")
         if not separator or len(fields) < 5:
             continue
-        place = PurePosixPath(_unescaped(fields[4]))
+        place = PurePosixPath(re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits.group(1), 8)), fields[4]))
         depth = len(place.parts)
         if path.is_relative_to(place) and (found is None or depth >= found[0]):
             found = depth, after.split(" ")[0]
     return None if found is None else found[1]
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits.group(1), 8)), text)
 
 
 def is_shared_by_machines(file_system: str) -> bool:
