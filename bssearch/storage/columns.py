@@ -50,16 +50,11 @@ class FiniteFloat(TypeDecorator[float]):
 
     def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
         """Return the value as it is; raise `ValueError` for NaN and the infinities."""
-        return self._finite(value)
-
-    def process_result_value(self, value: float | None, dialect: Dialect) -> float | None:
-        """Return the stored value as it is; raise `ValueError` where something else has stored what is no number."""
-        return self._finite(value)
-
-    def _finite(self, value: float | None) -> float | None:
         if value is not None and not math.isfinite(value):
             raise ValueError(f"{value!r} is not a finite number")
         return value
+
+    process_result_value = process_bind_param  # another program may have stored what is no number
 
 
 class StorableText(TypeDecorator[str]):

@@ -75,7 +75,7 @@ class Database:
         self._environment_ids: dict[Environment, int] = {}
         self._asked: dict[str, int] = {}
         self._turn = _Turn()
-        notify = notify or _tell_nobody
+        notify = notify or (lambda message: None)
         self._patience = Patience(shown(self._engine.url), notify)
         try:
             if write:
@@ -103,8 +103,7 @@ class Database:
         """Raise `DatabaseError` where an error is due to a row that nothing of ours has stored so."""
         from bssearch.storage.integrity import first_fault
 
-        asked = self._asked or self._all_studies()
-        for name, study_id in asked.items():
+        for name, study_id in (self._asked or self._all_studies()).items():
             with self._reading() as connection:
                 fault = first_fault(connection, study_id)
             if fault is not None:
@@ -254,7 +253,3 @@ def environment_digest(environment: Environment) -> str:
         if told[name] in (None, []):
             del told[name]
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _tell_nobody(message: str) -> None:
-    pass
