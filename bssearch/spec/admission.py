@@ -18,8 +18,8 @@ from bssearch.space import OPTIONAL, TRAINING_PARAMETERS
 from bssearch.space.domains import LIMITS, Range, describe, holds
 from bssearch.space.optimizers import OPTION_LIMITS
 from bssearch.space.own_parameters import LARGEST_NUMBER, OwnRange, kind_of_value
-from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.model import StudySpec
+from bssearch.spec.parts import whole_configuration
 
 COUNTS = ("batch_size", "micro_batch_size", "accumulation_steps", "world_size")
 NUMBERS = ("learning_rate", *TRAINING_PARAMETERS)

@@ -36,18 +36,18 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import NullType, TypeEngine
 
-from bssearch.storage.branches import BranchRow
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.models import (
+    BranchRow,
     EnvironmentRow,
     FindingRow,
     ObservationRow,
     ProbeRow,
+    SpecRow,
     StudyRow,
     TrialRow,
     VisitRow,
 )
-from bssearch.storage.specs import SpecRow
 
 LARGEST = 1e300
 """No figure that bssearch measures is larger, or nearer to 0 than its inverse: a choice."""

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
 from bssearch.errors import UsageError
 from bssearch.records import TrialOutcome, TrialState
-from bssearch.storage.clock import database_now, database_started, now
+from bssearch.storage.columns import database_now, database_started, now
 from bssearch.storage.models import ClaimRow, ObservationRow, TrialRow
 from bssearch.storage.revisions import mark_changed
 from bssearch.storage.rows import to_columns

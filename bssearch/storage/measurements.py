@@ -21,7 +21,7 @@ from bssearch.records import (
 from bssearch.space import MemoryBoundary, in_force
 from bssearch.spec import StudySpec
 from bssearch.step_times import step_seconds_of, with_step_time, with_visits
-from bssearch.storage.clock import now
+from bssearch.storage.columns import now
 from bssearch.storage.database import Database, Notify, patiently
 from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow, VisitRow
 from bssearch.storage.revisions import Counters, counters, mark_probed

@@ -27,6 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from bssearch.records import (
+    BranchMeasurement,
     Environment,
     Goal,
     MemoryBasis,
@@ -160,7 +161,7 @@ class TrialRow(Base, holds=(TrialRecord,)):
     """A trial: the configuration as run, its lease while it runs, then its outcome.
 
     ``revision`` is the study's revision when the trial last changed. ``spec_digest`` names the row of
-    `bssearch.storage.specs` with the spec by which it was started.
+    `bssearch.storage.repository` with the spec by which it was started.
 
     Until a trial has ended its outcome columns hold the zeros of a `TrialOutcome`; one that was paused and runs again
     keeps the ``contended`` of its first part.
@@ -318,3 +319,30 @@ class ClaimRow(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     owner: Mapped[str]
     expires_at: Mapped[datetime]
+
+
+class BranchRow(Base, holds=(BranchMeasurement,)):
+    """A branch in an environment; append-only. Its ``digest`` is that of all that decides how it ends."""
+
+    __tablename__ = "bss_branch"
+    __table_args__ = (
+        UniqueConstraint("study_id", "environment_id", "digest"),
+        *positive("batch_size", "micro_batch_size", "samples", "learning_rate"),
+        *not_negative("start_samples"),
+    )
+
+    id: Mapped[Id]
+    study_id: Mapped[StudyId]
+    environment_id: Mapped[EnvironmentId]
+    measured_at: Mapped[datetime]
+    digest: Mapped[str]
+
+
+class SpecRow(Base):
+    """A spec of a study, whole; append-only. ``digest`` is that of its content (`bssearch.records.spec_digest`)."""
+
+    __tablename__ = "bss_spec"
+
+    study_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_study.id", ondelete="CASCADE"), primary_key=True)
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    spec: Mapped[Mapping[str, object]] = mapped_column(JSON)

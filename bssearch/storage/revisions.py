@@ -15,9 +15,8 @@ from datetime import datetime
 from sqlalchemy import Connection, bindparam, select, update
 
 from bssearch.records import TrialRecord, TrialState
-from bssearch.storage.lookups import no_study, trial_record
 from bssearch.storage.models import StudyRow, TrialRow
-from bssearch.storage.statements import TRIALS
+from bssearch.storage.statements import TRIALS, no_study, trial_record
 
 # Made once: SQLAlchemy looks through the many columns of a statement that it has not seen.
 _ALL = TRIALS.where(TrialRow.study_id == bindparam("study_id")).order_by(None)

@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import typer
 
 from bssearch.executors.base import Ended, ExecutorSettings, Observed
-from bssearch.executors.local import LocalExecutor
+from bssearch.executors.slots import LocalExecutor
 from bssearch.records import Configuration, Target, TrainingSettings, TrialOutcome, TrialRequest, TrialState
 from tests.benchmarks.harness import one_of, script
 

@@ -21,7 +21,7 @@ from bssearch.executors.failures import (
     words_of_no_memory,
 )
 from bssearch.records import TrialState
-from bssearch.workloads.idx import read_idx
+from bssearch.workloads.data_folder import read_idx
 
 
 @pytest.mark.parametrize(

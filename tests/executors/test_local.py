@@ -20,9 +20,8 @@ from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import Ended, ExecutorSettings, Observed
 from bssearch.executors.failures import Death
 from bssearch.executors.inline import InlineExecutor
-from bssearch.executors.local import LocalExecutor
 from bssearch.executors.messages import Load, Loaded
-from bssearch.executors.slots import Slot, SlotState
+from bssearch.executors.slots import LocalExecutor, Slot, SlotState
 from bssearch.records import StepTimeRequest, TrialState
 from tests.executors.line_workload import (
     opened,

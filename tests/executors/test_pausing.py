@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bssearch.executors.base import Ended, Event, Observed
-from bssearch.executors.local import LocalExecutor
+from bssearch.executors.slots import LocalExecutor
 from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
 from tests.executors.line_workload import opened, outcomes, request_endless_trial, wait_for, worker_pids
 

@@ -19,8 +19,7 @@ from bssearch.analysis.law.quick import Promise
 from bssearch.analysis.report import build_answer
 from bssearch.analysis.shape import Interval, Notice
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
-from bssearch.pages.comparisons import promised_and_found
-from bssearch.pages.page import StudyPicture, render
+from bssearch.pages.page import StudyPicture, promised_and_found, render
 from bssearch.pages.trial_plots import curve_trials
 from bssearch.records import TrialState
 from bssearch.spec import StudySpec

@@ -14,12 +14,9 @@ from bssearch.analysis.law.fitted import CriticalBatch, Fit, Law, Predicted
 from bssearch.analysis.measured import MemoryAnswer, NoiseAnswer, StepTimeAnswer
 from bssearch.analysis.rules.rule_book import Rule
 from bssearch.analysis.shape import Interval
-from bssearch.pages import page, reproduction
-from bssearch.pages import tiles as page_tiles
+from bssearch.pages import page
 from bssearch.pages.html import Row, Section, Tile
-from bssearch.pages.page import StudyPicture
-from bssearch.pages.reproduction import SHORT_SPEC, reproduction_of
-from bssearch.pages.tiles import tiles_of
+from bssearch.pages.page import SHORT_SPEC, StudyPicture, reproduction_of, tiles_of
 from bssearch.pages.words import NOTHING, in_words
 from bssearch.records import TrialState
 from tests.factories import make_environment, make_spec, make_trial
@@ -161,7 +158,7 @@ def test_the_largest_batch_size_stands_with_its_reason_and_its_ratio(whole: Stud
 
 def test_the_figure_of_the_optimum_has_its_interval_where_there_is_one(whole: StudyPicture) -> None:
     figure = Figure(median=1.234, low=1.111, high=1.333, runs=3)
-    label = page_tiles._figure_tile(whole.answer).name
+    label = page._figure_tile(whole.answer).name
     note = tiles(optimal(whole, objective_value=figure))[label].note
     assert "1.11 to 1.33" in note and note.endswith("3 runs")
     for ends in ({"low": None}, {"high": None}):
@@ -437,11 +434,11 @@ def test_a_study_whose_name_the_shell_would_split_is_quoted(whole: StudyPicture)
 
 
 def test_the_facts_are_those_that_are_known_with_memory_in_gib() -> None:
-    assert reproduction._facts(None) == []
-    facts = dict(reproduction._facts(make_environment(device_memory_bytes=3 * 2**29, cuda_version=None)))
+    assert page._facts(None) == []
+    facts = dict(page._facts(make_environment(device_memory_bytes=3 * 2**29, cuda_version=None)))
     assert (facts["Device"], facts["Device memory"]) == ("Test CPU", "1.5 GiB")
     assert "CUDA" not in facts and "None" not in facts.values()
-    assert "Device memory" not in dict(reproduction._facts(make_environment(device_memory_bytes=None)))
+    assert "Device memory" not in dict(page._facts(make_environment(device_memory_bytes=None)))
 
 
 def test_batch_sizes_with_a_figure_or_a_bound_are_drawn_and_not_named_as_missing(whole: StudyPicture) -> None:

@@ -21,8 +21,16 @@ from bssearch.records import (
     TrialState,
     Visit,
 )
-from bssearch.storage.branches import BranchRow
-from bssearch.storage.models import Base, EnvironmentRow, ObservationRow, ProbeRow, StudyRow, TrialRow, VisitRow
+from bssearch.storage.models import (
+    Base,
+    BranchRow,
+    EnvironmentRow,
+    ObservationRow,
+    ProbeRow,
+    StudyRow,
+    TrialRow,
+    VisitRow,
+)
 from bssearch.storage.rows import PREFIXES, column_types, from_columns, layout, to_columns
 from tests.factories import make_environment, make_trial
 

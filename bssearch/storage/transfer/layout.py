@@ -16,20 +16,20 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from sqlalchemy import Column, Table
 
 from bssearch.errors import UsageError
-from bssearch.storage.branches import BranchRow
 from bssearch.storage.columns import Sentences
 from bssearch.storage.integrity import LARGEST, LARGEST_WHOLE, OF_SCALARS, is_scalar, shown, storage_type
 from bssearch.storage.models import (
+    BranchRow,
     EnvironmentRow,
     FindingRow,
     LogRow,
     ObservationRow,
     ProbeRow,
+    SpecRow,
     StudyRow,
     TrialRow,
     VisitRow,
 )
-from bssearch.storage.specs import SpecRow
 
 OWN = frozenset(
     {
