@@ -112,7 +112,7 @@ def test_code_beside_the_package_is_the_users_and_the_packages_own_is_not() -> N
 def test_code_of_a_shipped_workload_counts_as_the_users() -> None:
     with pytest.raises(AttributeError) as caught:
         read_idx("no path", 1)  # type: ignore[arg-type]
-    assert f"{os.sep}workloads{os.sep}idx.py:" in describe_exception(caught.value)
+    assert f"{os.sep}workloads{os.sep}data_folder.py:" in describe_exception(caught.value)
 
 
 def test_an_exception_that_was_never_raised_is_told_by_its_type_alone() -> None:
