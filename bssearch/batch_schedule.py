@@ -71,10 +71,6 @@ class BatchSchedule:
         """Return what the learning rate of the first stage is multiplied by at another's batch size."""
         return learning_rate_factor(self.rate_rule, batch_size, self.stages[0].batch_size)
 
-    def stage_at(self, samples: int) -> Stage:
-        """Return the stage of the step that begins after so many samples; not of a schedule that is measured."""
-        return next(stage for stage in reversed(self.stages) if stage.start_samples <= samples)
-
     def steps_by_stage(self, steps: float) -> list[tuple[Stage, float]]:
         """Return how many of the first ``steps`` optimizer steps each stage has, but for those that have none.
 

@@ -320,8 +320,7 @@ class History:
     @property
     def largest(self) -> int | None:
         """Return the largest feasible batch size that runs without accumulation."""
-        whole = [size for size in self.feasible if self.probes[size].micro_batch_size == size]
-        return max(whole, default=None)
+        return max([size for size in self.feasible if self.probes[size].micro_batch_size == size], default=None)
 
     @property
     def budget_share(self) -> float:
@@ -469,7 +468,9 @@ class History:
         self.spent += by * (not state.is_missing)
         self.ended += by * (state.is_finished and state is not TrialState.PAUSED)
         self._failed[size] += by * (state is TrialState.FAILED and not trial.is_refused)
-        self._ran[size] += by * _has_run(trial)
+        self._ran[size] += by * (
+            trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM
+        )
         self._said[size] += by * _says_something(trial)
         if state not in TRIED_AGAIN:
             self._tried[self._key(trial)] += by
@@ -513,8 +514,3 @@ def octaves(one: int, other: int) -> float:
 
 def _says_something(trial: TrialRecord) -> bool:
     return not trial.state.is_missing and trial.state is not TrialState.OOM
-
-
-def _has_run(trial: TrialRecord) -> bool:
-    """Return whether a trial came to an end of its own, and so fits and works."""
-    return trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM

@@ -49,7 +49,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "grid": "bssearch.samplers.grid:Grid",
     },
     "executors": {
-        "local": "bssearch.executors.local:LocalExecutor",
+        "local": "bssearch.executors.slots:LocalExecutor",
         "inline": "bssearch.executors.inline:InlineExecutor",
         "ray": "bssearch.executors.ray.executor:RayExecutor",
     },

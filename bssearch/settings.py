@@ -90,8 +90,7 @@ def is_url(text: str) -> bool:
 
 def cache_folder() -> Path:
     """Return where is kept what can be made anew: ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache).expanduser() / "bssearch"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "bssearch"
 
 
 def state_folder() -> Path:
@@ -99,8 +98,7 @@ def state_folder() -> Path:
     given = os.environ.get(STATE_DIR_VARIABLE)
     if given:
         return Path(given)
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "bssearch"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "bssearch"
 
 
 def tensorboard_folder() -> Path:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
-import bssearch.storage.branches
 import bssearch.storage.queue
-import bssearch.storage.specs  # noqa: F401 - each has a table
+import bssearch.storage.repository  # noqa: F401 - each has a table
 from bssearch.storage.migrate import VERSION_TABLE, is_ours
 from bssearch.storage.models import Base
 

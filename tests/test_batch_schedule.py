@@ -138,7 +138,7 @@ def schedules(draw: st.DrawFn) -> BatchSchedule:
 def test_steps_and_samples_by_stage_are_those_of_walking(schedule: BatchSchedule, steps: int) -> None:
     samples, taken = 0, dict.fromkeys(schedule.stages, 0)
     for _ in range(steps):
-        stage = schedule.stage_at(samples)
+        stage = next(one for one in reversed(schedule.stages) if one.start_samples <= samples)
         taken[stage] += 1
         samples += stage.batch_size
     assert schedule.steps_by_stage(steps) == [(stage, count) for stage, count in taken.items() if count]

@@ -26,7 +26,7 @@ from bssearch.settings import presets, shipped_studies
 from bssearch.spec import load_spec
 from bssearch.spec.model import StudySpec
 from bssearch.spec.parts import TrainingSpec
-from bssearch.storage.connection.patience import RETRY_FOR_S
+from bssearch.storage.database import RETRY_FOR_S
 from tests.cli.task import bssearch as run
 from tests.documents import (
     DOCUMENTS,

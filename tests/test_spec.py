@@ -14,7 +14,7 @@ from bssearch import settings
 from bssearch.errors import NotFoundError, SpecError
 from bssearch.space.domains import Range
 from bssearch.spec import StudySpec, load_spec
-from bssearch.spec.changes import changed_fields
+from bssearch.spec.stored import changed_fields
 from tests.factories import SPEC, make_spec
 
 BUDGET = {"trials": 20, "trial_train_seconds": 10.0}

@@ -35,9 +35,8 @@ from bssearch.search.calibration import refuse_where_nothing_fits
 from bssearch.search.seeds import trial_seed
 from bssearch.space import OPTIMIZER_SETTINGS, OPTIMIZERS
 from bssearch.spec import StudySpec
-from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.model import OBJECTIVE
-from bssearch.spec.parts import DefaultSpec
+from bssearch.spec.parts import DefaultSpec, whole_configuration
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
 from bssearch.storage.starting import archived

@@ -32,10 +32,9 @@ from bssearch.settings import DATA_DIR_VARIABLE, user_name
 from bssearch.space import split_batch
 from bssearch.space.batch_norm import batch_norm_caveats
 from bssearch.spec import StudySpec, checked
-from bssearch.spec.changes import changed_fields
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE
 from bssearch.spec.parts import BudgetSpec
-from bssearch.spec.stored import spec_of
+from bssearch.spec.stored import changed_fields, spec_of
 from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.starting import archived
 from bssearch.workloads.base import lies_in_no_file, refuse_while_importing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sysconfig
 import traceback
@@ -54,9 +55,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def _is_users(filename: str) -> bool:
-    if filename.startswith(_SHIPPED_WORKLOADS):
-        return True
-    return not filename.startswith(("<", _PACKAGE, *_LIBRARIES))
+    return filename.startswith(_SHIPPED_WORKLOADS) or not filename.startswith(("<", _PACKAGE, *_LIBRARIES))
 
 
 def describe_exit(return_code: int) -> str:
@@ -125,7 +124,7 @@ def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> t
     """
     if code == 128 + signal.SIGKILL:
         code = -signal.SIGKILL
-    state, reason = judge_exit(code, kernel_kills_before, programs_words_of_no_memory(printed))
+    state, reason = judge_exit(code, kernel_kills_before, _last_line_with(_WORDS_OF_PROGRAMS, printed))
     return state, reason.replace("worker", "the command", 1)
 
 
@@ -150,11 +149,8 @@ def kernel_memory_kills() -> int | None:
         counters = Path("/proc/vmstat").read_text()
     except OSError:
         return None
-    for line in counters.splitlines():
-        name, _, value = line.partition(" ")
-        if name == "oom_kill":
-            return int(value)
-    return None
+    found = re.search(r"^oom_kill (\d+)$", counters, re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def words_of_no_memory(log: Path, start: int) -> str | None:
@@ -162,12 +158,8 @@ def words_of_no_memory(log: Path, start: int) -> str | None:
     return _last_line_with(_WORDS_OF_NO_MEMORY, _last_bytes(log, start))
 
 
-def programs_words_of_no_memory(printed: str) -> str | None:
-    """Return the last line with which a program of any kind, as it seems, ended for want of memory."""
-    return _last_line_with(_WORDS_OF_PROGRAMS, printed)
-
-
 def _last_line_with(any_of: tuple[str, ...], text: str) -> str | None:
+    """Return the last line of a text with one of some words."""
     return next((line.strip() for line in reversed(text.splitlines()) if any(words in line for words in any_of)), None)
 
 
@@ -178,8 +170,7 @@ def tail(log: Path, start: int) -> str:
 
 def _last_bytes(log: Path, start: int) -> str:
     with log.open("rb") as file:
-        end = file.seek(0, 2)
-        file.seek(max(start, end - _TAIL_BYTES))
+        file.seek(max(start, file.seek(0, 2) - _TAIL_BYTES))
         return file.read().decode(errors="replace")
 
 

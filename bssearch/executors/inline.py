@@ -25,10 +25,9 @@ from bssearch.executors.base import Ended, Event, ExecutorSettings, Observed, ch
 from bssearch.executors.devices import uuid_of
 from bssearch.executors.failures import printed
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
-from bssearch.executors.local import LocalExecutor
 from bssearch.executors.messages import Load, Measurement, Refused
 from bssearch.executors.process import REPEATABLE_CUBLAS
-from bssearch.executors.slots import LogFolder, RunningTrial
+from bssearch.executors.slots import LocalExecutor, LogFolder, RunningTrial
 from bssearch.records import (
     MemoryRequest,
     MemoryUse,
@@ -91,8 +90,7 @@ class InlineExecutor:
 
     def describe(self) -> WorkloadDescription:
         """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
-        loaded = self._load()
-        return self._answer(loaded.describe, self._refused)
+        return self._answer(self._load().describe, self._refused)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs; raise `WorkloadError` if the user's code does."""

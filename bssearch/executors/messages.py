@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from pydantic import TypeAdapter
 
@@ -154,14 +154,12 @@ def encode(message: Command | Reply) -> bytes:
 
 def decode_command(line: bytes) -> Command:
     """Return the command on the line; raise `ValueError` if it is none."""
-    command: Command = _decoded(line, Command)
-    return command
+    return cast("Command", _decoded(line, Command))
 
 
 def decode_reply(line: bytes) -> Reply:
     """Return the reply on the line; raise `ValueError` if it is none."""
-    reply: Reply = _decoded(line, Reply)
-    return reply
+    return cast("Reply", _decoded(line, Reply))
 
 
 def _decoded(line: bytes, union: Any) -> Any:
@@ -179,9 +177,7 @@ def _kinds(union: Any) -> dict[str, Any]:
     return {part if isinstance(part, str) else part.__name__: part for part in parts}
 
 
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapter = functools.cache(TypeAdapter[Any])
 
 
 HEARTBEAT_SECONDS = 1.0

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from bssearch.errors import BSSearchError, LaunchError
-from bssearch.executors.base import Ended, Event, ExecutorSettings, Observed
+from bssearch.executors.base import Ended, Event, ExecutorSettings, Observed, check_threads
 from bssearch.executors.failures import printed, tail, words_of_no_memory
 from bssearch.executors.messages import Answer, Load, Loaded, Measurement, Refused, Reply, Stop
-from bssearch.executors.process import Inbox, Worker, allocator_environment
+from bssearch.executors.process import Inbox, Worker, WorkerProcess, allocator_environment
 from bssearch.records import (
     Configuration,
     MemoryRequest,
@@ -593,3 +593,31 @@ class SlotExecutor(ABC):
         event = slot.bury() if reply is None else slot.take(reply)
         if event is not None:
             self._events.append(event)
+
+
+# Runs trials on this machine: one long-lived worker process per slot.
+
+
+class LocalExecutor(SlotExecutor):
+    """Runs trials in worker processes on this machine; see `bssearch.executors.base.Executor`.
+
+    Call the executor from one thread, and from one that outlives it: the kernel ends the workers with the thread that
+    started them. Raises `UsageError` for more threads than there are CPUs.
+    """
+
+    def __init__(self, settings: ExecutorSettings) -> None:
+        check_threads(settings)
+        super().__init__(settings)
+
+    def _started(self, slot: Slot, environment: Mapping[str, str]) -> Worker:
+        """Return a new worker process for a slot."""
+        try:
+            return WorkerProcess(
+                slot=slot.index,
+                threads=self._settings.threads,
+                log=slot.log,
+                inbox=self._inbox,
+                environment=environment,
+            )
+        except OSError as error:
+            raise LaunchError(f"the worker of slot {slot.index} cannot be started: {error}") from error

@@ -212,18 +212,14 @@ def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
             f"{path} holds no reference convergence points",
             hint='they are {"name": {"Benchmark": …, "BS": …, "Hyperparams": {…}, "Epochs to converge": […]}, …}',
         )
-    return {name: {_field(key): value for key, value in fields.items()} for name, fields in data.items()}
-
-
-def _field(key: str) -> str:
-    """Return a field's name as it is looked up: its case and its underscores vary."""
-    return " ".join(key.lower().replace("_", " ").split())
+    return {
+        name: {" ".join(key.lower().replace("_", " ").split()): value for key, value in fields.items()}
+        for name, fields in data.items()
+    }
 
 
 def _text(value: object) -> str:
     """Return a JSON value as the text that a table's cell would have."""
     if isinstance(value, str):
         return value.strip()
-    if isinstance(value, float) and math.isfinite(value):
-        return repr(value)
-    return json.dumps(value)
+    return repr(value) if isinstance(value, float) and math.isfinite(value) else json.dumps(value)

@@ -95,9 +95,7 @@ class _Group:
     @property
     def end(self) -> float:
         """The figure at which the runs that reached the target ended, or most of them."""
-        if self.tolerance:
-            return median_low(self.reached)
-        return Counter(self.reached).most_common(1)[0][0]
+        return median_low(self.reached) if self.tolerance else Counter(self.reached).most_common(1)[0][0]
 
     def at_end(self, figures: Sequence[float]) -> int:
         """Return how many of some figures are at the end."""
@@ -155,8 +153,7 @@ def _groups(runs: Sequence[Run], measure: Measure) -> Iterator[_Group]:
 
 
 def _key(run: Run) -> tuple[int, str, str]:
-    parameters = run.configuration.parameters
-    epochs = {name: value for name, value in parameters.items() if "epoch" in name.lower()}
+    epochs = {name: value for name, value in run.configuration.parameters.items() if "epoch" in name.lower()}
     return run.configuration.batch_size, run.device or "", repr(sorted(epochs.items()))
 
 

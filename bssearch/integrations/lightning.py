@@ -251,8 +251,7 @@ def fit_made(trial: LoopTrial, made: Any) -> None:
     _refuse_what_decides_for_itself(trainer)  # before a finder's own setup, which comes before the callback's
     if not any(isinstance(one, TrialCallback) for one in trainer.callbacks):
         trainer.callbacks.append(TrialCallback(trial))
-    loaders = data[0] if data and isinstance(data[0], tuple) else data
-    trainer.fit(module, *loaders)
+    trainer.fit(module, *(data[0] if data and isinstance(data[0], tuple) else data))
 
 
 def _kinds(callback: Any) -> set[str]:

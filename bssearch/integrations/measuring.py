@@ -39,7 +39,6 @@ from bssearch.records import (
     StepTime,
     StepTimeRequest,
     TrialRequest,
-    WorkloadDescription,
 )
 from bssearch.training.contention import CorePace, ReferenceKernel
 from bssearch.training.course import first_line
@@ -116,7 +115,16 @@ class DescribedLoop(Looked):
             self._metrics = {str(name): number_of(metrics, name) for name in metrics if _is_number(metrics[name])}
             self._first = step
         if self._steps:
-            self._answer(self._description())
+            self._answer(
+                describe_program(
+                    self._torch_device,
+                    self._metrics,
+                    self._metrics if self._first == 0 else {},
+                    memory_limit_bytes=self._memory_limit_bytes,
+                    revision=self._revision,
+                    notice="; ".join(self._warnings) or None,
+                )
+            )
 
     def looped(self, step: int, because: str = "") -> None:
         """Raise `UsageError` naming what the loop lacks."""
@@ -128,16 +136,6 @@ class DescribedLoop(Looked):
         raise UsageError(
             f"the loop took {step} steps and was never evaluated",
             hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
-        )
-
-    def _description(self) -> WorkloadDescription:
-        return describe_program(
-            self._torch_device,
-            self._metrics,
-            self._metrics if self._first == 0 else {},
-            memory_limit_bytes=self._memory_limit_bytes,
-            revision=self._revision,
-            notice="; ".join(self._warnings) or None,
         )
 
 

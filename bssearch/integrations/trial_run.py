@@ -245,9 +245,7 @@ def _without_tensors(value: Any) -> Any:
         return None
     if type(value) in (dict, OrderedDict):
         return {name: _without_tensors(one) for name, one in value.items()}
-    if type(value) in (list, tuple):
-        return [_without_tensors(one) for one in value]
-    return value
+    return [_without_tensors(one) for one in value] if type(value) in (list, tuple) else value
 
 
 def first_non_finite(objects: Mapping[str, Any]) -> str | None:

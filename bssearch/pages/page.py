@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bssearch.analysis.answer import Answer, Batch, objective_in
+from bssearch.analysis.answer import Answer, Batch, Figure, Ratio, objective_in
 from bssearch.analysis.batches import MODELS_DIFFER
+from bssearch.analysis.generalisation import final_rows
 from bssearch.analysis.headline import headline, shares_of_speedup, with_interval
 from bssearch.analysis.law.fitted import Fit
-from bssearch.analysis.numbers import ends, number
+from bssearch.analysis.measured import NoiseAnswer
+from bssearch.analysis.numbers import ends, memory, number
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.rules.regret import BROKE, HELD
@@ -18,13 +21,10 @@ from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
 from bssearch.analysis.shape import Parameters
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.pages import plots, trial_plots
-from bssearch.pages.comparisons import promised_and_found, trained_for_the_same_time
 from bssearch.pages.growing import growing, grown_trials
-from bssearch.pages.html import Page, Row, Section, Table, html_page, rendered
-from bssearch.pages.reproduction import reproduction_of
-from bssearch.pages.tiles import tiles_of
+from bssearch.pages.html import Page, Row, Section, Table, Tile, html_page, rendered
 from bssearch.pages.words import NOTHING, in_words, plural, sentence
-from bssearch.records import Configuration, Observation, StudyRecord, TrialRecord
+from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord
 from bssearch.spec import StudySpec
 
 
@@ -112,7 +112,7 @@ def _objective(picture: StudyPicture) -> Section:
     stopped = " over seeds, arrows lower bounds of runs that were stopped before the target. Lower is better."
     return Section(
         name="objective",
-        title=_objective_title(answer),
+        title=objective_in(answer).title(answer.target.metric, answer.target.in_words),
         text=f"{text}{stopped if objective_in(answer).stops_at_target else '.'}",
         charts={
             "objective": plots.objective_chart(answer, default.batch_size if default else None),
@@ -219,10 +219,6 @@ def _device(answer: Answer) -> Section:
 def _known_default(picture: StudyPicture) -> Configuration | None:
     """Return the default configuration; None where nobody said what it is."""
     return picture.spec.default_configuration if picture.spec.default_is_known else None
-
-
-def _objective_title(answer: Answer) -> str:
-    return objective_in(answer).title(answer.target.metric, answer.target.in_words)
 
 
 def _without_figure(answer: Answer) -> list[str]:
@@ -401,3 +397,191 @@ def _slope(slope: Mapping[str, Any]) -> str:
         f"[{number(slope['low'])}, {number(slope['high'])}]; linear is 1, square root 0.5"
         f"{f', and the interval excludes {excluded}' if excluded else ''}."
     )
+
+
+# Sections that hold the answer against something else: the same training time, and what a quick answer promised.
+
+
+def promised_and_found(answer: Answer) -> Section | None:
+    """Return what `bssearch quick` had promised beside what the search has found; None where nothing was promised.
+
+    The time of either is that at its batch size over the optimum's, tuned by the search.
+    """
+    promise = answer.quick
+    if promise is None:
+        return None
+    ratio = NOTHING if promise.time_ratio is None else f"{number(promise.time_ratio)}×"
+    held = "holds" if promise.holds else "does not hold"
+    return Section(
+        name="quick",
+        title="Promised and found",
+        text=f"bssearch quick had promised {number(promise.gain)}× over the default before the search. Its 90 % "
+        f"interval {held} what was found.",
+        table=Table(
+            ["", "Batch", "Range", "Time over the optimum"],
+            [
+                Row(["Promised", f"{promise.batch_size:,}", _range(promise.interval), ratio]),
+                Row(["Found", f"{promise.found_batch_size:,}", _range(promise.found_flat_range), "1×"], marked=True),
+            ],
+        ),
+        notes=["The promised range holds the optimum with 90 %, the found one is what is within 5 % of it."],
+    )
+
+
+def _range(ends: list[int]) -> str:
+    low, high = ends
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def trained_for_the_same_time(answer: Answer) -> Section | None:
+    """Return the final metric of each batch size in the same train seconds; None where none was trained so."""
+    found = answer.generalisation
+    if found is None:
+        return None
+    best = [one.batch_size for one in found.batches].index(found.best_batch_size)
+    return Section(
+        name="generalisation",
+        title="Trained for the same time",
+        text=f"Each batch size trained for {number(found.train_seconds)} s, whenever it reached the target: the median "
+        "final metrics, and by how much they are worse than the best, with a 95 % interval.",
+        table=Table(
+            ["Batch", f"Validation {answer.target.metric}", f"Test {answer.target.metric}", "Worse by", "Runs"],
+            [Row(cells, index == best) for index, cells in enumerate(final_rows(found))],
+        ),
+    )
+
+
+# Where a study ran, and how to run it again: the end of its page.
+
+SHORT_SPEC = 25
+"""Lines of the longest spec that is shown unfolded: a choice."""
+
+
+def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
+    """Return where the study ran, what to type, and its spec."""
+    import yaml
+
+    name = study.name
+    text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+    imported = spec.is_imported
+    how = (
+        "Its runs were made elsewhere and imported; the spec below says what is known of them."
+        if imported
+        else f"Save the spec below as {name}.yaml beside the workload. Figures compare only on the same kind of device."
+    )
+    file = shlex.quote(f"./{name}.yaml")
+    commands = [] if imported else [f"bssearch run {file}"]
+    commands.append(f"bssearch report {shlex.quote(name)} --html report.html")
+    return {
+        "facts": _facts(study.environment),
+        "how": how,
+        "commands": "\n".join(commands),
+        "spec": text,
+        "spec_is_short": text.count("\n") <= SHORT_SPEC,
+    }
+
+
+def _facts(environment: Environment | None) -> list[tuple[str, str]]:
+    if environment is None:
+        return []
+    memory = environment.device_memory_bytes
+    known = {
+        "Device": environment.device_name,
+        "Device memory": None if memory is None else f"{number(memory / 2**30)} GiB",
+        "Precision": environment.precision,
+        "Compile mode": environment.compile_mode,
+        "torch": environment.torch_version,
+        "CUDA": environment.cuda_version,
+        "cuDNN": environment.cudnn_version,
+        "Driver": environment.driver_version,
+        "Python": environment.python_version,
+        "Host": environment.host,
+        "Workload’s digest": environment.workload_revision,
+        "Git revision": environment.git_revision,
+        "Libraries": ", ".join(environment.libraries),
+    }
+    return [(name, str(value)) for name, value in known.items() if value]
+
+
+# The key figures at the top of a study's page.
+
+
+def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
+    """Return the key figures, those of the optimum first."""
+    low, high = answer.flat_range
+    best, largest = answer.optimal, answer.largest_that_fits
+    accumulated = f"{best.accumulation_steps} × {best.micro_batch_size}" if best.accumulation_steps > 1 else ""
+    over = _times(answer, answer.speedup.over_largest)
+    tiles = [
+        Tile("Optimal batch size", f"{best.batch_size:,}", accumulated),
+        _figure_tile(answer),
+        Tile("Within 5 %", f"{low:,}" if low == high else f"{low:,} to {high:,}", "medians around the optimum"),
+        Tile(
+            largest.in_words.capitalize(),
+            f"{largest.batch_size:,}",
+            "; ".join(part for part in (over, largest.reason) if part),
+        ),
+    ]
+    if spec.default_is_known:
+        tiles.append(_default_tile(answer, spec))
+    if answer.fit is not None and answer.fit.verdict != "too_few_points":
+        tiles.append(_critical(answer.fit))
+    if answer.measured.noise_scale is not None:
+        tiles.append(_noise(answer.measured.noise_scale))
+    if best.test_metric is not None:
+        tiles.append(Tile(f"Test {answer.target.metric}", number(best.test_metric), "of the optimum, at the target"))
+    tiles += [_further(name, figure) for name, figure in best.further_metrics.items()]
+    if best.peak_memory_bytes is not None:
+        of = "of the optimum"
+        if best.peak_memory_basis not in (None, MemoryBasis.DEVICE):
+            of = "growth of the process over a trial of the optimum"
+        tiles.append(Tile("Peak memory", memory(best.peak_memory_bytes), of))
+    return tiles
+
+
+def _further(name: str, figure: Figure) -> Tile:
+    shown = ends(figure.low, figure.high).strip()
+    return Tile(
+        f"Test {name}", number(figure.median), f"of the optimum, at the target{shown and f', 95 % interval {shown}'}"
+    )
+
+
+def _default_tile(answer: Answer, spec: StudySpec) -> Tile:
+    over = _times(answer, answer.speedup.over_default)
+    return Tile("Your default", f"{spec.default.batch_size:,}", over or "no run of it gives a figure to compare")
+
+
+def _figure_tile(answer: Answer) -> Tile:
+    figure, objective = answer.optimal.objective_value, objective_in(answer)
+    assert figure is not None, "an optimum has its figure"
+    of = plural(figure.runs, "run")
+    low, high = figure.low, figure.high
+    ends = "" if low is None or high is None else f"95 % interval {number(low)} to {number(high)}, "
+    return Tile(objective.label, f"{number(figure.median)}{objective.unit}", ends + of)
+
+
+def _times(answer: Answer, ratio: Ratio | None) -> str:
+    """Return how much a batch size takes against the optimum, in words; nothing where that is not known."""
+    if ratio is None:
+        return ""
+    noun = objective_in(answer).noun
+    shown = f"{number(ratio.value)}×{ends(ratio.low, ratio.high)}"
+    return f"{'at least ' if ratio.at_least else ''}{shown} the {noun} of the optimum"
+
+
+def _noise(noise: NoiseAnswer) -> Tile:
+    scale = f"≥ {number(noise.low)}" if noise.scale is None else number(noise.scale)
+    place = "" if noise.far_from_target is None else ", measured far from the target"
+    if noise.trials is not None:
+        place = f", over {noise.trials} trials"
+    ends = "" if noise.scale is None or noise.high is None else f", {number(noise.low)} to {number(noise.high)}"
+    return Tile("Gradient noise scale", scale, f"samples{ends}{place}")
+
+
+def _critical(fit: Fit) -> Tile:
+    critical = fit.b_crit
+    said = "the law fits" if fit.verdict == "fits" else "the law fits poorly"
+    if critical.low is None or critical.high is None:
+        return Tile("Critical batch size", critical.in_words, f"90 % bound; {said}")
+    interval = f"90 % interval {number(critical.low)} to {number(critical.high)}"
+    return Tile("Critical batch size", number(critical.estimate), f"{interval}; {said}")

@@ -170,9 +170,7 @@ class ScaleRequest(Request):
 
     def share(self, devices: int) -> int | None:
         """Return the samples of each device; None if the batch cannot be split exactly."""
-        if self.batch is None or self.batch % devices:
-            return self.per_device_batch
-        return self.batch // devices
+        return self.per_device_batch if self.batch is None or self.batch % devices else self.batch // devices
 
     def all_reduce_seconds(self, devices: int) -> float:
         """Return 2(n − 1)·(latency + bytes / (n·bandwidth)), the seconds of a ring all-reduce; 0 on one device."""
@@ -326,8 +324,7 @@ def _passes(asked: ScaleRequest, b_crit: float) -> int | None:
 
 def _pays(rows: Sequence[Row]) -> int:
     """Return the devices of the last row before the first that is less efficient than `PAYS`."""
-    paying = itertools.takewhile(lambda row: row.efficiency >= PAYS, rows[1:])
-    return [rows[0], *paying][-1].devices
+    return [rows[0], *itertools.takewhile(lambda row: row.efficiency >= PAYS, rows[1:])][-1].devices
 
 
 def _remarks(asked: ScaleRequest, rows: Sequence[Row], pays_up_to: Interval) -> Iterator[str]:

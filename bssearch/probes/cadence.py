@@ -27,8 +27,7 @@ def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit:
     """
     by_number = full_limit / (EVALUATIONS_PER_LIMIT * step_seconds)
     by_share = evaluation_seconds * (1 / EVALUATION_SHARE - 1) / step_seconds
-    most = full_limit / (FEWEST_EVALUATIONS * step_seconds)
-    return max(1, math.ceil(min(max(by_number, by_share), most)))
+    return max(1, math.ceil(min(max(by_number, by_share), full_limit / (FEWEST_EVALUATIONS * step_seconds))))
 
 
 def probe_record(measured: StepTime, full_limit: float) -> ProbeRecord:

@@ -272,7 +272,7 @@ class _Timer:
             if is_late:
                 break
             seconds = run()
-            after = self._look()
+            after = 0.0 if self._core is None else self._core.look()
             if self._reference is not None:
                 self._reference.look()
             spent += seconds * per_run
@@ -282,9 +282,6 @@ class _Timer:
             if len(counted) >= fewest and spent >= LEAST_SHARE * limit and is_settled(counted, self._precision):
                 break
         return timing_of(runs, self._core, self._precision)
-
-    def _look(self) -> float:
-        return 0.0 if self._core is None else self._core.look()
 
 
 def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:

@@ -102,7 +102,7 @@ class CheckpointStore:
                 entries = files.ls(folder, detail=True)
             except FileNotFoundError:
                 return Held()
-            return held_of((_base(entry["name"]), entry["size"] or 0) for entry in entries)
+            return held_of((entry["name"].rstrip("/").rpartition("/")[2], entry["size"] or 0) for entry in entries)
 
         return self._ask("it cannot be listed", listed)
 
@@ -331,7 +331,3 @@ def _secrets(url: str) -> list[str]:
     except ValueError:
         return []
     return [password, unquote(password)] if password else []
-
-
-def _base(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2]

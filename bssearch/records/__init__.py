@@ -24,28 +24,25 @@ from bssearch.records.measured import (
     Visit,
     outcome_fields,
 )
-from bssearch.records.own_parameters import (
-    OWN_GROUPS,
-    ModelParameters,
-    model_parameters,
-    own_parameters,
-    parameters_of_group,
-)
-from bssearch.records.plan import Lease, TrialPlan
 from bssearch.records.question import (
     BATCH_SCHEDULE,
     BATCH_STAGES,
     LARGEST_METRIC,
     MAKE_TRAINER,
+    OWN_GROUPS,
     WITH_CUDA_GRAPHS,
     Configuration,
     Goal,
+    ModelParameters,
     ParameterValue,
     Phase,
     Target,
     TrainingSettings,
     TrialState,
     is_metric,
+    model_parameters,
+    own_parameters,
+    parameters_of_group,
     to_json,
 )
 from bssearch.records.requests import (
@@ -58,7 +55,16 @@ from bssearch.records.requests import (
     TrialRequest,
     WorkloadDescription,
 )
-from bssearch.records.stored import PLANNED, NewStudy, ProbeRecord, StudyRecord, TrialRecord, spec_digest
+from bssearch.records.stored import (
+    PLANNED,
+    Lease,
+    NewStudy,
+    ProbeRecord,
+    StudyRecord,
+    TrialPlan,
+    TrialRecord,
+    spec_digest,
+)
 
 __all__ = [
     "BATCH_SCHEDULE",

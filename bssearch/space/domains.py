@@ -97,9 +97,7 @@ def bounds(domain: Domain) -> tuple[float, float]:
     """Return the least and the greatest value of a domain."""
     if isinstance(domain, Range):
         return domain.low, domain.high
-    if isinstance(domain, tuple):
-        return min(domain), max(domain)
-    return domain, domain
+    return (min(domain), max(domain)) if isinstance(domain, tuple) else (domain, domain)
 
 
 def holds(domain: Any, value: Any) -> bool:

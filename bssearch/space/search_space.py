@@ -121,8 +121,7 @@ class SearchSpace(StrictModel):
         """Return the batch sizes to try, ascending, each once."""
         if isinstance(self.batch_size, BatchLadder):
             return self.batch_size.rungs
-        sizes = (self.batch_size,) if isinstance(self.batch_size, int) else self.batch_size
-        return tuple(sorted(set(sizes)))
+        return tuple(sorted(set((self.batch_size,) if isinstance(self.batch_size, int) else self.batch_size)))
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
@@ -176,8 +175,7 @@ class SearchSpace(StrictModel):
         if configuration.batch_size not in self.rungs or configuration.optimizer not in self._optimizer_names:
             return None
         sampled = self._nearest(self._coordinates(configuration))
-        again = self.decode(configuration.batch_size, sampled)
-        return sampled if _is_alike(again, configuration) else None
+        return sampled if _is_alike(self.decode(configuration.batch_size, sampled), configuration) else None
 
     def with_all_regularisation(self, configuration: Configuration) -> Configuration:
         """Return a configuration in which dropout and label smoothing are on where the space can switch them on.
@@ -241,8 +239,7 @@ class SearchSpace(StrictModel):
         if isinstance(rate, RelativeLearningRate):
             factor = learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
             return float(sampled[REFERENCE_LEARNING_RATE] or 0.0) * factor
-        fixed = rate[0] if isinstance(rate, tuple) else rate
-        return float(sampled.get(REFERENCE_LEARNING_RATE, fixed) or 0.0)
+        return float(sampled.get(REFERENCE_LEARNING_RATE, rate[0] if isinstance(rate, tuple) else rate) or 0.0)
 
     def nearest(self, configuration: Configuration) -> tuple[int, dict[str, ParameterValue]]:
         """Return the batch size and the coordinates of the space that are nearest to a configuration."""

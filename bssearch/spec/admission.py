@@ -18,8 +18,8 @@ from bssearch.space import OPTIONAL, TRAINING_PARAMETERS
 from bssearch.space.domains import LIMITS, Range, describe, holds
 from bssearch.space.optimizers import OPTION_LIMITS
 from bssearch.space.own_parameters import LARGEST_NUMBER, OwnRange, kind_of_value
-from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.model import StudySpec
+from bssearch.spec.parts import whole_configuration
 
 COUNTS = ("batch_size", "micro_batch_size", "accumulation_steps", "world_size")
 NUMBERS = ("learning_rate", *TRAINING_PARAMETERS)
@@ -53,12 +53,10 @@ def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bo
     must be in its ranges, too, except those of the spec's default.
     """
     space = spec.space
-    problem = _problem_with_types(configuration)
-    if problem is not None:
+    if (problem := _problem_with_types(configuration)) is not None:
         return problem
     if configuration.batch_size not in spec.batch_sizes:
-        sizes = ", ".join(map(str, spec.batch_sizes))
-        return f"batch_size = {configuration.batch_size} must be one of {sizes}"
+        return f"batch_size = {configuration.batch_size} must be one of {', '.join(map(str, spec.batch_sizes))}"
     if configuration.grows:
         problem = _problem_with_growth(spec, configuration)
         rest = {name: value for name, value in configuration.parameters.items() if name not in PARAMETERS}
@@ -81,23 +79,30 @@ def _problem_with_types(configuration: Configuration) -> str | None:
             f"batch_size = {configuration.batch_size} must be micro_batch_size × accumulation_steps × world_size = "
             f"{product}"
         )
-    for name in NUMBERS:
-        value = getattr(configuration, name)
+    for name, value in ((name, getattr(configuration, name)) for name in NUMBERS):
         if not _is_number(value):
             return f"{name} = {value!r} must be a finite number"
     if not configuration.learning_rate > 0:
         return f"learning_rate = {configuration.learning_rate} must be > 0"
-    for name, value in configuration.parameters.items():
-        if not (value is None or isinstance(value, bool | str) or _is_number(value)):
-            return f"{name} = {value!r} must be a finite number, true or false, or a text"
-    return None
+    return next(
+        (
+            f"{name} = {value!r} must be a finite number, true or false, or a text"
+            for name, value in configuration.parameters.items()
+            if not (value is None or isinstance(value, bool | str) or _is_number(value))
+        ),
+        None,
+    )
 
 
 def _problem_with_counts(values: Mapping[str, Any], least: int = 1) -> str | None:
-    for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            return f"{name} = {value!r} must be a whole number >= {least}"
-    return None
+    return next(
+        (
+            f"{name} = {value!r} must be a whole number >= {least}"
+            for name, value in values.items()
+            if not isinstance(value, int) or isinstance(value, bool) or value < least
+        ),
+        None,
+    )
 
 
 def _problem_with_growth(spec: StudySpec, configuration: Configuration) -> str | None:
@@ -109,11 +114,15 @@ def _problem_with_growth(spec: StudySpec, configuration: Configuration) -> str |
     text = configuration.parameters[BATCH_STAGES]
     if text != schedule.text:
         return f"{BATCH_STAGES} = {text!r} must be written {schedule.text!r}"
-    for stage in schedule.stages:
-        if stage.batch_size not in spec.batch_sizes:
-            sizes = ", ".join(map(str, spec.batch_sizes))
-            return f"{BATCH_STAGES}: batch {stage.batch_size} must be one of {sizes}"
-    return None
+    sizes = ", ".join(map(str, spec.batch_sizes))
+    return next(
+        (
+            f"{BATCH_STAGES}: batch {stage.batch_size} must be one of {sizes}"
+            for stage in schedule.stages
+            if stage.batch_size not in spec.batch_sizes
+        ),
+        None,
+    )
 
 
 def _problem_with_parameters(spec: StudySpec, configuration: Configuration) -> str | None:

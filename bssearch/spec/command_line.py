@@ -84,10 +84,14 @@ def check_places(places: Collection[str], searched: Sequence[str]) -> None:
 
 
 def _lacking(places: Collection[str], searched: Sequence[str]) -> str | None:
-    for name in searched:
-        if name not in places and not (name == "batch_size" and "micro_batch_size" in places):
-            return f"command: {name} is searched, and the command does not take {{{name}}}"
-    return None
+    return next(
+        (
+            f"command: {name} is searched, and the command does not take {{{name}}}"
+            for name in searched
+            if name not in places and not (name == "batch_size" and "micro_batch_size" in places)
+        ),
+        None,
+    )
 
 
 def values_of(

@@ -23,7 +23,6 @@ from bssearch.records import (
 )
 from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, BatchRules, SearchSpace, StrictModel
 from bssearch.spec.command_line import check_command
-from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.parts import (
     BoardName,
     BudgetSpec,
@@ -34,6 +33,7 @@ from bssearch.spec.parts import (
     SamplerSpec,
     TargetSpec,
     TrainingSpec,
+    whole_configuration,
 )
 
 OF_PROGRAMS = ("arguments", "command", "report")

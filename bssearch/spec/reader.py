@@ -126,7 +126,10 @@ def _check_values(data: Any, source: str) -> None:
         if len(location) > MOST_LEVELS:
             raise SpecError(f"{field}: more than {MOST_LEVELS} levels lie in each other ({source})")
         if isinstance(value, Mapping):
-            left += [(inner, (*location, _key_text(key))) for key, inner in value.items()]
+            left += [
+                (inner, (*location, key if isinstance(key, str) and is_unicode(key) else shortened(key)))
+                for key, inner in value.items()
+            ]
         elif isinstance(value, list | tuple):
             left += [(inner, (*location, index)) for index, inner in enumerate(value)]
         elif isinstance(value, int) and value.bit_length() > MOST_BITS:
@@ -142,11 +145,6 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copied(inner) for key, inner in value.items()}
     return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _key_text(key: object) -> str:
-    """Return a key as a part of a field's name."""
-    return key if isinstance(key, str) and is_unicode(key) else shortened(key)
 
 
 def checked(spec: StudySpec) -> StudySpec:

@@ -5,9 +5,25 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any
 
-from sqlalchemy import CheckConstraint, ColumnElement, DateTime, Dialect, Enum, Float, Text, TypeDecorator, and_
+from sqlalchemy import (
+    CheckConstraint,
+    ColumnElement,
+    Connection,
+    DateTime,
+    Dialect,
+    Enum,
+    Float,
+    Text,
+    TypeDecorator,
+    and_,
+    select,
+)
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 LARGEST = 1e300
 """What no column of numbers reaches."""
@@ -50,16 +66,11 @@ class FiniteFloat(TypeDecorator[float]):
 
     def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
         """Return the value as it is; raise `ValueError` for NaN and the infinities."""
-        return self._finite(value)
-
-    def process_result_value(self, value: float | None, dialect: Dialect) -> float | None:
-        """Return the stored value as it is; raise `ValueError` where something else has stored what is no number."""
-        return self._finite(value)
-
-    def _finite(self, value: float | None) -> float | None:
         if value is not None and not math.isfinite(value):
             raise ValueError(f"{value!r} is not a finite number")
         return value
+
+    process_result_value = process_bind_param  # another program may have stored what is no number
 
 
 class StorableText(TypeDecorator[str]):
@@ -128,3 +139,45 @@ def below_one(*columns: str) -> list[CheckConstraint]:
 def at_most_one(*columns: str) -> list[CheckConstraint]:
     """Return the checks that columns are >= 0 and <= 1."""
     return [CheckConstraint(f"{column} >= 0 AND {column} <= 1", name=f"{column}_share") for column in columns]
+
+
+# The database's clock, by which leases are measured whatever the clocks of the drivers say.
+
+
+class database_now(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
+    """The time of the database's clock, in UTC."""
+
+    type = UtcDateTime()
+    inherit_cache = True
+
+
+@compiles(database_now)
+def _server_now(element: database_now, compiler: SQLCompiler, **options: Any) -> str:
+    return "clock_timestamp()"
+
+
+@compiles(database_now, "sqlite")
+def _sqlite_now(element: database_now, compiler: SQLCompiler, **options: Any) -> str:
+    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
+
+
+class database_started(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
+    """The time at which the database's server was started; NULL where there is no server."""
+
+    type = UtcDateTime()
+    inherit_cache = True
+
+
+@compiles(database_started)
+def _server_started(element: database_started, compiler: SQLCompiler, **options: Any) -> str:
+    return "pg_postmaster_start_time()"
+
+
+@compiles(database_started, "sqlite")
+def _sqlite_started(element: database_started, compiler: SQLCompiler, **options: Any) -> str:
+    return "NULL"
+
+
+def now(connection: Connection) -> datetime:
+    """Return the database's time."""
+    return connection.execute(select(database_now())).scalar_one()

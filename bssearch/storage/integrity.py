@@ -36,18 +36,18 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import NullType, TypeEngine
 
-from bssearch.storage.branches import BranchRow
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.models import (
+    BranchRow,
     EnvironmentRow,
     FindingRow,
     ObservationRow,
     ProbeRow,
+    SpecRow,
     StudyRow,
     TrialRow,
     VisitRow,
 )
-from bssearch.storage.specs import SpecRow
 
 LARGEST = 1e300
 """No figure that bssearch measures is larger, or nearer to 0 than its inverse: a choice."""
@@ -75,11 +75,11 @@ def first_fault(connection: Connection, study_id: int) -> str | None:
             wrong = _is_wrong(column, connection.dialect.name)
             query = select(label, value).select_from(table).where(scope, wrong).order_by(label)
             if (found := _first(connection, query)) is not None:
-                return f"{words} {found[0]}: {column.name} = {_shown(found[1])}"
+                return f"{words} {found[0]}: {column.name} = {shown(found[1])}"
             if isinstance(storage_type(column.type), JSON):
                 for known, found in connection.execute(select(label, value).select_from(table).where(scope)):
                     if found is not None and not _is_ours(found, column.name in OF_SCALARS):
-                        return f"{words} {known}: {column.name} = {_shown(found)}"
+                        return f"{words} {known}: {column.name} = {shown(found)}"
         for broken, rule in _rules(table):
             if (found := _first(connection, select(label).select_from(table).where(scope, broken))) is not None:
                 return f"{words} {found[0]}: {rule}"
@@ -179,6 +179,7 @@ def _is_ours(found: Any, is_of_scalars: bool) -> bool:
     return not is_of_scalars or all(map(is_scalar, values.values()))
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value for a message, cut if it is long."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -10,12 +10,11 @@ from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import OtherDeviceError, UsageError
 from bssearch.records import Environment, StudyRecord
-from bssearch.storage.clock import now
+from bssearch.storage.columns import now
 from bssearch.storage.leases import check_idle
-from bssearch.storage.lookups import study_record
 from bssearch.storage.models import StudyRow
 from bssearch.storage.rows import to_columns
-from bssearch.storage.statements import STUDY, insert_if_absent
+from bssearch.storage.statements import STUDY, insert_if_absent, study_record
 
 
 def create(connection: Connection, study: StudyRecord, *, again: bool) -> None:

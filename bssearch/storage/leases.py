@@ -14,7 +14,7 @@ from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
 from bssearch.errors import UsageError
 from bssearch.records import TrialOutcome, TrialState
-from bssearch.storage.clock import database_now, database_started, now
+from bssearch.storage.columns import database_now, database_started, now
 from bssearch.storage.models import ClaimRow, ObservationRow, TrialRow
 from bssearch.storage.revisions import mark_changed
 from bssearch.storage.rows import to_columns
@@ -96,19 +96,17 @@ def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> li
 def _last_seen(connection: Connection, trial_id: int) -> dict[str, Any]:
     """Return how far a trial had come at its last evaluation, as columns of its outcome."""
     last = connection.execute(
-        select(ObservationRow.step, ObservationRow.samples, ObservationRow.train_seconds, ObservationRow.metric)
+        select(
+            ObservationRow.step.label("steps"),
+            ObservationRow.samples,
+            ObservationRow.train_seconds,
+            ObservationRow.metric.label("final_metric"),
+        )
         .where(ObservationRow.trial_id == trial_id)
         .order_by(ObservationRow.step.desc())
         .limit(1)
-    ).first()
-    if last is None:
-        return {}
-    return {
-        "steps": last.step,
-        "samples": last.samples,
-        "train_seconds": last.train_seconds,
-        "final_metric": last.metric,
-    }
+    )
+    return dict(last.mappings().first() or {})
 
 
 def claim(

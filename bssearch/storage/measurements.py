@@ -21,11 +21,11 @@ from bssearch.records import (
 from bssearch.space import MemoryBoundary, in_force
 from bssearch.spec import StudySpec
 from bssearch.step_times import step_seconds_of, with_step_time, with_visits
-from bssearch.storage.clock import now
+from bssearch.storage.columns import now
 from bssearch.storage.database import Database, Notify, patiently
 from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow, VisitRow
 from bssearch.storage.revisions import Counters, counters, mark_probed
-from bssearch.storage.rows import column_names, from_columns, to_columns
+from bssearch.storage.rows import column_types, from_columns, to_columns
 from bssearch.storage.statements import (
     ENVIRONMENTS,
     MEMORY,
@@ -74,7 +74,7 @@ class Measurements(Database):
             time = now(connection)
             is_new = insert_if_absent(connection, ProbeRow, {**columns, **place, "measured_at": time})
             if probe.step_seconds is not None:
-                seen = {name: columns[name] for name in column_names(Visit, without="visit")}
+                seen = {name: columns[name] for name in column_types(Visit, without="visit")}
                 own = {"study_id": study_id, "environment_id": place["environment_id"], "visit": number}
                 is_new |= insert_if_absent(connection, VisitRow, {**seen, **own, "measured_at": time})
             if is_new:

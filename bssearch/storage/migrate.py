@@ -13,8 +13,8 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from bssearch.errors import DatabaseError, SchemaError, UsageError
 from bssearch.settings import packaged_folder
-from bssearch.storage.access.grants import Roles
-from bssearch.storage.access.roles import (
+from bssearch.storage.access.grants import (
+    Roles,
     become_owner,
     found_roles,
     give_rights,

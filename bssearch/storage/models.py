@@ -5,10 +5,10 @@ Times are UTC, seconds and metrics finite floats, bytes and counts integers; JSO
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from sqlalchemy import (
     JSON,
@@ -26,7 +26,22 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from bssearch.records import Goal, MemoryBasis, ParameterValue, Phase, SecondsBasis, TrialState
+from bssearch.records import (
+    BranchMeasurement,
+    Environment,
+    Goal,
+    MemoryBasis,
+    NewStudy,
+    NoiseMeasurement,
+    Observation,
+    ParameterValue,
+    Phase,
+    SecondsBasis,
+    StepTime,
+    TrialRecord,
+    TrialState,
+    Visit,
+)
 from bssearch.storage.columns import (
     NAMING_CONVENTION,
     FiniteFloat,
@@ -39,6 +54,7 @@ from bssearch.storage.columns import (
     not_negative,
     positive,
 )
+from bssearch.storage.rows import column_types
 
 TABLE_PREFIX = "bss_"
 UNFINISHED = "state IN ('queued', 'running')"
@@ -59,8 +75,22 @@ EnvironmentId = Annotated[
 ]
 
 
+_ENUMS: Mapping[type[StrEnum], str] = {
+    Goal: "target_goal",
+    TrialState: "state",
+    Phase: "phase",
+    MemoryBasis: "peak_memory_basis",
+    SecondsBasis: "seconds_basis",
+    ProbeKind: "kind",
+}
+"""The enumerations, each with the name of its check."""
+
+
 class Base(DeclarativeBase):
-    """The base of all tables."""
+    """The base of all tables: a table has a column for each field of the records that it ``holds``.
+
+    A class declares only those columns that queries name, and those that differ from the field.
+    """
 
     __table__: ClassVar[Table]
     metadata = MetaData(naming_convention=NAMING_CONVENTION)
@@ -69,27 +99,21 @@ class Base(DeclarativeBase):
         float: FiniteFloat,
         str: StorableText,
         datetime: UtcDateTime,
+        tuple[str, ...]: Sentences,
+        Mapping[str, object]: JSON,
+        Mapping[str, ParameterValue]: JSON(none_as_null=True),
+        Mapping[str, float]: JSON(none_as_null=True),
+        **{kind: enum(kind, name) for kind, name in _ENUMS.items()},
     }
 
-
-class NoiseColumns:
-    """The columns of a gradient noise scale."""
-
-    noise_scale: Mapped[float | None]
-    noise_low: Mapped[float | None]
-    noise_high: Mapped[float | None]
-    noise_adam_scale: Mapped[float | None]
-    noise_adam_low: Mapped[float | None]
-    noise_adam_high: Mapped[float | None]
-    noise_passes: Mapped[int | None]
-    noise_trace: Mapped[float | None]
-    noise_square: Mapped[float | None]
-    noise_adam_trace: Mapped[float | None]
-    noise_adam_square: Mapped[float | None]
-    noise_seconds: Mapped[float | None]
+    def __init_subclass__(cls, *, holds: Sequence[type] = (), **options: Any) -> None:
+        for record in holds:
+            for name, kind in column_types(record).items():
+                cls.__annotations__.setdefault(name, Mapped[kind])  # type: ignore[valid-type]
+        super().__init_subclass__(**options)
 
 
-class EnvironmentRow(Base):
+class EnvironmentRow(Base, holds=(Environment,)):
     """Where trials ran; ``digest`` is a hash of the whole record, so that equal ones share a row."""
 
     __tablename__ = "bss_environment"
@@ -98,23 +122,14 @@ class EnvironmentRow(Base):
     id: Mapped[Id]
     digest: Mapped[str]
     device_name: Mapped[str]
-    device_type: Mapped[str]
     device_memory_bytes: Mapped[int | None]
     precision: Mapped[str]
     compile_mode: Mapped[str]
     torch_version: Mapped[str]
-    cuda_version: Mapped[str | None]
-    driver_version: Mapped[str | None]
-    python_version: Mapped[str]
-    host: Mapped[str]
-    workload_revision: Mapped[str | None]
-    cudnn_version: Mapped[str | None]
-    git_revision: Mapped[str | None]
-    git_dirty: Mapped[bool | None]
-    libraries: Mapped[tuple[str, ...]] = mapped_column(Sentences, server_default="")
+    libraries: Mapped[tuple[str, ...]] = mapped_column(server_default="")
 
 
-class StudyRow(Base):
+class StudyRow(Base, holds=(NewStudy,)):
     """A question. ``environment_id`` is the first environment it ran in: what binds it to a kind of device.
 
     ``revision`` counts the changes of its trials and probes; ``rewritten_at_revision`` is the last one at which rows
@@ -130,12 +145,8 @@ class StudyRow(Base):
 
     id: Mapped[Id]
     name: Mapped[str]
-    spec: Mapped[Mapping[str, object]] = mapped_column(JSON)
+    spec: Mapped[Mapping[str, object]]
     spec_hash: Mapped[str]
-    objective: Mapped[str]
-    target_metric: Mapped[str]
-    target_value: Mapped[float]
-    target_goal: Mapped[Goal] = mapped_column(enum(Goal, "target_goal"))
     created_by: Mapped[str]
     created_at: Mapped[datetime]
     archived_at: Mapped[datetime | None]
@@ -146,11 +157,11 @@ class StudyRow(Base):
     login: Mapped[str | None]
 
 
-class TrialRow(NoiseColumns, Base):
+class TrialRow(Base, holds=(TrialRecord,)):
     """A trial: the configuration as run, its lease while it runs, then its outcome.
 
     ``revision`` is the study's revision when the trial last changed. ``spec_digest`` names the row of
-    `bssearch.storage.specs` with the spec by which it was started.
+    `bssearch.storage.repository` with the spec by which it was started.
 
     Until a trial has ended its outcome columns hold the zeros of a `TrialOutcome`; one that was paused and runs again
     keeps the ``contended`` of its first part.
@@ -192,79 +203,19 @@ class TrialRow(NoiseColumns, Base):
     environment_id: Mapped[EnvironmentId | None]
     number: Mapped[int]
     revision: Mapped[int] = mapped_column(server_default=text("0"))
-    state: Mapped[TrialState] = mapped_column(enum(TrialState, "state"))
-    phase: Mapped[Phase] = mapped_column(enum(Phase, "phase"))
-    uncapped: Mapped[bool]
-
-    batch_size: Mapped[int]
-    learning_rate: Mapped[float]
+    state: Mapped[TrialState]
+    phase: Mapped[Phase]
     micro_batch_size: Mapped[int]
-    accumulation_steps: Mapped[int]
-    world_size: Mapped[int]
-    warmup_epochs: Mapped[float]
-    weight_decay: Mapped[float]
-    dropout: Mapped[float]
-    label_smoothing: Mapped[float]
-    optimizer: Mapped[str]
-    parameters: Mapped[Mapping[str, ParameterValue]] = mapped_column(JSON)
-
-    sampled: Mapped[Mapping[str, ParameterValue] | None] = mapped_column(JSON(none_as_null=True))
-    seed: Mapped[int]
-    train_seconds_limit: Mapped[float]
-    eval_every_steps: Mapped[int]
-    threads: Mapped[int]
-    retry_of: Mapped[int | None]
+    parameters: Mapped[Mapping[str, ParameterValue]]
     lease_owner: Mapped[str | None]
     lease_expires_at: Mapped[datetime | None]
     created_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
-    steps_x_step_time_s: Mapped[float | None]
-    expected_improvement: Mapped[float | None]
-    started_by: Mapped[str | None]
     spec_digest: Mapped[str | None]
-
-    reason: Mapped[str]
-    steps: Mapped[int]
-    samples: Mapped[int]
-    tokens: Mapped[int | None]
-    train_seconds: Mapped[float]
-    undelayed_train_seconds: Mapped[float | None]
-    reference_seconds: Mapped[float | None]
-    host_bound_share: Mapped[float | None]
-    evaluation_seconds: Mapped[float]
-    warmup_seconds: Mapped[float]
-    other_seconds: Mapped[float]
-    wall_seconds: Mapped[float]
-    time_to_target_s: Mapped[float | None]
-    steps_to_target: Mapped[int | None]
-    last_miss_step: Mapped[int | None]
-    last_miss_seconds: Mapped[float | None]
-    first_hit_step: Mapped[int | None]
-    first_hit_seconds: Mapped[float | None]
-    final_metric: Mapped[float | None]
-    best_metric: Mapped[float | None]
-    test_metric: Mapped[float | None]
-    further_test_metrics: Mapped[Mapping[str, float] | None] = mapped_column(JSON(none_as_null=True))
-    peak_memory_bytes: Mapped[int | None]
-    peak_memory_basis: Mapped[MemoryBasis | None] = mapped_column(enum(MemoryBasis, "peak_memory_basis"))
-    dropped_samples_per_epoch: Mapped[int | None]
-    contended: Mapped[bool]
-    skipped_steps: Mapped[int | None]
-    data_placement: Mapped[str | None]
-    data_seconds: Mapped[float | None]
-    seconds_basis: Mapped[SecondsBasis | None] = mapped_column(enum(SecondsBasis, "seconds_basis"))
-    warnings: Mapped[tuple[str, ...]] = mapped_column(Sentences, server_default="")
-    traceback: Mapped[str | None]
-
-    energy_joules: Mapped[float | None]
-    mean_power_watts: Mapped[float | None]
-    mean_clock_mhz: Mapped[float | None]
-    throttle_reasons: Mapped[str | None]
-    device: Mapped[str | None]
-    device_uuid: Mapped[str | None]
+    warnings: Mapped[tuple[str, ...]] = mapped_column(server_default="")
 
 
-class ObservationRow(Base):
+class ObservationRow(Base, holds=(Observation,)):
     """One evaluation of a trial; append-only."""
 
     __tablename__ = "bss_observation"
@@ -275,11 +226,9 @@ class ObservationRow(Base):
     samples: Mapped[int]
     train_seconds: Mapped[float]
     metric: Mapped[float]
-    loss: Mapped[float | None]
-    learning_rate: Mapped[float]
 
 
-class ProbeRow(NoiseColumns, Base):
+class ProbeRow(Base, holds=(StepTime, NoiseMeasurement)):
     """A measurement of one batch size, run in micro-batches of one size, in one environment.
 
     A memory probe is about the micro-batch alone: its ``batch_size`` is that. Only a noise scale has ``step`` and
@@ -304,30 +253,19 @@ class ProbeRow(NoiseColumns, Base):
     id: Mapped[Id]
     study_id: Mapped[StudyId]
     environment_id: Mapped[EnvironmentId]
-    kind: Mapped[ProbeKind] = mapped_column(enum(ProbeKind, "kind"))
+    kind: Mapped[ProbeKind]
     measured_at: Mapped[datetime]
     batch_size: Mapped[int]
     micro_batch_size: Mapped[int]
     step_seconds: Mapped[float | None]
-    evaluation_seconds: Mapped[float | None]
-    steps_timed: Mapped[int]
-    peak_memory_bytes: Mapped[int | None]
     out_of_memory: Mapped[bool]
     eval_every_steps: Mapped[int | None]
-    step_seconds_low: Mapped[float | None]
-    step_seconds_high: Mapped[float | None]
-    undelayed_step_seconds: Mapped[float | None]
-    reference_seconds: Mapped[float | None]
-    host_bound_share: Mapped[float | None]
-    update_seconds: Mapped[float | None]
-    settled: Mapped[bool | None]
     contended: Mapped[bool] = mapped_column(server_default=false())
-    reason: Mapped[str | None]
     step: Mapped[int | None]
     metric: Mapped[float | None]
 
 
-class VisitRow(Base):
+class VisitRow(Base, holds=(Visit,)):
     """The step time of a batch size as one visit found it; append-only. Visits are counted within an environment."""
 
     __tablename__ = "bss_visit"
@@ -349,18 +287,7 @@ class VisitRow(Base):
     environment_id: Mapped[EnvironmentId]
     visit: Mapped[int]
     measured_at: Mapped[datetime]
-    batch_size: Mapped[int]
-    micro_batch_size: Mapped[int]
-    step_seconds: Mapped[float]
-    step_seconds_low: Mapped[float | None]
-    step_seconds_high: Mapped[float | None]
-    undelayed_step_seconds: Mapped[float | None]
-    reference_seconds: Mapped[float | None]
-    host_bound_share: Mapped[float | None]
-    steps_timed: Mapped[int]
-    settled: Mapped[bool | None]
     contended: Mapped[bool] = mapped_column(server_default=false())
-    reason: Mapped[str | None]
 
 
 class FindingRow(Base):
@@ -371,7 +298,7 @@ class FindingRow(Base):
     study_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_study.id", ondelete="CASCADE"), primary_key=True)
     stamp: Mapped[str]
     found_at: Mapped[datetime]
-    answer: Mapped[Mapping[str, object]] = mapped_column(JSON)
+    answer: Mapped[Mapping[str, object]]
 
 
 class LogRow(Base):
@@ -392,3 +319,30 @@ class ClaimRow(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     owner: Mapped[str]
     expires_at: Mapped[datetime]
+
+
+class BranchRow(Base, holds=(BranchMeasurement,)):
+    """A branch in an environment; append-only. Its ``digest`` is that of all that decides how it ends."""
+
+    __tablename__ = "bss_branch"
+    __table_args__ = (
+        UniqueConstraint("study_id", "environment_id", "digest"),
+        *positive("batch_size", "micro_batch_size", "samples", "learning_rate"),
+        *not_negative("start_samples"),
+    )
+
+    id: Mapped[Id]
+    study_id: Mapped[StudyId]
+    environment_id: Mapped[EnvironmentId]
+    measured_at: Mapped[datetime]
+    digest: Mapped[str]
+
+
+class SpecRow(Base):
+    """A spec of a study, whole; append-only. ``digest`` is that of its content (`bssearch.records.spec_digest`)."""
+
+    __tablename__ = "bss_spec"
+
+    study_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_study.id", ondelete="CASCADE"), primary_key=True)
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    spec: Mapped[Mapping[str, object]] = mapped_column(JSON)

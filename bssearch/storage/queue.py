@@ -2,23 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, delete, select, text, update
+from sqlalchemy import (
+    JSON,
+    CheckConstraint,
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Text,
+    UniqueConstraint,
+    and_,
+    cast,
+    delete,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.queue.submission import NewSubmission, Submission, SubmissionState, WorkerRecord
+from bssearch.queue.submission import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
 from bssearch.records import TrialState
-from bssearch.storage.clock import now
+from bssearch.storage.columns import Sentences, are_finite, enum, not_negative, now, positive
+from bssearch.storage.connection.engine import from_json
 from bssearch.storage.database import Database, patiently
 from bssearch.storage.keeping import check_name
-from bssearch.storage.models import StudyRow, TrialRow
-from bssearch.storage.queue_rows import SUBMISSIONS, WORKERS, submission_record, worker_record
-from bssearch.storage.queue_tables import SubmissionRow, WorkerRow
+from bssearch.storage.models import Base, Id, StudyRow, TrialRow
 from bssearch.storage.statements import insert_if_absent
+
+# The tables of the queue: submissions and workers.
+
+
+class SubmissionRow(Base, holds=(Submission,)):
+    """A study that somebody wants to be run; ``served_seconds`` are the slot seconds that workers have served it."""
+
+    __tablename__ = "bss_submission"
+    __table_args__ = (
+        UniqueConstraint("name"),
+        CheckConstraint("name <> ''", name="name_not_empty"),
+        *positive("priority"),
+        *not_negative("served_seconds"),
+    )
+
+    id: Mapped[Id]
+    name: Mapped[str]
+    values: Mapped[Mapping[str, object]] = mapped_column(JSON)
+    owner: Mapped[str] = mapped_column(index=True)
+    priority: Mapped[float]
+    not_before: Mapped[datetime | None]
+    submitted_at: Mapped[datetime]
+    state: Mapped[SubmissionState] = mapped_column(enum(SubmissionState, "state"), index=True)
+    served_seconds: Mapped[float]
+
+
+class WorkerRow(Base):
+    """A worker, and the submission that it serves."""
+
+    __tablename__ = "bss_worker"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    user: Mapped[str]
+    host: Mapped[str]
+    tags: Mapped[tuple[str, ...]] = mapped_column(Sentences)
+    slots: Mapped[str]
+    device_name: Mapped[str | None]
+    templates: Mapped[Mapping[str, Mapping[str, object]]] = mapped_column(JSON)
+    seen_at: Mapped[datetime]
+    left_at: Mapped[datetime | None]
+    serving: Mapped[str | None]
+    serving_since: Mapped[datetime | None]
+
+
+# Rows of the queue read, though something else may have written them: what is wrong with one hides no other.
+
+
+def _columns(row: type[Base], names: Iterable[str], json: str) -> list[ColumnElement[Any]]:
+    """Return columns, that of JSON as its text: it is read row by row."""
+    table = row.__table__
+    return [cast(table.c[name], Text).label(name) if name == json else table.c[name] for name in names]
+
+
+def _are_moments(
+    *columns: InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None],
+) -> ColumnElement[bool]:
+    """Return the condition that columns hold moments, or nothing: PostgreSQL has infinities and years beyond ours."""
+    return and_(*(or_(column.is_(None), column.between(EARLIEST, LATEST)) for column in columns))
+
+
+SUBMISSIONS = (
+    select(*_columns(SubmissionRow, (one.name for one in fields(Submission)), json="values"))
+    .where(
+        are_finite(SubmissionRow.priority, SubmissionRow.served_seconds),
+        _are_moments(SubmissionRow.submitted_at, SubmissionRow.not_before),
+    )
+    .order_by(SubmissionRow.id)
+)
+"""The submissions in the order in which they came, but for rows whose numbers are none, or moments."""
+
+WORKERS = (
+    select(*_columns(WorkerRow, (one.name for one in fields(WorkerRecord) if one.name != "is_here"), json="templates"))
+    .where(_are_moments(WorkerRow.seen_at, WorkerRow.left_at, WorkerRow.serving_since))
+    .order_by(WorkerRow.seen_at.desc())
+)
+"""The workers, the newest sign of life first, but for rows whose moments are none."""
+
+
+def submission_record(row: RowMapping) -> Submission:
+    """Return a submission; values that cannot be read are the text that they are, which is no mapping."""
+    return Submission(**{**row, "values": _value(row["values"])})
+
+
+def worker_record(row: RowMapping, time: datetime, seen_within_s: float) -> WorkerRecord:
+    """Return a worker as it is at a ``time``; one whose templates cannot be read offers none."""
+    templates = _value(row["templates"])
+    offered = templates if isinstance(templates, Mapping) else {}
+    is_here = row["left_at"] is None and time - row["seen_at"] <= timedelta(seconds=seen_within_s)
+    return WorkerRecord(**{**row, "templates": offered}, is_here=is_here)
+
+
+def _value(stored: str) -> Any:
+    try:
+        return from_json(stored)
+    except ValueError:
+        return stored
+
 
 SEEN_WITHIN_S = 60.0
 """Seconds after which a worker that was not seen counts as gone: four of its heartbeats."""
@@ -53,7 +165,9 @@ class Queue(Database):
                 earlier = _found(connection, new.name)
                 if earlier is not None and earlier.submitted_at == tried_at and earlier.owner == new.owner:
                     return earlier  # an earlier try was committed although its connection broke
-                if earlier is not None and _may_follow(new, earlier):
+                if earlier is not None and (
+                    earlier.state.is_over and (new.owner, new.template) == (earlier.owner, earlier.template)
+                ):
                     # Who may run studies may delete and add submissions of their own, and change nothing of one.
                     connection.execute(delete(SubmissionRow).where(SubmissionRow.name == new.name))
                 elif earlier is not None:
@@ -237,11 +351,6 @@ def _lock(connection: Connection) -> None:
     """Let one choose at a time; on SQLite the transaction itself does."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('bss_submission'))"))
-
-
-def _may_follow(new: NewSubmission, earlier: Submission) -> bool:
-    """Return whether a submission asks for more of one that is over."""
-    return earlier.state.is_over and (new.owner, new.template) == (earlier.owner, earlier.template)
 
 
 def _taken(by: Submission | None, name: str) -> UsageError:

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, select
+
+from bssearch.records import BranchMeasurement, Environment, spec_digest
+from bssearch.storage.columns import now
+from bssearch.storage.database import Database, patiently
+from bssearch.storage.models import BranchRow, SpecRow, StudyRow, TrialRow
+from bssearch.storage.rows import column_types, from_columns, to_columns
+from bssearch.storage.statements import insert_if_absent
+
+if TYPE_CHECKING:
+    from bssearch.storage.transfer.joining import Joined
+    from bssearch.storage.transfer.study_copy import Copy
+
+import hashlib
+import json
+import math
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from typing import Any
 
-from sqlalchemy import URL, Connection, func, select
+from sqlalchemy import URL, bindparam, func, insert, update
+from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import DatabaseError
 from bssearch.records import (
-    Environment,
     Lease,
     NewStudy,
+    Observation,
     Phase,
     StudyRecord,
     TrialOutcome,
@@ -23,32 +44,307 @@ from bssearch.records import (
 )
 from bssearch.settings import database_url
 from bssearch.storage import keeping, leases, migrate, starting
-from bssearch.storage.branches import Branches
-from bssearch.storage.clock import now
 from bssearch.storage.connection.engine import create_engine_for
 from bssearch.storage.connection.urls import sqlite_file
-from bssearch.storage.database import Notify, patiently
-from bssearch.storage.findings import Findings
+from bssearch.storage.database import Notify
 from bssearch.storage.leases import IsAlive
-from bssearch.storage.lookups import (
+from bssearch.storage.measurements import Measurements
+from bssearch.storage.models import FindingRow, LogRow, ObservationRow, ProbeRow, VisitRow
+from bssearch.storage.queue import Queue, forget_submission, refuse_queued, rename_submission
+from bssearch.storage.revisions import Changes, changes, mark_changed, mark_observed, mark_probed
+from bssearch.storage.statements import (
+    EVALUATIONS,
+    OBSERVATIONS,
+    STUDIES,
+    STUDY,
+    TRIALS,
     StudySummary,
+    end_trial,
     no_study,
     stored_trial,
     study_record,
     study_summary,
     trial_id_of,
+    trial_ids_of,
     trial_record,
 )
-from bssearch.storage.measurements import Measurements
-from bssearch.storage.models import StudyRow, TrialRow
-from bssearch.storage.observations import Observations
-from bssearch.storage.queue import Queue, forget_submission, refuse_queued, rename_submission
-from bssearch.storage.revisions import Changes, changes, mark_changed
-from bssearch.storage.rows import to_columns
-from bssearch.storage.specs import Specs
-from bssearch.storage.statements import STUDIES, STUDY, TRIALS, end_trial
 from bssearch.storage.transfer.finished import FinishedStudy, Import
-from bssearch.storage.transfer.transfers import Transfers
+
+# The specs by which trials were started: budget, slots, pruner and executor of a study may change while it goes on.
+
+
+class Specs(Database):
+    """The part of the store that keeps the specs of trials."""
+
+    def keep_spec(self, study: str, spec: Mapping[str, object]) -> str:
+        """Keep a spec by which trials of a study are started, once; return its digest, for `Lease.spec`."""
+        digest = spec_digest(spec)
+
+        def keep(connection: Connection, study_id: int) -> None:
+            insert_if_absent(connection, SpecRow, {"study_id": study_id, "digest": digest, "spec": dict(spec)})
+
+        self._on_study(study, keep)
+        return digest
+
+    @patiently
+    def spec_at(self, study: str, number: int) -> Mapping[str, object] | None:
+        """Return the spec by which a trial was started, as JSON values; None where it was not kept."""
+        with self._reading() as connection:
+            query = (
+                select(SpecRow.spec)
+                .join(TrialRow, (TrialRow.study_id == SpecRow.study_id) & (TrialRow.spec_digest == SpecRow.digest))
+                .where(SpecRow.study_id == self._study_id(connection, study), TrialRow.number == number)
+            )
+            found: Mapping[str, object] | None = connection.scalar(query)
+            return found
+
+
+# The branches of longer runs that `bssearch probe branch` has trained.
+
+
+class Branches(Database):
+    """The part of the store that keeps branches."""
+
+    def save_branch(self, study: str, environment: Environment, branch: BranchMeasurement) -> None:
+        """Store a branch; one of the same digest in the same environment stays as it is."""
+
+        def save(connection: Connection, study_id: int) -> None:
+            place = {"study_id": study_id, "environment_id": self._environment_id(connection, environment)}
+            insert_if_absent(connection, BranchRow, {**to_columns(branch), **place, "measured_at": now(connection)})
+
+        self._on_study(study, save)
+
+    @patiently
+    def branches(
+        self, study: str, environment: Environment, digests: Collection[str] | None = None
+    ) -> list[BranchMeasurement]:
+        """Return a study's branches in an environment in the order of measuring, those of some digests or all."""
+        columns = [BranchRow.__table__.c[name] for name in column_types(BranchMeasurement)]
+        with self._reading() as connection:
+            query = (
+                select(*columns).where(BranchRow.study_id == self._study_id(connection, study)).order_by(BranchRow.id)
+            )
+            if digests is not None:
+                query = query.where(BranchRow.digest.in_(digests))
+            return [from_columns(BranchMeasurement, row) for row in connection.execute(query).mappings()]
+
+
+# Whole studies out of a store and into it. Its modules are imported when used: most commands need none of them.
+
+
+class Transfers(Database):
+    """The part of the store that gives and takes whole studies."""
+
+    def write_study(self, study: str, path: Path) -> Sequence[int]:
+        """Write a study with everything into a file; return the numbers of its running trials, which are left out.
+
+        The file shows one state of the database, and appears whole or not at all. Raises `NotFoundError`, `UsageError`
+        if the file cannot be written, `DatabaseError` for rows that bssearch cannot have stored.
+        """
+        from bssearch.storage.transfer.study_file import write_study
+
+        (copy,) = self.copy_studies([study], self.masked_url)
+        write_study(path, copy)
+        return copy.running
+
+    def copy_studies(self, names: Collection[str] | None, source: str) -> list[Copy]:
+        """Read some studies, or all that are not archived, without running trials, in one state of the database.
+
+        ``source`` names this database in messages. Raises `NotFoundError`, and `DatabaseError` for rows that bssearch
+        cannot have stored.
+        """
+        from bssearch.storage.transfer.study_copy import read_copy
+
+        with self._reading() as connection:
+            shown = select(StudyRow.name).where(StudyRow.archived_at.is_(None)).order_by(StudyRow.id)
+            found = connection.scalars(shown).all() if names is None else names
+            return [read_copy(connection, self._study_id(connection, name), source) for name in found]
+
+    def join_studies(self, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False) -> list[Joined]:
+        """Insert what this database lacks of some studies, in one transaction; return what was done to each.
+
+        The first study is called ``name`` if it is new here. With ``dry_run`` nothing is stored. Raises `UsageError` if
+        a copy contradicts this database (`bssearch.storage.transfer.joining`), or another study has its name.
+        """
+        from bssearch.storage.transfer.joining import join, wait_for_others
+
+        def once() -> list[Joined]:
+            with self._writing() as connection:
+                wait_for_others(connection)
+                joined = [join(connection, copy, None if index else name) for index, copy in enumerate(copies)]
+                if dry_run:
+                    connection.rollback()
+            return joined
+
+        return self._patience.run(once)
+
+
+# The answer of a study as it stood when a trial ended: read while nothing has changed since.
+
+
+class Findings(Database):
+    """The part of the store that keeps findings. A finding counts as long as its stamp equals the study's."""
+
+    @patiently
+    def stamp(self, study: str) -> str:
+        """Return a digest of what an answer is made of: it changes with every trial, probe and change of the spec."""
+        with self._reading() as connection:
+            return _stamp(connection, self._study_id(connection, study))
+
+    def save_finding(self, study: str, stamp: str, answer: Mapping[str, object], *, is_news: bool = False) -> None:
+        """Store an answer, as JSON values, in the place of an earlier one; ``stamp`` was taken before it was made.
+
+        Drivers are told of one that ``is_news``, as they are of a measurement.
+        """
+
+        def save(connection: Connection, study_id: int) -> None:
+            fields = {"stamp": stamp, "found_at": now(connection), "answer": answer}
+            if not insert_if_absent(connection, FindingRow, {"study_id": study_id, **fields}):
+                connection.execute(update(FindingRow).where(FindingRow.study_id == study_id).values(**fields))
+            if is_news:
+                mark_probed(connection, study_id)
+
+        self._on_study(study, save)
+
+    @patiently
+    def seconds_since_finding(self, study: str) -> float:
+        """Return how long ago an answer was stored, by the database's clock; infinite where none was."""
+        with self._looking() as connection:
+            query = select(FindingRow.found_at).where(FindingRow.study_id == self._study_id(connection, study))
+            found_at = connection.scalar(query)
+            return math.inf if found_at is None else (now(connection) - found_at).total_seconds()
+
+    @patiently
+    def last_finding(self, study: str) -> Mapping[str, Any] | None:
+        """Return what was stored last, whatever has changed since; None where there is nothing."""
+        with self._looking() as connection:
+            query = select(FindingRow.answer).where(FindingRow.study_id == self._study_id(connection, study))
+            last: Mapping[str, Any] | None = connection.scalar(query)
+            return last
+
+    @patiently
+    def finding(self, study: str) -> Mapping[str, Any] | None:
+        """Return the answer that was stored; None where there is none, or something has changed since."""
+        with self._reading() as connection:
+            study_id = self._study_id(connection, study)
+            stored = connection.execute(
+                select(FindingRow.stamp, FindingRow.answer).where(FindingRow.study_id == study_id)
+            ).first()
+            if stored is None or stored.stamp != _stamp(connection, study_id):
+                return None
+            answer: Mapping[str, Any] = stored.answer
+            return answer
+
+
+def _stamp(connection: Connection, study_id: int) -> str:
+    study = connection.execute(
+        select(StudyRow.name, StudyRow.spec, StudyRow.environment_id).where(StudyRow.id == study_id)
+    ).one()
+    trials = connection.execute(
+        select(TrialRow.state, func.count(), func.max(TrialRow.id), func.max(TrialRow.ended_at))
+        .where(TrialRow.study_id == study_id)
+        .group_by(TrialRow.state)
+        .order_by(TrialRow.state)
+    ).all()
+    probes = connection.execute(
+        select(func.count(), func.max(ProbeRow.id), func.max(ProbeRow.measured_at)).where(ProbeRow.study_id == study_id)
+    ).all()
+    visits = connection.execute(select(func.count(), func.max(VisitRow.id)).where(VisitRow.study_id == study_id)).all()
+    parts = [tuple(study), *([tuple(row) for row in rows] for rows in (trials, probes, visits))]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+# What trials leave: the observation of each evaluation, by step, and the last lines that each printed.
+
+_OBSERVED = insert(ObservationRow.__table__)
+_EVALUATIONS = EVALUATIONS.where(
+    TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True))
+)
+
+
+class Observations(Database):
+    """The part of the store that keeps observations and logs."""
+
+    @patiently
+    def append_observations(self, study: str, rows: Sequence[tuple[int, Observation]]) -> None:
+        """Store observations with the numbers of their trials, all or none; for a trial that runs that is no change.
+
+        Raises `DatabaseError` for a step twice, unless all are stored already as they are: an earlier try made it.
+        """
+        if not rows:
+            return
+        numbers = list(dict(rows))
+        try:
+            with self._writing() as connection:
+                study_id = self._lock_study(connection, study)
+                ids = trial_ids_of(connection, study, study_id, numbers)
+                connection.execute(_OBSERVED, [{"trial_id": ids[number], **to_columns(one)} for number, one in rows])
+                mark_observed(connection, study_id, numbers)
+        except DatabaseError as error:
+            if not isinstance(error.__cause__, IntegrityError):
+                raise
+            curves = self.curves(study, numbers)
+            stored = {(number, one.step): one for number, curve in curves.items() for one in curve}
+            if all(stored.get((number, one.step)) == one for number, one in rows):
+                return  # an earlier try was committed although its connection broke
+            keys = [(number, one.step) for number, one in rows]
+            twice = [key for key in keys if key in stored or keys.count(key) > 1]
+            if not twice:
+                raise
+            number, step = twice[0]
+            raise DatabaseError(f"trial {number} of {study!r} already has an observation at step {step}") from error
+
+    @patiently
+    def observations(self, study: str, number: int) -> list[Observation]:
+        """Return the observations of one trial by step; raise `NotFoundError` for a trial that is not."""
+        with self._reading() as connection:
+            trial_id_of(connection, study, self._study_id(connection, study), number)
+        return self.curves(study, [number])[number]
+
+    @patiently
+    def curves(self, study: str, numbers: Collection[int]) -> dict[int, list[Observation]]:
+        """Return the observations of some trials, by trial and step; a trial without any has an empty list."""
+        found: dict[int, list[Observation]] = {number: [] for number in numbers}
+        with self._reading() as connection:
+            query = OBSERVATIONS.where(
+                TrialRow.study_id == self._study_id(connection, study), TrialRow.number.in_(found)
+            )
+            for row in connection.execute(query).mappings():
+                found[row["number"]].append(from_columns(Observation, row))
+        return found
+
+    @patiently
+    def evaluations(self, study: str, numbers: Collection[int]) -> dict[int, list[tuple[float, float]]]:
+        """Return (train seconds, metric) of each evaluation of some trials, by trial and step: what pruning asks of."""
+        found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
+        with self._looking() as connection:
+            of = {"study_id": self._study_id(connection, study), "numbers": list(found)}
+            for number, train_seconds, metric in connection.execute(_EVALUATIONS, of):
+                found[number].append((train_seconds, metric))
+        return found
+
+    @patiently
+    def observation_count(self, study: str) -> int:
+        """Return how many observations a study has."""
+        with self._reading() as connection:
+            query = select(func.count()).select_from(ObservationRow).join(TrialRow)
+            study_id = self._study_id(connection, study)
+            return connection.execute(query.where(TrialRow.study_id == study_id)).scalar_one()
+
+    @patiently
+    def save_log(self, study: str, number: int, text: str) -> None:
+        """Store the last lines of a trial's worker, in the place of earlier ones."""
+        with self._writing() as connection:
+            trial_id = trial_id_of(connection, study, self._study_id(connection, study), number)
+            if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
+                connection.execute(update(LogRow).where(LogRow.trial_id == trial_id).values(text=text))
+
+    @patiently
+    def log(self, study: str, number: int) -> str | None:
+        """Return the last lines of a trial's worker, None where none were stored."""
+        with self._reading() as connection:
+            trial_id = trial_id_of(connection, study, self._study_id(connection, study), number)
+            return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))
 
 
 def open_store(url: str | URL | None = None, *, write: bool = True, notify: Notify | None = None) -> Store:

@@ -15,9 +15,8 @@ from datetime import datetime
 from sqlalchemy import Connection, bindparam, select, update
 
 from bssearch.records import TrialRecord, TrialState
-from bssearch.storage.lookups import no_study, trial_record
 from bssearch.storage.models import StudyRow, TrialRow
-from bssearch.storage.statements import TRIALS
+from bssearch.storage.statements import TRIALS, no_study, trial_record
 
 # Made once: SQLAlchemy looks through the many columns of a statement that it has not seen.
 _ALL = TRIALS.where(TrialRow.study_id == bindparam("study_id")).order_by(None)
@@ -127,10 +126,8 @@ def changes(connection: Connection, study: str, since: int) -> tuple[Changes, Co
         rows = connection.execute(query, {"study_id": row.study_id, **values}).mappings()
         # Sorted here: for rows in the order of their numbers SQLite would walk through all trials of the study.
         trials = sorted(map(trial_record, rows), key=lambda trial: trial.number)
-    has_new_probes = is_rewritten or since < row.probed_at_revision or _any_ran_out(trials)
+    has_new_probes = (
+        is_rewritten or since < row.probed_at_revision or any(trial.state is TrialState.OOM for trial in trials)
+    )
     found = Changes(revision=row.revision, is_rewritten=is_rewritten, has_new_probes=has_new_probes, trials=trials)
     return found, row
-
-
-def _any_ran_out(trials: Collection[TrialRecord]) -> bool:
-    return any(trial.state is TrialState.OOM for trial in trials)

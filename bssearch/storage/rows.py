@@ -46,17 +46,16 @@ def _nested(hint: object) -> type | None:
     return next((option for option in options if option in PREFIXES), None)
 
 
-def column_names(record_type: type, *, without: str | None = None) -> list[str]:
-    """Return the columns that hold a record's fields, but for the field ``without``; each once, in order."""
-    names: dict[str, None] = {}
+def column_types(record_type: type, *, without: str | None = None) -> dict[str, Any]:
+    """Return the columns that hold a record's fields, with their types, but for the field ``without``; in order."""
+    hints = typing.get_type_hints(record_type)
+    found: dict[str, Any] = {}
     for name, nested in layout(record_type).items():
-        if name == without:
-            continue
-        if nested is None:
-            names[name] = None
-        else:
-            names.update((PREFIXES[nested] + inner, None) for inner in column_names(nested))
-    return list(names)
+        if name != without:
+            inner = {"": hints[name]} if nested is None else column_types(nested)
+            prefix = name if nested is None else PREFIXES[nested]
+            found |= {prefix + key: kind for key, kind in inner.items()}
+    return found
 
 
 def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:

@@ -11,12 +11,11 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from bssearch.errors import UsageError
 from bssearch.records import PLANNED, Lease, TrialOutcome, TrialPlan, TrialRecord, TrialState
-from bssearch.storage.clock import database_now, now
-from bssearch.storage.lookups import trial_record
+from bssearch.storage.columns import database_now, now
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.revisions import mark_changed, raise_revision
 from bssearch.storage.rows import to_columns
-from bssearch.storage.statements import TRIALS, is_running
+from bssearch.storage.statements import TRIALS, is_running, trial_record
 
 JUST_BEFORE = timedelta(microseconds=1)
 """By how much a trial begins before the time of the database's clock. SQLite's counts milliseconds: else a trial that

@@ -49,9 +49,7 @@ class SavedRun:
 
     def samples_at(self, batch_size: int) -> int | None:
         """Return the samples seen; where only the steps are known, those of a run at this batch size."""
-        if self.samples is not None or self.step is None:
-            return self.samples
-        return self.step * batch_size
+        return self.samples if self.samples is not None or self.step is None else self.step * batch_size
 
 
 def read_checkpoint(path: Path) -> SavedRun:
@@ -66,21 +64,19 @@ def read_checkpoint(path: Path) -> SavedRun:
         raise UsageError(f"checkpoint {path} is a folder; it must be a file", hint=FORMAT_HINT)
     saved = _of_trial(path) or _of_run(path, _load(path))
     for name, value in saved.model.items():
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and not _is_finite(value):
+        if (
+            isinstance(value, torch.Tensor)
+            and value.is_floating_point()
+            and not bool((value.float() if value.element_size() == 1 else value).isfinite().all())
+        ):
             raise UsageError(f"checkpoint {path}: {name} has values that are not finite")
     return saved
-
-
-def _is_finite(value: torch.Tensor) -> bool:
-    """Return whether all values are finite; PyTorch does not ask that of numbers of eight bits."""
-    return bool((value.float() if value.element_size() == 1 else value).isfinite().all())
 
 
 def _load(path: Path) -> Any:
     """Return the content, its tensors mapped from the file where its format allows that."""
     try:
-        is_archive = zipfile.is_zipfile(path)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
         raise UsageError(
             f"checkpoint {path} cannot be read as tensors and plain values: {first_line(error)}", hint=FORMAT_HINT

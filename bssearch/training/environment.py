@@ -201,9 +201,7 @@ def _source_file(workload: object) -> Path | None:
         source = inspect.getsourcefile(workload if isinstance(workload, ModuleType) else type(workload))
     except (OSError, TypeError):  # the former in a notebook, which is no file
         return None
-    if source is None or not Path(source).is_file():
-        return None
-    return Path(source).resolve()
+    return None if source is None or not Path(source).is_file() else Path(source).resolve()
 
 
 def cudnn_version() -> str | None:

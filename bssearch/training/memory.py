@@ -259,9 +259,7 @@ def peak_process_memory_bytes(device: torch.device, status: Path = STATUS) -> in
 
     On the CPU it is the whole process's since its start (``VmHWM``); None where the system does not say.
     """
-    if device.type == "cuda":
-        return peak_memory_bytes(device)
-    return _resident_bytes("VmHWM", status)
+    return peak_memory_bytes(device) if device.type == "cuda" else _resident_bytes("VmHWM", status)
 
 
 def _resident_bytes(field: str, status: Path = STATUS) -> int | None:

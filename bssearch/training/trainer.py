@@ -291,8 +291,7 @@ class Trainer:
     def _divide_gradient(self, whole: torch.Tensor) -> None:
         """Divide the gradient by the weight of the whole batch, in place of its number of samples."""
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        factor = torch.as_tensor(self.now.batch_size / whole, dtype=gradients[0].dtype)
-        torch._foreach_mul_(gradients, factor)
+        torch._foreach_mul_(gradients, torch.as_tensor(self.now.batch_size / whole, dtype=gradients[0].dtype))
 
 
 def seed_everything(seed: int) -> None:

@@ -69,8 +69,7 @@ class Access:
             known |= {*LOOPBACK_NAMES}
         else:
             known |= {"localhost", socket.gethostname(), socket.getfqdn()}
-        normal = frozenset(_normal(name) for name in known)
-        return cls(normal, port, token, any_address=not is_loopback(host))
+        return cls(frozenset(_normal(name) for name in known), port, token, any_address=not is_loopback(host))
 
     def answers_to(self, host: str) -> bool:
         """Return whether a Host header names this server."""
@@ -164,9 +163,7 @@ class Guard:
         if len(scope["query_string"]) > MOST_QUERY_BYTES:
             size = len(scope["query_string"])
             return self._refuse(414, f"A query of {size} bytes is too long: at most {MOST_QUERY_BYTES}", "")
-        if access.token is None:
-            return None
-        return self._with_token(scope, headers)
+        return None if access.token is None else self._with_token(scope, headers)
 
     def _with_token(self, scope: Scope, headers: Headers) -> Response | None:
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)

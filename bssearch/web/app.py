@@ -25,8 +25,7 @@ from bssearch.pages.words import in_words, plural, visible, without_passwords
 from bssearch.web.access import Access, Guard
 from bssearch.web.calculator.page import calculator_page
 from bssearch.web.studies import best_page, compare_page, studies_page
-from bssearch.web.study import answer_document, study_page, study_version
-from bssearch.web.trials import trial_page, trials_page
+from bssearch.web.study import answer_document, study_page, study_version, trial_page, trials_page
 from bssearch.web.views import Asked, Databases, Document, Page
 
 STATUS: tuple[tuple[type[BSSearchError], int], ...] = (
@@ -172,8 +171,7 @@ class _Pages:
         return self._page("error.html", status, {"status": status, "path": request.url.path, **told})
 
     def _page(self, template: str, status: int, values: dict[str, Any]) -> HTMLResponse:
-        text = self._environment.get_template(template).render(self._always | values)
-        return HTMLResponse(text, status)
+        return HTMLResponse(self._environment.get_template(template).render(self._always | values), status)
 
 
 def _page_style(request: Request) -> Response:

@@ -48,8 +48,7 @@ def serve(
     token = new_token() if asks_token or needs_token else None
     with _listening(host, port) as listener:
         port = listener.getsockname()[1]
-        access = Access.of(host, port, token=token, names=names)
-        app = create_app(databases, access)
+        app = create_app(databases, Access.of(host, port, token=token, names=names))
         for line in _welcome(host, port, token, databases.names):
             tell(line)
         config = uvicorn.Config(

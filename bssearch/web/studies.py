@@ -78,7 +78,10 @@ def compare_page(asked: Asked) -> Answered:
     return View(
         template="compare.html",
         values={
-            "known": [(_named(name, place), name) for (_, name), place in zip(known, numbers, strict=True)],
+            "known": [
+                (name if place is None else f"{place}:{name}", name)
+                for (_, name), place in zip(known, numbers, strict=True)
+            ],
             "chosen": names,
             "columns": COMPARED,
             "rows": [
@@ -115,11 +118,6 @@ def best_page(asked: Asked) -> Answered:
             ],
         }
     return View(template="best.html", values=values)
-
-
-def _named(name: str, number: int | None) -> str:
-    """Return the value that a form has for a study: its name, after the number of its database where it has one."""
-    return name if number is None else f"{number}:{name}"
 
 
 def _placed(stores: list[Store], given: str) -> tuple[Store, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +23,9 @@ class Databases:
             self.names = [store.masked_url for store in stores]
         self._urls = list(urls) if urls else None
 
-    @contextmanager
-    def opened(self) -> Iterator[list[Store]]:
+    def opened(self) -> AbstractContextManager[list[Store]]:
         """Give the stores of all databases; raise what `open_databases` raises."""
-        with open_databases(self._urls) as stores:
-            yield stores
+        return open_databases(self._urls)
 
     @contextmanager
     def study(self, name: str, number: str | None = None) -> Iterator[Store]:

@@ -20,8 +20,7 @@ from torch.nn import functional
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
-from bssearch.workloads.data_folder import find_fashion_mnist
-from bssearch.workloads.idx import read_idx
+from bssearch.workloads.data_folder import find_fashion_mnist, read_idx
 from bssearch.workloads.split import evenly, stratified_order
 
 CLASSES = 10

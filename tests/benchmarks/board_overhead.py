@@ -34,7 +34,7 @@ import typer
 from bssearch import registry
 from bssearch.boards.process import BoardProcess
 from bssearch.executors.base import ExecutorSettings, Observed
-from bssearch.executors.local import LocalExecutor
+from bssearch.executors.slots import LocalExecutor
 from bssearch.records import (
     Configuration,
     Observation,

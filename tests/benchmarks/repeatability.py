@@ -27,7 +27,7 @@ import typer
 
 from bssearch.commands.unstored import run_request
 from bssearch.executors.base import ExecutorSettings
-from bssearch.executors.local import LocalExecutor
+from bssearch.executors.slots import LocalExecutor
 from bssearch.records import Configuration, Target, TrainingSettings, TrialRequest, TrialState
 from tests.benchmarks.harness import one_of, script
 

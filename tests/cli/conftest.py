@@ -8,7 +8,7 @@ from tests.search.law import LawExecutor
 def run_by_law(patch: pytest.MonkeyPatch) -> LawExecutor:
     """Have commands run their trials by the law, at once, in place of worker processes."""
     executor = LawExecutor()
-    patch.setattr("bssearch.executors.local.LocalExecutor", lambda *_, **__: executor)
+    patch.setattr("bssearch.executors.slots.LocalExecutor", lambda *_, **__: executor)
     return executor
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from bssearch.executors.base import Ended, Event, Executor, ExecutorSettings, Observed
-from bssearch.executors.local import LocalExecutor
+from bssearch.executors.slots import LocalExecutor
 from bssearch.records import Configuration, ParameterValue, Target, TrialOutcome, TrialRequest, TrialState
 
 # What the workload does in a trial is chosen by the trial's dropout, so that one worker can do all of it in turn.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.executors import local
+from bssearch.executors import slots as local
 from bssearch.executors.failures import Death
 from bssearch.executors.messages import (
     Command,

@@ -18,11 +18,11 @@ import pytest
 
 from bssearch.errors import LaunchError, UsageError, WorkloadError
 from bssearch.executors.base import Ended
-from bssearch.executors.local import LocalExecutor
 from bssearch.executors.messages import Load
 from bssearch.executors.programs import command_process
 from bssearch.executors.programs.command import LARGEST_FILE, LoadedCommand
 from bssearch.executors.programs.command_process import CommandProcess
+from bssearch.executors.slots import LocalExecutor
 from bssearch.records import (
     Configuration,
     MemoryRequest,
@@ -400,7 +400,7 @@ def test_a_trial_that_hangs_ends_with_its_worker_and_with_all_that_it_started(tm
 DRIVER = """
 import sys, time
 from pathlib import Path
-from bssearch.executors.local import LocalExecutor
+from bssearch.executors.slots import LocalExecutor
 from tests.executors.own_command import *
 executor = LocalExecutor(settings(Path(sys.argv[1]), sys.argv[2:]))
 executor.submit(request())

@@ -16,8 +16,7 @@ import pytest
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import Ended, Observed
-from bssearch.executors.local import LocalExecutor
-from bssearch.executors.slots import SlotState
+from bssearch.executors.slots import LocalExecutor, SlotState
 from bssearch.records import StepTimeRequest, TrialState
 from tests.executors.line_workload import (
     opened,

@@ -14,7 +14,7 @@ from bssearch.commands.opening import opened as opened_study
 from bssearch.commands.probe.memory import next_size, probe_memory
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Ended, Executor, ExecutorSettings, Observed
-from bssearch.executors.local import LocalExecutor
+from bssearch.executors.slots import LocalExecutor
 from bssearch.records import MemoryRequest, TrialOutcome, TrialRequest, TrialState
 from tests.executors.line_workload import request_endless_trial, worker_pids
 from tests.factories import make_spec

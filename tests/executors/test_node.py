@@ -15,10 +15,9 @@ from bssearch.errors import LaunchError
 from bssearch.executors import devices
 from bssearch.executors.base import Ended, ExecutorSettings, Observed, Program
 from bssearch.executors.loaded import LoadedWorkload
-from bssearch.executors.local import LocalExecutor
 from bssearch.executors.messages import Load
 from bssearch.executors.process import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
-from bssearch.executors.slots import COMPILE_SECONDS
+from bssearch.executors.slots import COMPILE_SECONDS, LocalExecutor
 from bssearch.records import Observation, StepTimeRequest, TrainingSettings, TrialRequest, TrialState
 from bssearch.training import memory
 from tests.executors.line_workload import request_trial, write_workload

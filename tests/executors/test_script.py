@@ -15,10 +15,10 @@ import pytest
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Ended, ExecutorSettings, Program
-from bssearch.executors.local import LocalExecutor
 from bssearch.executors.messages import Load
 from bssearch.executors.process import THREAD_VARIABLES
 from bssearch.executors.programs.script import LoadedScript
+from bssearch.executors.slots import LocalExecutor
 from bssearch.records import (
     Configuration,
     MemoryRequest,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bssearch.executors.base import ExecutorSettings
-from bssearch.executors.local import LocalExecutor
+from bssearch.executors.slots import LocalExecutor
 from bssearch.records import Observation, TrainingSettings, TrialOutcome, TrialRequest, TrialState
 from bssearch.training.batches import place
 from bssearch.training.clock import clock_for

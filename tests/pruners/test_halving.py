@@ -7,8 +7,7 @@ import math
 import pytest
 
 from bssearch.pruners.base import Action
-from bssearch.pruners.halving import FIRST, LEADERS, PROMOTED, rung_of, seconds_of
-from bssearch.pruners.pace import Pace
+from bssearch.pruners.pace import FIRST, LEADERS, PROMOTED, Pace, rung_of, seconds_of
 from tests.pruners.field import Field, progress
 
 LIMIT = 160.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bssearch.pruners.base import Action
-from bssearch.pruners.halving import FIRST
-from bssearch.pruners.pace import FROM, Balanced, Fast, Pace, Safe
+from bssearch.pruners.pace import FIRST, FROM, Balanced, Fast, Pace, Safe
 from tests.pruners.field import Field, progress
 
 

@@ -52,7 +52,7 @@ def walked(configuration: Configuration, spread: float) -> tuple[int, int, float
         if schedule is not None and schedule.noise_share is not None:
             size = max(one.batch_size for one in schedule.stages if one.batch_size <= max(size, critical))
         elif schedule is not None:
-            size = schedule.stage_at(samples).batch_size
+            size = next(one.batch_size for one in reversed(schedule.stages) if one.start_samples <= samples)
         off = math.log(rates[size] / (0.1 * math.sqrt(size / 32)))
         progress += size / (size + critical) / (1 + off**2)
         steps, samples, seconds = steps + 1, samples + size, seconds + step_seconds(size)

@@ -22,10 +22,16 @@ from sqlalchemy.schema import CreateTable
 
 from bssearch.errors import DatabaseError, SchemaError, UsageError
 from bssearch.settings import DEFAULT_DATABASE_URL, NETWORK_FILE_VARIABLE, database_url
-from bssearch.storage.access import mounts
-from bssearch.storage.access.mounts import file_system_of, is_shared_by_machines
 from bssearch.storage.columns import UtcDateTime
-from bssearch.storage.connection.engine import create_engine_for, looking, reading, writing
+from bssearch.storage.connection import engine as mounts
+from bssearch.storage.connection.engine import (
+    create_engine_for,
+    file_system_of,
+    is_shared_by_machines,
+    looking,
+    reading,
+    writing,
+)
 from bssearch.storage.connection.urls import masked, parse_url, without_secrets
 from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store

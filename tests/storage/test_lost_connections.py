@@ -16,8 +16,8 @@ from sqlalchemy import Connection, event
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.queue.submission import SubmissionState
 from bssearch.records import TrialOutcome, TrialState
+from bssearch.storage import database as patience
 from bssearch.storage import leases
-from bssearch.storage.connection import patience
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_probe
 from tests.postgres import Postgres

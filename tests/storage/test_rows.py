@@ -21,13 +21,21 @@ from bssearch.records import (
     TrialState,
     Visit,
 )
-from bssearch.storage.branches import BranchRow
-from bssearch.storage.models import Base, EnvironmentRow, ObservationRow, ProbeRow, StudyRow, TrialRow, VisitRow
-from bssearch.storage.rows import PREFIXES, column_names, from_columns, layout, to_columns
+from bssearch.storage.models import (
+    Base,
+    BranchRow,
+    EnvironmentRow,
+    ObservationRow,
+    ProbeRow,
+    StudyRow,
+    TrialRow,
+    VisitRow,
+)
+from bssearch.storage.rows import PREFIXES, column_types, from_columns, layout, to_columns
 from tests.factories import make_environment, make_trial
 
 NOT_IN_THE_ROW = (Environment, StepTimeError)
-ONLY_OF_NOISE = {"step", "metric", *(f"noise_{name}" for name in column_names(GradientNoise))}
+ONLY_OF_NOISE = {"step", "metric", *(f"noise_{name}" for name in column_types(GradientNoise))}
 TABLES: list[tuple[type[Base], type, set[str]]] = [
     (EnvironmentRow, Environment, {"id", "digest"}),
     (
@@ -76,7 +84,7 @@ def test_the_columns_are_annotated_as_the_fields(table: type[Base], record_type:
 def test_a_finished_trial_comes_back_from_its_columns() -> None:
     trial = make_trial(3, sampled={"lr": 0.5, "momentum": None}, peak_memory_bytes=2**40, traceback="…")
     columns = to_columns(trial)
-    assert set(columns) == set(column_names(TrialRecord))
+    assert set(columns) == set(column_types(TrialRecord))
     assert from_columns(TrialRecord, columns) == trial
 
 
@@ -90,7 +98,7 @@ def test_an_inner_record_can_be_absent() -> None:
 
 def test_no_two_fields_of_a_trial_share_a_column_but_the_state() -> None:
     names = [field.name for field in dataclasses.fields(TrialRecord) if field.name not in {"configuration", "outcome"}]
-    inner = [name for nested in PREFIXES if nested is TrialOutcome for name in column_names(nested)]
+    inner = [name for nested in PREFIXES if nested is TrialOutcome for name in column_types(nested)]
     assert set(names) & set(inner) == {"state"}
 
 

@@ -26,9 +26,9 @@ from bssearch.planning.memory import MemoryRequest
 from bssearch.planning.requests import Request, read
 from bssearch.planning.scale import ScaleRequest
 from bssearch.planning.trade_off import plan_trade_off
+from bssearch.web.calculator.asking import Part
 from bssearch.web.calculator.fields import FIELDS, PRESETS, Field
 from bssearch.web.calculator.page import LONGEST_ECHO, calculated
-from bssearch.web.calculator.parts import Part
 from tests.cli.task import bssearch
 from tests.web.serving import rendered
 

@@ -207,7 +207,7 @@ class TestTrials:
         )
 
     def test_many_are_shown_in_pages_that_lead_on(self, pages: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bssearch.web.trials.PAGE_TRIALS", 5)
+        monkeypatch.setattr("bssearch.web.study.PAGE_TRIALS", 5)
         first = pages.get("/studies/task/trials?state=reached").text
         assert first.count("/studies/task/trials/") == 5
         assert 'href="?state=reached&amp;page=2"' in first

@@ -21,8 +21,7 @@ from bssearch.errors import DatabaseError, TargetNotReachedError, UsageError
 from bssearch.pages.words import plural
 from bssearch.records import Goal, StudyRecord, Target
 from bssearch.search.finding import answer
-from bssearch.spec.changes import changed_fields
-from bssearch.spec.stored import spec_of
+from bssearch.spec.stored import changed_fields, spec_of
 from bssearch.storage.repository import Store
 from bssearch.workloads.base import SHIPPED
 

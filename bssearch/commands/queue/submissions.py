@@ -19,8 +19,8 @@ from bssearch.records import TrialState
 from bssearch.search.leases.owner import is_alive
 from bssearch.settings import user_name
 from bssearch.spec.yaml_values import shortened
-from bssearch.storage.lookups import StudySummary
 from bssearch.storage.repository import Store
+from bssearch.storage.statements import StudySummary
 
 
 def cancel_study(store: Store, study: str) -> Submission:

@@ -181,8 +181,7 @@ class LoadedCommand(LoadedProgram):
             try:
                 if process.connects(is_over):
                     talk = Conversation(process, stop, relaying(on_progress, on_observation), process.kernel_kills)
-                    found = talk.hold(self.assigned(request))
-                    return outcome_of(found, request, stop(), process.last_lines)
+                    return outcome_of(talk.hold(self.assigned(request)), request, stop(), process.last_lines)
                 if process.has_reported:
                     self.check_places(request.configuration)
                 while not is_over() and process.goes_on():

@@ -173,8 +173,7 @@ class CommandProcess:
         self.began, self.kernel_kills = time.monotonic(), kernel_memory_kills()
         with ExitStack() as kept:
             try:
-                pipe = self._open_pipe(kept)
-                self._process = _started(command, folder, pipe, self._socket.path)
+                self._process = _started(command, folder, self._open_pipe(kept), self._socket.path)
                 assert self._process.stdout is not None, "it was asked for"
                 kept.callback(self._process.stdout.close)
                 kept.callback(self._process.kill)

@@ -76,8 +76,7 @@ class ReportedTrial:
             waiting, self._waiting = self._waiting, None
             self._observe(waiting, began - self._zero)
         if self.ending is None:
-            seconds = now - self._zero if report.seconds is None else report.seconds
-            self._observe(report, seconds)
+            self._observe(report, now - self._zero if report.seconds is None else report.seconds)
 
     def look(self, asked: tuple[TrialState, str] | None, now: float) -> None:
         """End the trial where it is asked to, or has trained past its limit by the wall clock."""

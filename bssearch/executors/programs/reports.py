@@ -200,7 +200,7 @@ class ReportReader:
                 shown = json.dumps(one)
                 said = f"{name} = {_shown(shown, quoted=False)}, not a number{_remedy(one)}"
                 raise UsageError(f"a JSON line of the command has {said}")
-            if value is not None and (name in self._numbers or _is_name(name)):
+            if value is not None and (name in self._numbers or (len(name) <= LONGEST_NAME and name.isprintable())):
                 found[name] = value
         return found
 
@@ -214,10 +214,6 @@ class ReportReader:
                 f"a line of more than {self._longest} bytes has {', '.join(names)}: {_shown(beginning)}; "
                 "the command must print shorter lines"
             )
-
-
-def _is_name(text: str) -> bool:
-    return len(text) <= LONGEST_NAME and text.isprintable()
 
 
 def _number_in(match: re.Match[str], name: str) -> float:

@@ -49,8 +49,7 @@ class Node:
 
     def slots(self, threads: int, gpus: int) -> int:
         """Return how many slots of so many threads and GPUs there is room for."""
-        rooms = [self.cpus // threads, *([self.gpus // gpus] if gpus else [])]
-        return int(min(rooms))
+        return int(min([self.cpus // threads, *([self.gpus // gpus] if gpus else [])]))
 
 
 class Cluster:

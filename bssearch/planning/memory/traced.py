@@ -83,8 +83,7 @@ def plan_model(asked: MemoryRequest) -> MemoryPlan:
 def _traces(asked: MemoryRequest, optimizer: str | None) -> tuple[StepLifetimes, StepLifetimes, nn.Module]:
     """Return the traces of a step at both sizes, sharded as asked, and the model."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    dtype = DTYPES[asked.precision] if asked.form.mixed == "pure" else None
-    model = build_model(asked, mode, dtype)
+    model = build_model(asked, mode, DTYPES[asked.precision] if asked.form.mixed == "pure" else None)
     if asked.checkpointing:
         checkpoint_blocks(model.module, asked.name)
     step = Step(

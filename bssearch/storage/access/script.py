@@ -5,9 +5,8 @@ from __future__ import annotations
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 
-import bssearch.storage.branches
 import bssearch.storage.queue
-import bssearch.storage.specs  # noqa: F401 - each has a table
+import bssearch.storage.repository  # noqa: F401 - each has a table
 from bssearch.storage.access.grants import Roles, right_statements, role_statements
 from bssearch.storage.migrate import SCHEMA_HEAD, UPGRADE_COMMAND, VERSION_TABLE, beside_tables
 from bssearch.storage.models import Base

@@ -19,12 +19,11 @@ from bssearch.records import (
     TrialRecord,
 )
 from bssearch.storage import keeping
-from bssearch.storage.clock import now
-from bssearch.storage.lookups import study_record
+from bssearch.storage.columns import now
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.revisions import raise_revision
 from bssearch.storage.rows import to_columns
-from bssearch.storage.statements import STUDY
+from bssearch.storage.statements import STUDY, study_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,12 +24,13 @@ from sqlalchemy.exc import DataError, IntegrityError
 from bssearch.errors import OtherDeviceError, UsageError
 from bssearch.records import TrialState
 from bssearch.spec.model import IMPORTED
+from bssearch.storage.integrity import shown
 from bssearch.storage.keeping import check_name
 from bssearch.storage.leases import ended_by
 from bssearch.storage.models import EnvironmentRow, FindingRow, LogRow, ObservationRow, StudyRow, TrialRow
 from bssearch.storage.revisions import raise_revision
 from bssearch.storage.statements import insert_if_absent, is_running, of_its_kind
-from bssearch.storage.transfer.layout import LAYOUTS, Kind, shown, words
+from bssearch.storage.transfer.layout import LAYOUTS, Kind, words
 from bssearch.storage.transfer.study_copy import AT_ONCE, Copy, Row, check_study, read_copy
 
 ASKED = frozenset(

@@ -16,20 +16,20 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from sqlalchemy import Column, Table
 
 from bssearch.errors import UsageError
-from bssearch.storage.branches import BranchRow
 from bssearch.storage.columns import Sentences
-from bssearch.storage.integrity import LARGEST, LARGEST_WHOLE, LONGEST, OF_SCALARS, is_scalar, storage_type
+from bssearch.storage.integrity import LARGEST, LARGEST_WHOLE, OF_SCALARS, is_scalar, shown, storage_type
 from bssearch.storage.models import (
+    BranchRow,
     EnvironmentRow,
     FindingRow,
     LogRow,
     ObservationRow,
     ProbeRow,
+    SpecRow,
     StudyRow,
     TrialRow,
     VisitRow,
 )
-from bssearch.storage.specs import SpecRow
 
 OWN = frozenset(
     {
@@ -94,12 +94,6 @@ def words(kind: Kind, row: Mapping[str, Any]) -> str:
         return f"trial {shown(row.get('number'))}"
     keys = ", ".join(f"{name} {shown(row.get(name))}" for name in LAYOUTS[kind].keys)
     return f"{kind} ({keys})" if keys else str(kind)
-
-
-def shown(value: object) -> str:
-    """Return a value for a message, cut if it is long."""
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def _bounded(value: float) -> float:

@@ -21,8 +21,9 @@ from typing import Any
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.files import check_file, replacing
 from bssearch.storage.connection.engine import from_json
+from bssearch.storage.integrity import shown
 from bssearch.storage.migrate import REVISIONS, SCHEMA_HEAD, UNRELEASED
-from bssearch.storage.transfer.layout import Kind, shown
+from bssearch.storage.transfer.layout import Kind
 from bssearch.storage.transfer.study_copy import Copy
 
 FORMAT = "bssearch study"

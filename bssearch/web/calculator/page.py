@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from bssearch.pages.words import visible
-from bssearch.web.calculator.asking import LONGEST_VALUE, YES
+from bssearch.web.calculator.asking import LONGEST_VALUE, YES, Part, Refusal
 from bssearch.web.calculator.fields import FIELDS, FIELDSETS, GROUPS, PRESETS, Field, Fieldset
-from bssearch.web.calculator.parts import Part, Refusal
 from bssearch.web.calculator.results import NEVER_TAKEN, results
 from bssearch.web.views import Answered, Asked, View
 

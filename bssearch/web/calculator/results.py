@@ -16,10 +16,8 @@ from bssearch.planning.memory.numbers import changed, plan_numbers
 from bssearch.planning.requests import options_of
 from bssearch.planning.scale import LARGEST_MICRO, ScaleRequest, plan_devices
 from bssearch.planning.trade_off import TradeOff, plan_trade_off
-from bssearch.web.calculator.asking import Asking
-from bssearch.web.calculator.memory_figure import memory_figure
-from bssearch.web.calculator.parts import DrawnFigure, Part
-from bssearch.web.calculator.trade_off_figure import trade_off_figure
+from bssearch.web.calculator.asking import Asking, DrawnFigure, Part
+from bssearch.web.calculator.memory_figure import memory_figure, trade_off_figure
 
 LARGEST_DRAWN = 2**30
 """The largest micro-batch that is drawn."""
