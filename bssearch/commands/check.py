@@ -68,10 +68,9 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
             f"would take {expected:.3g} s, more than {LONGEST_S:g}",
         )
         return
-    runs = _Runs(spec, executor)
-    before = runs.losses(configuration)
-    for name, value in others.items():
-        if before is not None and runs.losses(_with(configuration, name, value)) == before:
+    before = _losses(spec, executor, 2, configuration)
+    for number, (name, value) in enumerate(others.items(), start=3):
+        if before is not None and _losses(spec, executor, number, _with(configuration, name, value)) == before:
             takes = "build_model" if name == "dropout" or name.startswith("model.") else "loss"
             own = _shown(configuration.parameters.get(name, getattr(configuration, name, None)))
             yield (
@@ -100,9 +99,8 @@ def _other_value(spec: StudySpec, configuration: Configuration, name: str) -> fl
 
 def _with(configuration: Configuration, name: str, value: ParameterValue) -> Configuration:
     """Return a configuration with another value of a parameter."""
-    if name in configuration.parameters:
-        return replace(configuration, parameters={**configuration.parameters, name: value})
-    changed: dict[str, Any] = {name: value}
+    own = configuration.parameters
+    changed: dict[str, Any] = {"parameters": {**own, name: value}} if name in own else {name: value}
     return replace(configuration, **changed)
 
 
@@ -115,31 +113,24 @@ def _seconds(probe: ProbeRecord) -> float:
     return (2 + STEPS + 1) * (probe.step_seconds or 0.0) + 3 * (probe.evaluation_seconds or 0.0)
 
 
-class _Runs:
-    """Runs of the same few steps, from the same seed."""
-
-    def __init__(self, spec: StudySpec, executor: Executor) -> None:
-        self._spec = spec
-        self._executor = executor
-        self._number = 1
-
-    def losses(self, configuration: Configuration) -> list[tuple[int, float, float | None]] | None:
-        """Return step, metric and loss of each evaluation; None of a run that came to no loss."""
-        self._number += 1
-        request = TrialRequest(
-            number=self._number,
-            configuration=configuration,
-            seed=trial_seed(self._spec.seed, Phase.PROBE, 0),
-            target=self._spec.record_target,
-            train_seconds_limit=self._spec.budget.trial_train_seconds,
-            limit_state=TrialState.CAPPED,
-            eval_every_steps=STEPS,
-            stop_at_target=False,
-            threads=self._spec.executor.threads,
-        )
-        _, curve = run_request(self._executor, request, until_step=STEPS)
-        seen = [(one.step, one.metric, one.loss) for one in curve if one.step <= STEPS]
-        return seen if any(loss is not None for *_, loss in seen) else None
+def _losses(
+    spec: StudySpec, executor: Executor, number: int, configuration: Configuration
+) -> list[tuple[int, float, float | None]] | None:
+    """Return step, metric and loss of each evaluation of a few steps, the same each time; None without any loss."""
+    request = TrialRequest(
+        number=number,
+        configuration=configuration,
+        seed=trial_seed(spec.seed, Phase.PROBE, 0),
+        target=spec.record_target,
+        train_seconds_limit=spec.budget.trial_train_seconds,
+        limit_state=TrialState.CAPPED,
+        eval_every_steps=STEPS,
+        stop_at_target=False,
+        threads=spec.executor.threads,
+    )
+    _, curve = run_request(executor, request, until_step=STEPS)
+    seen = [(one.step, one.metric, one.loss) for one in curve if one.step <= STEPS]
+    return seen if any(loss is not None for *_, loss in seen) else None
 
 
 CHANCE_TOLERANCE = 0.1

@@ -291,7 +291,7 @@ class Driver(Host):
     def _search_ended(self, reason: str) -> None:
         """Say why the search has ended, and store it for `status`."""
         self._note_once(f"the search has ended: {reason}")
-        end = SearchEnd(reason, self.engine.history.spent, self.spec.budget)
+        end = SearchEnd(reason=reason, spent=self.engine.history.spent, budget=self.spec.budget)
         self._recorder.keep_last_finding(end)
         self.listener.search_ended(reason, self.engine.history)
 
@@ -320,7 +320,6 @@ class Driver(Host):
         trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
         if trial is None:
             self._is_contended = True
-            self._feed(events.Refused(plan))
             return
         self._shift.work()
         waited = None if plan.resumed is None else self.engine.history.trial(plan.resumed)
