@@ -252,11 +252,9 @@ def decide(
     sizes = sorted({one.configuration.batch_size for one in [*confirmed, *searched]})
     by_batch = {}
     for size in sizes:
-        for pool in (confirmed, searched):
-            here = [one for one in pool if one.configuration.batch_size == size]
-            if here:
-                by_batch[size] = min(here, key=lambda one: (one.value, one.mean, -one.watched_seconds))
-                break
+        pools = ([one for one in pool if one.configuration.batch_size == size] for pool in (confirmed, searched))
+        here = next(filter(None, pools))
+        by_batch[size] = min(here, key=lambda one: (one.value, one.mean, -one.watched_seconds))
     finished = [one for one in confirmed if math.isfinite(one.value)]
     pool = finished or [one for one in searched if math.isfinite(one.value)]
     if not pool:

@@ -157,12 +157,6 @@ def batch_normalisation_caveats(spec: StudySpec, found: WorkloadDescription) -> 
     )
 
 
-def workload_has_changed(study: StudyRecord, found: WorkloadDescription) -> bool:
-    """Return whether the workload's file is another than when the study was bound to its device."""
-    before = study.environment
-    return before is not None and before.workload_revision != found.environment.workload_revision
-
-
 def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
     """Raise `UsageError` where the study has trials of the earlier code that are not merely lost or failed."""
     if all(trial.state.is_missing for trial in store.trials(study.name)):
@@ -209,14 +203,6 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
     if given.in_process is not None:
         changed["executor"] = spec.executor.model_copy(update={"name": INLINE, "address": None})
     return spec.model_copy(update=changed)
-
-
-def in_this_process(given: GivenWorkload) -> str:
-    """Return what to know of trials whose code no other process can load."""
-    return (
-        f"{given.label} lies in no file that a worker process could load: its trials run in this process, one at a "
-        "time, and a crash or a hang is one of this process"
-    )
 
 
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch) -> StudySpec:
@@ -347,7 +333,10 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
             if given is None or (given.in_process is None and given.name == spec.workload):
                 remember(spec, store.study(spec.name), Path(launch.folder))
             elif given.in_process is not None and asked.executor.name != INLINE:
-                listener.note(in_this_process(given))
+                listener.note(
+                    f"{given.label} lies in no file that a worker process could load: its trials run in this process, "
+                    "one at a time, and a crash or a hang is one of this process"
+                )
             with (
                 _not_left_empty(store, spec.name) if is_new else nullcontext(),
                 nullcontext() if reporter is None else reporter.reporting(store, spec, found.train_samples),
@@ -490,21 +479,23 @@ def _open_study(
     check_question(spec, study)
     if stored is not None:
         spec = with_all_that_is_asked(spec, stored, store)
-    has_changed = workload_has_changed(study, found)
+    before = study.environment
+    has_changed = before is not None and before.workload_revision != found.environment.workload_revision
     if has_changed and not launch.allow_changed_workload:
         refuse_changed_workload(study, store)
     if launch.pretended_gib is None:
         store.bind_environment(spec.name, found.environment, again=has_changed)
         store.update_spec(spec.name, spec.model_dump(mode="json"))
     listener.opened(study, store.masked_url, continued=stored is not None)
-    if stored is None and (outside := spec.space.outside(spec.default_configuration)):
-        listener.note(f"the default configuration lies outside the search space: {'; '.join(outside)}")
-    for note in differences(spec, study, found):
-        listener.note(note)
-    for _, sentence in batch_normalisation_caveats(spec, found):
-        listener.note(sentence)
-    if found.notice is not None:
-        listener.note(found.notice)
+    outside = "; ".join(spec.space.outside(spec.default_configuration)) if stored is None else ""
+    for note in (
+        outside and f"the default configuration lies outside the search space: {outside}",
+        *differences(spec, study, found),
+        *(sentence for _, sentence in batch_normalisation_caveats(spec, found)),
+        found.notice,
+    ):
+        if note:
+            listener.note(note)
     return spec, stored is None
 
 
