@@ -328,13 +328,14 @@ def caveats(
     target: Target,
     runs: Sequence[TrialRecord],
     noise_scale: float | None,
-    about_noise: Sequence[Notice],
+    of_noise: Sequence[Notice],
     epochs: float | None,
 ) -> list[Notice]:
     """Return what a quick answer does not tell: it is made for the time to a target from scratch.
 
     ``preset`` is what completed the spec. ``runs`` are compared at the ``target``, which may be a part of the way to
-    the study's. ``about_noise`` is what limits the noise scale, ``epochs`` are those of the default until its target, None if they are not known.
+    the study's. ``of_noise`` is what limits the noise scale, ``epochs`` are those of the default until its target,
+    None if they are not known.
     """
     sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
     rests = f"the answer rests on the noise scale alone, which is {PROXY}"
@@ -347,7 +348,7 @@ def caveats(
             f"the default did not reach {spec.target.metric} {spec.target.value:g} in the time: runs are "
             f"compared at {target.value:.4g}, and the critical batch size grows on the way to the target",
         ),
-        *((one.code, True, one.message) for one in about_noise),
+        *((one.code, True, one.message) for one in of_noise),
         (
             "one_batch_size",
             len(sizes) < 2,
