@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from bssearch.analysis.confirmation_runs import ENOUGH_RUNS, begun_late, fewest_runs, ignore_their_seeds
+from bssearch.analysis.law.batch_model import around
 from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.samples_to_target import samples_after
 from bssearch.analysis.objectives.seconds import seconds_to_target
@@ -131,14 +132,9 @@ class Verdict:
         That is its own alone where the law decides, and its median is not.
         """
         sizes = list(self.by_batch)
-        low = high = sizes.index(self.optimal.configuration.batch_size)
-        if not self._is_flat(sizes[low]):
-            return sizes[low], sizes[low]
-        while low > 0 and self._is_flat(sizes[low - 1]):
-            low -= 1
-        while high < len(sizes) - 1 and self._is_flat(sizes[high + 1]):
-            high += 1
-        return sizes[low], sizes[high]
+        own = sizes.index(self.optimal.configuration.batch_size)
+        first, last = around(own, np.array([self._is_flat(size) for size in sizes])) or (own, own)
+        return sizes[first], sizes[last]
 
     @cached_property
     def tied(self) -> list[int]:

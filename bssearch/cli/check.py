@@ -19,6 +19,7 @@ from bssearch.cli.arguments import (
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
 from bssearch.errors import UsageError
 from bssearch.intervals import FLAT_RATIO
+from bssearch.pages.words import plural
 
 if TYPE_CHECKING:
     from bssearch.analysis.law.quick import QuickAnswer
@@ -193,7 +194,7 @@ def print_quick(found: QuickAnswer) -> None:
     critical = found.b_crit
     noise = "not measured" if found.noise_scale is None else f"{found.noise_scale:.3g} samples"
     out.print(
-        f"It rests on {_runs(len(found.runs))} in {found.seconds:.0f} s; critical "
+        f"It rests on {plural(len(found.runs), 'run')} in {found.seconds:.0f} s; critical "
         f"batch size {critical.estimate:.3g} [{critical.low:.3g}, {critical.high:.3g}], gradient noise scale {noise}."
     )
     print_table([one.model_dump() for one in found.runs], QUICK_COLUMNS)
@@ -212,10 +213,6 @@ def print_quick(found: QuickAnswer) -> None:
         "what a fine-tuning forgets."
     )
     out.print("next: bssearch run SPEC searches from there, tunes and confirms")
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
 
 
 def _in_the_workload(found: Check) -> str:

@@ -10,6 +10,7 @@ import typer
 from bssearch.cli.arguments import DatabaseOption, NameArgument, existing_store
 from bssearch.cli.output import cell
 from bssearch.errors import CheckpointError, UsageError
+from bssearch.pages.words import plural
 from bssearch.records import ParameterValue
 
 
@@ -72,8 +73,8 @@ def delete(
     from bssearch.pruners.checkpoints import Checkpoints
 
     with existing_store(db) as store:
-        trials, observations = len(store.trials(study)), store.observation_count(study)
-        what = f"study {study} with {_count(trials, 'trial')} and {_count(observations, 'observation')}"
+        trials, observations = len(store.trials(study)), store.observationplural(study)
+        what = f"study {study} with {plural(trials, 'trial')} and {plural(observations, 'observation')}"
         if not yes:
             if not sys.stdin.isatty():
                 raise UsageError(
@@ -90,7 +91,3 @@ def delete(
         except CheckpointError as error:
             typer.echo(f"what waited of it may be left: {error}", err=True)
     typer.echo(f"deleted {what}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

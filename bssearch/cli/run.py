@@ -53,7 +53,6 @@ def run(
         plan = planned(study)
         show_model(form, plan, print_dry_run, [plan])
         return
-    from bssearch.cli.answer import print_found
     from bssearch.commands.run import run_study
 
     with watch() as listener:

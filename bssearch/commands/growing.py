@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bssearch.analysis.answer import Answer, BatchScheduleAnswer
 from bssearch.analysis.growing import typical_run
+from bssearch.analysis.shape import Parameters
 from bssearch.batch_schedule import NOISE_SHARE, RATE_RULE, BatchSchedule, Stage, run_stages
 from bssearch.errors import UsageError
 from bssearch.records import BATCH_SCHEDULE, BATCH_STAGES
 from bssearch.space import DECAY_SHARE
+from bssearch.storage.repository import Store
 from bssearch.training.schedule import ONE_CYCLE_END, ONE_CYCLE_RISE, ONE_CYCLE_START, horizon_steps
-
-if TYPE_CHECKING:
-    from bssearch.analysis.shape import Parameters
-    from bssearch.storage.repository import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bssearch import registry
 from bssearch.analysis.objectives.base import objective_of
@@ -25,6 +25,7 @@ from bssearch.pruners.base import make_pruner
 from bssearch.pruners.checkpoints import check_checkpoint_place
 from bssearch.records import Environment, StudyRecord, WorkloadDescription
 from bssearch.samplers.base import make_sampler
+from bssearch.search.driver import Driver
 from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.search.shift import Shift
@@ -40,9 +41,6 @@ from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.starting import archived
 from bssearch.workloads.base import lies_in_no_file, refuse_while_importing
 from bssearch.workloads.given import GivenWorkload, given_workload
-
-if TYPE_CHECKING:
-    from bssearch.search.driver import Driver
 
 MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
 """The parts of a spec that are no part of its question, and whose change is told when a study goes on."""
@@ -298,8 +296,6 @@ class OpenStudy:
 
     def driver(self) -> Driver:
         """Return a driver of the study's trials."""
-        from bssearch.search.driver import Driver
-
         return Driver(self.spec, self.store, self.executor, self.environment, self.listener, shift=self.shift)
 
     def history(self) -> History:
