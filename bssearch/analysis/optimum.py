@@ -339,8 +339,8 @@ def runs_to_settle(log_deviation: float, ratio: float) -> int:
     runs = 2
     while math.isfinite(effect) and runs < 100_000:
         freedom = 2 * (runs - 1)
-        limit = stdtrit(freedom, 0.975)
-        if not nctdtr(freedom, effect * math.sqrt(runs / 2), limit) > 0.2:  # NaN where the effect is huge
+        # NaN where the effect is huge
+        if not nctdtr(freedom, effect * math.sqrt(runs / 2), stdtrit(freedom, 0.975)) > 0.2:
             break
         runs += max(1, runs // 50)
     return runs

@@ -103,12 +103,15 @@ def law_lines(found: Answer) -> Iterator[str]:
     if fit.verdict == "too_few_points":
         yield "No law of steps against batch size yet: it takes three tuned batch sizes."
         return
-    says = f"Critical batch size {fit.b_crit.in_words}"
-    if fit.b_crit.high is None:
-        says += " (the steps show no bend up to the largest batch size run): steps = S_min · (1 + it / B)"
-    else:
-        says += f": steps = {number(fit.s_min)} · (1 + it / B)"
-    yield f"{says}, which {_how_it_fits(fit)} (largest residual {fit.max_residual:.0%})."
+    says = (
+        " (the steps show no bend up to the largest batch size run): steps = S_min · (1 + it / B)"
+        if fit.b_crit.high is None
+        else f": steps = {number(fit.s_min)} · (1 + it / B)"
+    )
+    yield (
+        f"Critical batch size {fit.b_crit.in_words}{says}, which {_how_it_fits(fit)} "
+        f"(largest residual {fit.max_residual:.0%})."
+    )
     if fit.predicted is not None and fit.verdict == "fits":
         yield f"With the step times it predicts the least time at {fit.predicted.in_words}."
 
@@ -137,9 +140,8 @@ def measured_lines(found: Measured) -> Iterator[str]:
             f"{memory.smallest_that_does_not} does not."
         )
     if noise is not None:
-        where = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
-        if noise.trials is not None:
-            where = f"pooled over {noise.trials} trials of batch {noise.batch_size}"
+        one = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
+        where = one if noise.trials is None else f"pooled over {noise.trials} trials of batch {noise.batch_size}"
         scale = noise_scale(noise.scale, noise.low, noise.high)
         adam = "" if noise.adam_low is None else f", {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)}"
         place = "near the target" if noise.far_from_target is None else f"far from the target ({noise.far_from_target})"

@@ -93,8 +93,7 @@ def _other_value(spec: StudySpec, configuration: Configuration, name: str) -> fl
     low, high = bounds(getattr(spec.space, name))
     if low == high:
         return None
-    default = getattr(configuration, name)
-    return float(max(low, high, key=lambda end: abs(end - default)))
+    return float(max(low, high, key=lambda end: abs(end - getattr(configuration, name))))
 
 
 def _with(configuration: Configuration, name: str, value: ParameterValue) -> Configuration:

@@ -437,14 +437,13 @@ def _notes(stored: Stored) -> Iterator[str]:
     trial, environment = stored.trial, stored.environment
     started = f", started by {trial.started_by}" if trial.started_by else ""
     yield f"trial {trial.number} of {stored.study.name}: {trial.state}, seed {trial.seed}{started}"
-    code = f"workload {stored.spec.workload}"
-    if environment.workload_revision is not None:
-        code += f", its file of digest {environment.workload_revision}"
-    if environment.git_revision is not None:
-        code += f", git revision {environment.git_revision}"
-    if environment.git_dirty:
-        code += " with changes that are not committed"
-    yield f"code: {code}" + (
+    code = [
+        f"workload {stored.spec.workload}",
+        environment.workload_revision and f"its file of digest {environment.workload_revision}",
+        environment.git_revision and f"git revision {environment.git_revision}",
+    ]
+    dirty = " with changes that are not committed" if environment.git_dirty else ""
+    yield f"code: {', '.join(filter(None, code))}{dirty}" + (
         ""
         if stored.spec.workload in SHIPPED
         else "; its file is looked up from this folder; one that has changed since is run with --workload"

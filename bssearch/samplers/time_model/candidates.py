@@ -170,8 +170,7 @@ class SpaceCandidates:
             )
             for share in shares
         ]
-        made = [self._add(*one) for one in near + spread]
-        return np.array(sorted({*tried, *made}))
+        return np.array(sorted({*tried, *(self._add(*one) for one in near + spread)}))
 
     def _add(self, batch_size: int, coordinates: Coordinates) -> int:
         key = (batch_size, *(coordinates[one.name] for one in self._dimensions))
