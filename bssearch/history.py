@@ -466,7 +466,7 @@ class History:
         self.spent += by * (not state.is_missing)
         self.ended += by * (state.is_finished and state is not TrialState.PAUSED)
         self._failed[size] += by * (state is TrialState.FAILED and not trial.is_refused)
-        self._ran[size] += by * _has_run(trial)
+        self._ran[size] += by * (state.is_finished and _says_something(trial))
         self._said[size] += by * _says_something(trial)
         if state not in TRIED_AGAIN:
             self._tried[self._key(trial)] += by
@@ -510,8 +510,3 @@ def octaves(one: int, other: int) -> float:
 
 def _says_something(trial: TrialRecord) -> bool:
     return not trial.state.is_missing and trial.state is not TrialState.OOM
-
-
-def _has_run(trial: TrialRecord) -> bool:
-    """Return whether a trial came to an end of its own, and so fits and works."""
-    return trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM

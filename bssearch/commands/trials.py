@@ -187,7 +187,6 @@ class Status:
 
     def document(self) -> dict[str, Any]:
         """Return the contract of ``status --format json``."""
-        best = self.fastest
         return {
             "study": self.study,
             "budget_trials": self.budget_trials,
@@ -195,14 +194,7 @@ class Status:
             "running": list(self.running),
             "search_ended": self.search_ended,
             "train_seconds": self.train_seconds,
-            "fastest": None
-            if best is None
-            else {
-                "trial": best.trial,
-                "batch_size": best.batch_size,
-                "time_to_target_s": best.time_to_target_s,
-                "basis": best.basis,
-            },
+            "fastest": self.fastest and asdict(self.fastest),
             "trials": self.trials,
         }
 
