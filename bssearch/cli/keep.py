@@ -11,7 +11,7 @@ from bssearch.cli.arguments import DatabaseOption, NameArgument, existing_store
 from bssearch.cli.output import cell
 from bssearch.errors import CheckpointError, UsageError
 from bssearch.pages.words import plural
-from bssearch.records import ParameterValue
+from bssearch.records import BATCH_STAGES, ParameterValue
 
 
 def enqueue(
@@ -32,7 +32,6 @@ def enqueue(
 
 
 def _parse(text: str) -> tuple[str, ParameterValue]:
-    from bssearch.records import BATCH_STAGES
     from bssearch.spec.reader import parse_value
 
     name, separator, value = text.partition("=")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bssearch.cli.answer import Export, exported, exported_schedule, grave, print_found
 from bssearch.cli.arguments import (
     DatabaseOption,
     DatabasesOption,
     DeviceFilter,
+    Export,
     ObjectiveFilter,
     PrecisionFilter,
     StudyArgument,
@@ -348,6 +348,7 @@ def best(
             every = answers_in(stores, asked)
         show_model(form, every, _print_answers, every.answers, ANSWERED)
         return
+    from bssearch.cli.answer import exported, exported_schedule, grave, print_found
     from bssearch.search.finding import answer
 
     with study_to_read(db, study) as (store, name):
@@ -427,6 +428,7 @@ def price(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Predict the optimal batch size on another device: the study's steps × that device's step times."""
+    from bssearch.cli.answer import print_found
     from bssearch.commands.answer import predict
 
     with store_to_read(db) as store:

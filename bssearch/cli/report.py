@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bssearch.cli.answer import print_answer
 from bssearch.cli.arguments import DatabasesOption, StudyArgument, study_to_read
 from bssearch.cli.output import (
     Format,
@@ -59,6 +58,7 @@ def report(
     db: DatabasesOption = None,
 ) -> None:
     """Show a study as a whole: a page with its figures and tables, one picture, or all its rows as CSV."""
+    from bssearch.cli.answer import print_answer
     from bssearch.commands.report import picture_of, svg_of
     from bssearch.pages.page import render
     from bssearch.search.finding import answer

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bssearch.cli.answer import print_found
 from bssearch.cli.arguments import (
     AllowBusyOption,
     DatabaseOption,
@@ -53,6 +52,7 @@ def run(
         plan = planned(study)
         show_model(form, plan, print_dry_run, [plan])
         return
+    from bssearch.cli.answer import print_found
     from bssearch.commands.run import run_study
 
     with watch() as listener:
@@ -128,6 +128,7 @@ def confirm(
         given = "--max-runs" if max_runs is not None else "--train-seconds"
         raise UsageError(f"--to-budget and {given} exclude each other: it makes --runs of each configuration")
 
+    from bssearch.cli.answer import print_found
     from bssearch.commands.opening import stored_spec
     from bssearch.commands.run import confirm_study, with_confirmation
 

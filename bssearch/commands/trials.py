@@ -100,9 +100,8 @@ def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 def trial_row(trial: TrialRecord) -> dict[str, Any]:
     """Return a trial as a flat row of configuration and outcome: the contract of ``trials --format json``."""
-    outcome = outcome_fields(trial.outcome) if trial.outcome else {}
-    outcome.pop("traceback", None)
-    outcome.pop("state", None)
+    known = outcome_fields(trial.outcome) if trial.outcome else {}
+    outcome = {name: value for name, value in known.items() if name not in {"state", "traceback"}}
     configuration = asdict(trial.configuration)
     if trial.is_imported:
         outcome = {name: value for name, value in outcome.items() if value or name not in ZERO_WHERE_UNKNOWN}
