@@ -175,14 +175,23 @@ def about_columns(answer: Answer) -> list[str]:
     parts = {row.generalisation.part for row in rows if row.generalisation is not None}
     on_device = MemoryBasis.DEVICE in bases
     how = " (sampled, so that a short peak may be missed)" if MemoryBasis.RESIDENT_SAMPLED in bases else ""
-    said = {
-        "Peak memory: the most that tensors held on the device.": on_device,
-        f"Peak memory: how far the process’s resident memory grew over the trial{how}.": bases and not on_device,
-        "Test metric: on samples that neither trained nor stopped a run, at its end; ± is over seeds.": "test" in parts,
-        "Validation metric: the best of a run, on the samples that end it at the target; ± is over seeds.": "validation"
-        in parts,
-        "Noise scale: of the gradient near the target, in samples, over all trials of the batch size.": any(
-            row.noise_scale is not None for row in rows
+    said = [
+        (on_device, "Peak memory: the most that tensors held on the device."),
+        (
+            bases and not on_device,
+            f"Peak memory: how far the process’s resident memory grew over the trial{how}.",
         ),
-    }
-    return [sentence for sentence, holds in said.items() if holds]
+        (
+            "test" in parts,
+            "Test metric: on samples that neither trained nor stopped a run, at its end; ± is over seeds.",
+        ),
+        (
+            "validation" in parts,
+            "Validation metric: the best of a run, on the samples that end it at the target; ± is over seeds.",
+        ),
+        (
+            any(row.noise_scale is not None for row in rows),
+            "Noise scale: of the gradient near the target, in samples, over all trials of the batch size.",
+        ),
+    ]
+    return [sentence for holds, sentence in said if holds]

@@ -325,12 +325,15 @@ def _steps(found: Rerun) -> str:
     first = [one.first_difference_step for one in found.runs if one.first_difference_step is not None]
     largest = [one.largest_difference for one in found.runs if one.largest_difference is not None]
     states = sorted({one.state.value for one in found.runs} - {found.then.state.value})
-    differs = {
-        f"{cell(found.steps_ratio)} times the steps to the target": found.steps_ratio is not None,
-        f"the metric differs from step {min(first, default=0)} on, by up to {cell(max(largest, default=0.0))}": first,
-        f"it ended {' and '.join(states)}, and was {found.then.state.value}": states,
-    }
-    parts = [*(part for part, holds in differs.items() if holds), *([] if states else _ends(found))]
+    differs = [
+        (found.steps_ratio is not None, f"{cell(found.steps_ratio)} times the steps to the target"),
+        (
+            first,
+            f"the metric differs from step {min(first, default=0)} on, by up to {cell(max(largest, default=0.0))}",
+        ),
+        (states, f"it ended {' and '.join(states)}, and was {found.then.state.value}"),
+    ]
+    parts = [*(part for holds, part in differs if holds), *([] if states else _ends(found))]
     return f"{named}: not the same: {'; '.join(parts) or 'it ended otherwise'}."
 
 
@@ -342,12 +345,19 @@ def _ends(found: Rerun) -> list[str]:
     fewest = min(found.runs, key=lambda one: len(one.evaluations))
     steps = sorted({one.steps for one in found.runs} - {then.steps})
     reasons = sorted({one.reason for one in found.runs} - {then.reason})
-    differs = {
-        f"{len(fewest.evaluations)} evaluations are common to both, {fewest.only_then} are stored only and "
-        f"{fewest.only_now} new only": fewest.only_then or fewest.only_now,
-        f"it ended after {' and '.join(map(str, steps))} steps, and then after {then.steps}": steps
-        and then.state in ENDS_BY_ITSELF,
-        f"its reason is {' and '.join(map(repr, reasons))}, and was {then.reason!r}": reasons
-        and then.state in FAILURES,
-    }
-    return [part for part, holds in differs.items() if holds]
+    differs = [
+        (
+            fewest.only_then or fewest.only_now,
+            f"{len(fewest.evaluations)} evaluations are common to both, {fewest.only_then} are stored only and "
+            f"{fewest.only_now} new only",
+        ),
+        (
+            steps and then.state in ENDS_BY_ITSELF,
+            f"it ended after {' and '.join(map(str, steps))} steps, and then after {then.steps}",
+        ),
+        (
+            reasons and then.state in FAILURES,
+            f"its reason is {' and '.join(map(repr, reasons))}, and was {then.reason!r}",
+        ),
+    ]
+    return [part for holds, part in differs if holds]

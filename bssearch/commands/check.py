@@ -655,13 +655,21 @@ def _row(target: Target, value: float, limit: float, curves: Sequence[Sequence[O
 def _notes(target: Target, proposed: float, limit: float, rows: Sequence[Row], runs: Sequence[Run]) -> list[str]:
     row = next(row for row in rows if row.target == proposed)
     share = row.share_of_limit or 0.0
-    notes = {
-        f"{len(runs) - row.reached} of {len(runs)} runs of the default miss the proposal": row.reached < len(runs),
-        f"the default takes {share:.0%} of budget.trial_train_seconds = {limit:g} to the proposal: slower batch sizes "
-        "will not be seen to reach it; raise the limit, or take an easier target": share > LATE,
-        f"{target.metric} was still getting better when the limit of {limit:g} train seconds ended: with a higher "
-        "limit a harder target is possible": statistics.median(run.best_at_s for run in runs) > 0.9 * limit,
-        f"the spec's target of {target.value:g} is harder than the proposal": target.gain(target.value)
-        > target.gain(proposed),
-    }
-    return [note for note, holds in notes.items() if holds]
+    notes = [
+        (row.reached < len(runs), f"{len(runs) - row.reached} of {len(runs)} runs of the default miss the proposal"),
+        (
+            share > LATE,
+            f"the default takes {share:.0%} of budget.trial_train_seconds = {limit:g} to the proposal: "
+            "slower batch sizes will not be seen to reach it; raise the limit, or take an easier target",
+        ),
+        (
+            statistics.median(run.best_at_s for run in runs) > 0.9 * limit,
+            f"{target.metric} was still getting better when the limit of {limit:g} train seconds ended: "
+            "with a higher limit a harder target is possible",
+        ),
+        (
+            target.gain(target.value) > target.gain(proposed),
+            f"the spec's target of {target.value:g} is harder than the proposal",
+        ),
+    ]
+    return [note for holds, note in notes if holds]
