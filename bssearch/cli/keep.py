@@ -72,7 +72,7 @@ def delete(
     from bssearch.pruners.checkpoints import Checkpoints
 
     with existing_store(db) as store:
-        trials, observations = len(store.trials(study)), store.observationplural(study)
+        trials, observations = len(store.trials(study)), store.observation_count(study)
         what = f"study {study} with {plural(trials, 'trial')} and {plural(observations, 'observation')}"
         if not yes:
             if not sys.stdin.isatty():

@@ -293,7 +293,8 @@ def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
     lacking = [sorted({*one.tags} - {*worker.tags}) for worker in takers]
     if not lacking or not all(lacking):
         return ""
-    return f"of the workers that are here none that takes it has the tag {', '.join(min(lacking, key=len))}"
+    fewest = min(lacking, key=len)
+    return f"of the workers that are here none that takes it has the tag {', '.join(fewest)}"
 
 
 def _seen(worker: WorkerRecord) -> SeenWorker:
