@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,7 +68,11 @@ def report(
     if tables is not None:
         check_folder(tables, TABLES)
     with study_to_read(db, study) as (store, name):
-        for target, draw in ((html, lambda: render(picture_of(store, name))), (svg, lambda: svg_of(store, name))):
+        pictures: list[tuple[Path | None, Callable[[], str]]] = [
+            (html, lambda: render(picture_of(store, name))),
+            (svg, lambda: svg_of(store, name)),
+        ]
+        for target, draw in pictures:
             if target is not None:
                 drawn = draw()
                 with replacing([target]) as (file,):
