@@ -51,21 +51,18 @@ class BusyTime:
         end = start + max(0.0, min(ended - start, wall or math.inf))
         self._spans[trial.number] = start, end
         self._earlier[trial.number] = max(0.0, wall - (end - start))
-        if self._union is not None and start >= self._union[1]:
-            self._union = self._union[0] + end - start, end
-        else:
-            self._union = None
+        before = self._union
+        self._union = (before[0] + end - start, end) if before is not None and start >= before[1] else None
 
     def seconds(self, running: Collection[TrialRecord], now: float, slots: int) -> float:
         """Return the seconds until now; what is ``running`` adds from its start."""
         if self._union is None:
             self._union = _union(self._spans.values(), (0.0, -math.inf))
         spans = [(trial.created_at.timestamp(), now) for trial in running]
-        if any(start < self._union[1] for start, _ in spans):
-            total = _union([*self._spans.values(), *spans], (0.0, -math.inf))[0]
-        else:
-            total = _union(spans, self._union)[0]
-        return math.fsum(self._earlier.values()) / slots + total
+        begun = self._union
+        if any(start < begun[1] for start, _ in spans):
+            spans, begun = [*self._spans.values(), *spans], (0.0, -math.inf)
+        return math.fsum(self._earlier.values()) / slots + _union(spans, begun)[0]
 
 
 def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -> tuple[float, float]:
@@ -468,9 +465,7 @@ class History:
         self.spent += by * (not state.is_missing)
         self.ended += by * (state.is_finished and state is not TrialState.PAUSED)
         self._failed[size] += by * (state is TrialState.FAILED and not trial.is_refused)
-        self._ran[size] += by * (
-            trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM
-        )
+        self._ran[size] += by * (state.is_finished and _says_something(trial))
         self._said[size] += by * _says_something(trial)
         if state not in TRIED_AGAIN:
             self._tried[self._key(trial)] += by

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -170,7 +170,6 @@ def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restri
     )
 
 
-T = TypeVar("T")
 EDGE = "its learning rate lies at an end of the range"
 TRIED_EDGE = "its learning rate lies at an end of those tried"
 RISING = "its steps rise"
@@ -368,13 +367,8 @@ def _at(trials: Iterable[TrialRecord], batch_size: int) -> list[TrialRecord]:
     return [trial for trial in trials if trial.configuration.batch_size == batch_size]
 
 
-def _known(candidate: Candidate, field: Callable[[TrialOutcome], T | None]) -> list[T]:
-    values = [field(run.outcome) for run in candidate.runs if run.outcome is not None]
-    return [value for value in values if value is not None]
-
-
 def _median(candidate: Candidate, field: Callable[[TrialOutcome], float | None]) -> float | None:
-    return _middle(_known(candidate, field))
+    return _middle(field(run.outcome) for run in candidate.runs if run.outcome is not None)
 
 
 def _middle(values: Iterable[float | None]) -> float | None:

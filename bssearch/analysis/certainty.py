@@ -116,8 +116,7 @@ def certainty(
         freedom=freedom,
         deviation=deviation,
     )
-    near = posterior.near(posterior.truth())
-    shares = dict(zip(sizes, near.mean(axis=0).tolist(), strict=True))
+    shares = dict(zip(sizes, posterior.near(posterior.truth()).mean(axis=0).tolist(), strict=True))
     if shares[optimal] >= ENOUGH:
         return Certainty(shares[optimal], shares)
     return Certainty(shares[optimal], shares, *_what_settles(posterior))
@@ -188,8 +187,7 @@ class _Posterior:
         more = np.maximum(0.0, runs - self.runs)
         single = np.maximum(self.deviation, self.of_seeds * np.sqrt(self.runs))
         new = of_seeds + single / np.sqrt(np.maximum(more, 1.0)) * rng.standard_normal(shape)
-        seen = self.means + new * more / (self.runs + more)
-        chosen = seen.argmin(axis=1)
+        chosen = (self.means + new * more / (self.runs + more)).argmin(axis=1)
         return float(self.near(truth)[np.arange(DRAWS), chosen].mean())
 
 
@@ -233,8 +231,7 @@ def _shortfalls(verdict: Verdict, trials: Sequence[TrialRecord], sizes: Sequence
     """
     rng = np.random.default_rng(1)
     seen = heights(verdict, trials, DRAWS, rng)
-    optimal = verdict.optimal.configuration.batch_size
-    unseen = np.where(np.array(sizes) == optimal, OPTIMUM_GAP, TUNING_GAP)
+    unseen = np.where(np.array(sizes) == _batch_size(verdict.optimal), OPTIMUM_GAP, TUNING_GAP)
     if not _others_vary(trials):
         unseen *= np.array([size not in seen for size in sizes])
     found = (rng.random((DRAWS, len(sizes))) < BADLY_TUNED) * rng.exponential(unseen, (DRAWS, len(sizes)))
@@ -276,8 +273,7 @@ def _log(candidate: Candidate, figure: float) -> float:
 
 def _drawn_to_law(means: Numbers, errors: Numbers, law: Numbers) -> tuple[Numbers, Numbers]:
     """Return means and standard errors (sizes,) drawn to the law, whose level is theirs."""
-    weights = 1 / errors**2
-    law = law + float(np.average(means - law, weights=weights))
+    law = law + float(np.average(means - law, weights=1 / errors**2))
     off = means - law
     misfit = float((off**2).sum()) / (len(means) - 2) - float((errors**2).mean())
     misfit = max(misfit, LAW_MISFIT**2)

@@ -48,10 +48,7 @@ def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> 
     """
     found = []
     for runs in _runs_by_configuration(trials).values():
-        told: dict[int, TrialRecord] = {}
-        for run in runs:
-            if says_something(run):
-                told.setdefault(run.seed, run)
+        told = {run.seed: run for run in reversed(runs) if says_something(run)}  # of a seed its first run
         reached = sum(_has_reached(run, objective) for run in told.values())
         if told and at_most(reached, len(told)) < HALF:
             found.append(PlainMiss(runs[0].configuration, reached, len(told)))
@@ -109,8 +106,7 @@ def fewest_runs(trials: Iterable[TrialRecord], confirmation_runs: int, objective
     """
     trials = list(trials)
     missed = {one.configuration.key for one in plain_misses(trials, objective)}
-    by_configuration = _runs_by_configuration(trials)
-    had = [len(_had(runs)) for key, runs in by_configuration.items() if key not in missed]
+    had = [len(_had(runs)) for key, runs in _runs_by_configuration(trials).items() if key not in missed]
     return min(had, default=confirmation_runs)
 
 
@@ -152,11 +148,8 @@ def _runs_by_configuration(trials: Iterable[TrialRecord]) -> dict[str, list[Tria
 
 def _had(runs: Sequence[TrialRecord]) -> dict[int, int]:
     """Return by seed the number of the first run that ended by itself."""
-    had: dict[int, int] = {}
-    for run in runs:
-        if run.state.is_finished and run.state not in {TrialState.LOST, TrialState.CANCELLED}:
-            had.setdefault(run.seed, run.number)
-    return had
+    ended = [run for run in runs if run.state.is_finished and run.state not in {TrialState.LOST, TrialState.CANCELLED}]
+    return {run.seed: run.number for run in reversed(ended)}
 
 
 def _complete_at(runs: Sequence[TrialRecord], wanted: int) -> float:

@@ -142,17 +142,21 @@ def predict_for_device(
         step_times,
     )
     measured_on = "elsewhere" if study.environment is None else study.environment.device_name
-    message = f"predicted for {device_name}: the steps were measured on {measured_on}, no trial ran on {device_name}"
-    notices = [Notice(code="predicted", message=message)]
-    if left_out:
-        message = f"batch {_listed(left_out)} left out: they have no step time"
-        notices.append(Notice(code="no_step_time", message=message))
-    if others:
-        message = f"{others} trials with another model than the default's left out: the step times are of that one"
-        notices.append(Notice(code="other_models_left_out", message=message))
-    if grown:
-        message = f"{grown} trials whose batch grows left out"
-        notices.append(Notice(code="growing_batches_left_out", message=message))
+    told = [
+        (
+            "predicted",
+            True,
+            f"predicted for {device_name}: the steps were measured on {measured_on}, no trial ran on {device_name}",
+        ),
+        ("no_step_time", left_out, f"batch {_listed(left_out)} left out: they have no step time"),
+        (
+            "other_models_left_out",
+            others,
+            f"{others} trials with another model than the default's left out: the step times are of that one",
+        ),
+        ("growing_batches_left_out", grown, f"{grown} trials whose batch grows left out"),
+    ]
+    notices = [Notice(code=code, message=message) for code, holds, message in told if holds]
     kept = [notice for notice in found.warnings if notice.code not in OF_THE_STUDYS_DEVICE]
     device = Device(name=device_name, type="unknown", memory_bytes=None, precision=None, torch_version=None)
     return found.model_copy(update={"device": device, "warnings": [*notices, *kept], **NO_NEXT_STEP})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 
 from bssearch.analysis.answer import Batch
 from bssearch.analysis.batches import about_models, default_configuration, is_at_end
@@ -31,204 +30,171 @@ NOISE = 0.10
 """Coefficient of variation over seeds above which an answer warns of them: a choice."""
 
 
-@dataclass(frozen=True)
-class _Study:
-    """A study and its verdict: what notices are told from."""
-
-    spec: StudySpec
-    trials: Sequence[TrialRecord]
-    verdict: Verdict
-
-    @property
-    def optimal(self) -> Candidate:
-        """Return the optimum with its runs."""
-        return self.verdict.optimal
-
-    @property
-    def best(self) -> int:
-        """Return the optimum's batch size."""
-        return self.optimal.configuration.batch_size
+Told = tuple[str, object, str]
+"""The code of a caveat, the condition under which it holds, and its sentence."""
 
 
 def notices(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, probes: Collection[ProbeRecord]
 ) -> list[Notice]:
     """Return what limits the answer, the gravest first."""
-    study = _Study(spec, trials, verdict)
-    found = [*(one for tell in NOTICES for one in tell(study)), *_about_measurements(verdict, probes)]
-    found += about_devices(trials)
-    return [Notice(code=code, message=message) for code, message in found]
+    told: list[Told] = [
+        *_about_confirmation(spec, trials, verdict),
+        *_about_the_choice(spec, trials, verdict),
+        *((code, True, sentence) for code, sentence in about_models(spec, verdict)),
+        *_about_the_runs(spec, trials, verdict),
+        *_about_measurements(verdict, probes),
+        *((code, True, sentence) for code, sentence in about_devices(trials)),
+    ]
+    return [Notice(code=code, message=message) for code, holds, message in told if holds]
 
 
-def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> Iterator[tuple[str, str]]:
-    """Yield what the runs of the optimum all warn of, and step times that were not measured alone."""
-    warned = [set(run.outcome.warnings) for run in verdict.optimal.runs if run.outcome is not None]
-    for sentence in sorted(set.intersection(*warned)) if warned else ():
-        yield "measurement", sentence
-    contended = [str(probe.batch_size) for probe in probes if probe.contended and probe.undelayed_step_seconds is None]
-    if contended:
-        yield (
-            "step_times_contended",
-            f"the step times of batch {', '.join(contended)} were not measured alone; bssearch probe step-time "
-            "measures them again",
-        )
-
-
-def _unfinished(study: _Study) -> Iterator[tuple[str, str]]:
-    """Yield trials that run, or wait to."""
-    trials = study.trials
-    if any(trial.state is TrialState.RUNNING for trial in trials):
-        yield "running", "trials are still running; the answer may change"
+def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Told]:
+    """Return trials that run or wait to, and an optimum that is not confirmed by all its fresh seeds."""
     queued = sum(trial.state is TrialState.QUEUED for trial in trials)
-    if queued:
-        yield "queued", f"{queued} enqueued trials have not been run; bssearch run tries them"
-
-
-def _about_confirmation(study: _Study) -> Iterator[tuple[str, str]]:
-    """Yield an optimum that is not confirmed by all its fresh seeds."""
-    spec, trials, verdict = study.spec, study.trials, study.verdict
-    confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM]
-    if not verdict.confirmed:
-        yield (
+    confirming = any(trial.phase is Phase.CONFIRM for trial in trials)
+    wanted, objective = spec.confirm.runs, verdict.optimal.objective
+    made = fewest_runs(trials, wanted, objective)
+    late = begun_late(trials, wanted, objective) if verdict.confirmed else {}
+    lacks_runs = confirming and made < wanted
+    return [
+        (
+            "running",
+            any(trial.state is TrialState.RUNNING for trial in trials),
+            "trials are still running; the answer may change",
+        ),
+        ("queued", queued, f"{queued} enqueued trials have not been run; bssearch run tries them"),
+        (
             "unconfirmed",
+            not verdict.confirmed,
             "from single runs: the best of many is partly luck; repeats with other seeds would show how much"
             if spec.is_imported
             else "from single search trials: the best of many is partly luck until it is confirmed",
-        )
-    objective = study.optimal.objective
-    made = fewest_runs(trials, spec.confirm.runs, objective)
-    late = begun_late(trials, spec.confirm.runs, objective) if verdict.confirmed else {}
-    if late:
-        sizes = ", ".join(map(str, sorted({*late.values()})))
-        yield (
+        ),
+        (
             "confirmation_incomplete",
-            f"its neighbours are not confirmed yet (batch {sizes}: {made} of {spec.confirm.runs} runs); bssearch run "
-            "completes it",
-        )
-    elif confirming and made < spec.confirm.runs:
-        how_far = f"{made} of {spec.confirm.runs} runs of each configuration"
-        yield "confirmation_incomplete", f"its confirmation is not complete ({how_far}); bssearch run completes it"
-    elif confirming and not verdict.confirmed:
-        yield "confirmation_missed", "no finalist reached the target in half of its confirmation runs or more"
-    for one in plain_misses(trials, objective):
-        yield "confirmation_stopped", f"{plainly_missed(one)}: it has had no more confirmation runs"
+            late,
+            f"its neighbours are not confirmed yet (batch {', '.join(map(str, sorted({*late.values()})))}: {made} of "
+            f"{wanted} runs); bssearch run completes it",
+        ),
+        (
+            "confirmation_incomplete",
+            lacks_runs and not late,
+            f"its confirmation is not complete ({made} of {wanted} runs of each configuration); bssearch run completes "
+            "it",
+        ),
+        (
+            "confirmation_missed",
+            confirming and not verdict.confirmed and not lacks_runs,
+            "no finalist reached the target in half of its confirmation runs or more",
+        ),
+        *(
+            ("confirmation_stopped", True, f"{plainly_missed(one)}: it has had no more confirmation runs")
+            for one in plain_misses(trials, objective)
+        ),
+    ]
 
 
-def _about_the_seconds(study: _Study) -> Iterator[tuple[str, str]]:
-    """Yield whose seconds the times are, where bssearch did not measure them."""
-    bases = {trial.outcome.seconds_basis for trial in study.trials if trial.outcome is not None and trial.outcome.steps}
-    if SecondsBasis.WALL in bases:
-        yield (
+def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Told]:
+    """Return whose seconds count, an optimum at an edge, few or uneven runs, and what may be as good or better."""
+    outcomes = [trial.outcome for trial in trials if trial.outcome is not None]
+    bases = {outcome.seconds_basis for outcome in outcomes if outcome.steps}
+    optimal, sizes = verdict.optimal, spec.batch_sizes
+    best, least = optimal.configuration.batch_size, verdict.least.configuration.batch_size
+    known, variation = optimal.estimate, optimal.estimate.variation or 0.0
+    missed = known.runs - known.reached
+    others = {size: one for size, one in verdict.by_batch.items() if verdict.confirmed and one is not optimal}
+    overlapping = [str(size) for size, one in others.items() if _overlap(one.estimate, known)]
+    single = [str(size) for size, one in others.items() if not one.is_confirmed and one.value < optimal.value]
+    baseline = default_configuration(spec, trials)
+    tried = [trial for trial in trials if trial.configuration.trains_like(baseline) and says_something(trial)]
+    return [
+        (
             "wall_seconds",
+            SecondsBasis.WALL in bases,
             "times are by the wall clock from the program's first report on, its evaluations included; they do not "
             "compare with measured ones",
-        )
-    if SecondsBasis.REPORTED in bases:
-        yield "reported_seconds", "times are the seconds of training that the program reports of itself"
-    if len(bases) > 1:
-        yield (
+        ),
+        (
+            "reported_seconds",
+            SecondsBasis.REPORTED in bases,
+            "times are the seconds of training that the program reports of itself",
+        ),
+        (
             "seconds_mixed",
+            len(bases) > 1,
             "some trials report seconds of their own and some do not: they do not compare, and both are in the answer",
-        )
-
-
-def _about_the_range(study: _Study) -> Iterator[tuple[str, str]]:
-    """Yield an optimum at the edge of its study."""
-    spec, verdict, optimal, best = (
-        study.spec,
-        study.verdict,
-        study.optimal,
-        study.best,
-    )
-    if len(verdict.by_batch) == 1:
-        yield "only_one_batch_size", f"no batch size but {best} has run: there is nothing to compare it with"
-    if len(spec.batch_sizes) > 1 and best in (min(spec.batch_sizes), max(spec.batch_sizes)):
-        end = "smallest" if best == min(spec.batch_sizes) else "largest"
-        yield "optimum_at_edge", f"batch {best} is the {end} of the study; the optimum may lie beyond"
-    if is_at_end(spec, study.trials, optimal.configuration):
-        yield (
+        ),
+        (
+            "only_one_batch_size",
+            len(verdict.by_batch) == 1,
+            f"no batch size but {best} has run: there is nothing to compare it with",
+        ),
+        (
+            "optimum_at_edge",
+            len(sizes) > 1 and best in (min(sizes), max(sizes)),
+            f"batch {best} is the {'smallest' if best == min(sizes) else 'largest'} of the study; the optimum may lie "
+            "beyond",
+        ),
+        (
             "learning_rate_at_edge",
+            is_at_end(spec, trials, optimal.configuration),
             "the best learning rate is the least or the greatest that was tried; try others beyond it"
             if spec.is_imported
             else "the best learning rate lies at the edge of its range or beyond; widen it",
-        )
-
-
-def _about_runs(study: _Study) -> Iterator[tuple[str, str]]:
-    """Yield an optimum with few runs, runs that missed, or seeds that differ."""
-    spec, verdict, optimal = study.spec, study.verdict, study.optimal
-    known = optimal.estimate
-    if 0 < known.runs < ENOUGH_RUNS and verdict.confirmed:
-        yield "few_runs", too_few_runs(known.runs, wanted=None if spec.is_imported else spec.confirm.runs)
-    if known.runs == known.reached >= ENOUGH_RUNS and known.low is None:
-        yield (
+        ),
+        (
+            "few_runs",
+            0 < known.runs < ENOUGH_RUNS and verdict.confirmed,
+            too_few_runs(known.runs, wanted=None if spec.is_imported else spec.confirm.runs),
+        ),
+        (
             "equal_runs",
+            known.runs == known.reached >= ENOUGH_RUNS and known.low is None,
             f"the {known.runs} runs of the optimum are equal to the last digit, as where they are evaluated seldom: no "
             "interval",
-        )
-    if verdict.ignores_seeds:
-        yield (
+        ),
+        (
             "seeds_ignored",
+            verdict.ignores_seeds,
             "runs of one configuration with different seeds are equal in steps and metric: what trains ignores the "
             "trial's seed, or sets one of its own, so how far seeds differ is not known",
-        )
-    missed = optimal.estimate.runs - optimal.estimate.reached
-    if missed:
-        yield "missed_runs", f"{missed} of {optimal.estimate.runs} runs of the optimum missed the target"
-    variation = optimal.estimate.variation
-    if variation is not None and variation > NOISE:
-        yield (
+        ),
+        ("missed_runs", missed, f"{missed} of {known.runs} runs of the optimum missed the target"),
+        (
             "seed_noise",
+            variation > NOISE,
             f"the seeds of the optimum differ by {variation:.0%} (coefficient of variation); "
-            f"differences below that are not settled by {optimal.estimate.runs} runs",
-        )
-
-
-def _about_the_choice(study: _Study) -> Iterator[tuple[str, str]]:
-    """Yield a recommendation that is not the least median."""
-    verdict, optimal, best = study.verdict, study.optimal, study.best
-    least = verdict.least.configuration.batch_size
-    if verdict.rule == "law":
-        yield (
+            f"differences below that are not settled by {known.runs} runs",
+        ),
+        (
             "chosen_by_law",
+            verdict.rule == "law",
             f"steps and step times of all batch sizes together speak for batch {best}; batch {least} has the least "
-            f"median, but {optimal.estimate.runs} runs cannot tell 5 % here",
-        )
-    elif verdict.rule == "smallest_shown_within_5_percent":
-        yield (
+            f"median, but {known.runs} runs cannot tell 5 % here",
+        ),
+        (
             "smallest_within_5_percent",
+            verdict.rule == "smallest_shown_within_5_percent",
             f"batch {least} has the least median; {best} is the smallest batch size shown to be within 5 % of it",
-        )
-
-
-def _about_rivals(study: _Study) -> Iterator[tuple[str, str]]:
-    """Yield batch sizes that may be as good or better."""
-    verdict, optimal, best = study.verdict, study.optimal, study.best
-    if verdict.confirmed:
-        others = [(size, one) for size, one in verdict.by_batch.items() if one is not optimal]
-        overlapping = [str(size) for size, one in others if _overlap(one.estimate, optimal.estimate)]
-        if overlapping:
-            yield "not_separated", f"the intervals of batch {', '.join(overlapping)} overlap that of {best}"
-        single = [str(size) for size, one in others if not one.is_confirmed and one.value < optimal.value]
-        if single:
-            yield (
-                "unconfirmed_rival",
-                f"batch {', '.join(single)} was faster than {best} in a single "
-                + (
-                    "run, which is partly luck; repeat it with other seeds"
-                    if study.spec.is_imported
-                    else "search trial, which is partly luck; a larger confirm.top confirms it too"
-                ),
-            )
-
-
-def _default_missed(study: _Study) -> Iterator[tuple[str, str]]:
-    """Yield a default that never reached the target."""
-    spec, trials = study.spec, study.trials
-    baseline = default_configuration(spec, trials)
-    runs = [trial for trial in trials if trial.configuration.trains_like(baseline) and says_something(trial)]
-    if runs and not any(trial.state is TrialState.REACHED for trial in runs):
-        yield "default_missed", f"the default configuration never reached the target within its limit{_of(runs, spec)}"
+        ),
+        ("not_separated", overlapping, f"the intervals of batch {', '.join(overlapping)} overlap that of {best}"),
+        (
+            "unconfirmed_rival",
+            single,
+            f"batch {', '.join(single)} was faster than {best} in a single "
+            + (
+                "run, which is partly luck; repeat it with other seeds"
+                if spec.is_imported
+                else "search trial, which is partly luck; a larger confirm.top confirms it too"
+            ),
+        ),
+        (
+            "default_missed",
+            tried and not any(trial.state is TrialState.REACHED for trial in tried),
+            f"the default configuration never reached the target within its limit{_of(tried, spec)}",
+        ),
+    ]
 
 
 def _of(runs: Sequence[TrialRecord], spec: StudySpec) -> str:
@@ -239,82 +205,64 @@ def _of(runs: Sequence[TrialRecord], spec: StudySpec) -> str:
     return f" ({len(runs)} run{'s' if len(runs) > 1 else ''}{came})"
 
 
-def _about_contention(study: _Study) -> Iterator[tuple[str, str]]:
-    """Yield runs during which something else used the device."""
-    trials, verdict, optimal = study.trials, study.verdict, study.optimal
+def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Told]:
+    """Return shared devices, a target met at once, samples left out, failures, and a default outside the space."""
+    optimal, best = verdict.optimal, verdict.optimal.configuration.batch_size
     confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM and says_something(trial)]
     compared = confirming if verdict.confirmed else optimal.runs
     shared = sum(trial.outcome is not None and trial.outcome.contended for trial in compared)
-    if shared:
-        kind = "confirmation runs" if verdict.confirmed else "runs of the optimum"
-        yield (
+    hits = [run.outcome for run in optimal.runs if run.outcome and run.state is TrialState.REACHED]
+    dropped = max((run.outcome.dropped_samples_per_epoch or 0 for run in optimal.runs if run.outcome), default=0)
+    failed = sum(trial.state is TrialState.FAILED for trial in trials)
+    return [
+        (
             "contended",
-            f"in {shared} of {len(compared)} {kind} something else used the device: "
+            shared,
+            f"in {shared} of {len(compared)} {'confirmation runs' if verdict.confirmed else 'runs of the optimum'} "
+            "something else used the device: "
             + (
                 f"all of them are compared by {optimal.objective.common.in_words}"
                 if optimal.objective.common is not None
                 else "such a run counts with steps × step time measured in isolation, where its model was timed"
-                if study.spec.has_several_models
+                if spec.has_several_models
                 else "such a run counts with steps × step time measured in isolation"
             ),
-        )
-
-
-def _about_evaluation(study: _Study) -> Iterator[tuple[str, str]]:
-    """Yield a target met at the first evaluation, and samples that are left out."""
-    optimal, best = study.optimal, study.best
-    hits = [run.outcome for run in optimal.runs if run.outcome and run.state is TrialState.REACHED]
-    if hits and all(outcome.last_miss_step == 0 for outcome in hits):
-        yield (
+        ),
+        (
             "coarse_evaluation",
+            hits and all(outcome.last_miss_step == 0 for outcome in hits),
             f"batch {best} met the target at its first evaluation: the time is interpolated from step 0; "
             "a smaller budget.trial_train_seconds under a new name evaluates more often, or ask for a harder target",
-        )
-    dropped = max((run.outcome.dropped_samples_per_epoch or 0 for run in optimal.runs if run.outcome), default=0)
-    if dropped:
-        yield "incomplete_batch_dropped", f"batch {best} leaves {dropped} samples of each epoch out (incomplete batch)"
+        ),
+        (
+            "incomplete_batch_dropped",
+            dropped,
+            f"batch {best} leaves {dropped} samples of each epoch out (incomplete batch)",
+        ),
+        ("failed_trials", failed, f"{failed} trials failed; bssearch trials {spec.name} shows them"),
+        (
+            "default_outside_space",
+            not spec.is_imported
+            and spec.space.encode(default_configuration(spec, trials)) is None
+            and any(trial.phase is Phase.SEARCH for trial in trials),
+            "the default configuration lies outside the search space",
+        ),
+    ]
 
 
-def _failed(study: _Study) -> Iterator[tuple[str, str]]:
-    """Yield trials that failed."""
-    spec, trials = study.spec, study.trials
-    failed = sum(trial.state is TrialState.FAILED for trial in trials)
-    if failed:
-        yield "failed_trials", f"{failed} trials failed; bssearch trials {spec.name} shows them"
-
-
-def _default_outside_space(study: _Study) -> Iterator[tuple[str, str]]:
-    """Yield a default that the search could not have chosen."""
-    spec, trials = study.spec, study.trials
-    if (
-        not spec.is_imported
-        and spec.space.encode(default_configuration(spec, trials)) is None
-        and any(trial.phase is Phase.SEARCH for trial in trials)
-    ):
-        yield "default_outside_space", "the default configuration lies outside the search space"
-
-
-def _about_models(study: _Study) -> Iterator[tuple[str, str]]:
-    """Yield what a search over models means for step times and the law."""
-    yield from about_models(study.spec, study.verdict)
-
-
-NOTICES: tuple[Callable[[_Study], Iterator[tuple[str, str]]], ...] = (
-    _unfinished,
-    _about_confirmation,
-    _about_the_seconds,
-    _about_the_range,
-    _about_runs,
-    _about_the_choice,
-    _about_rivals,
-    _default_missed,
-    _about_models,
-    _about_contention,
-    _about_evaluation,
-    _failed,
-    _default_outside_space,
-)
-"""What may limit an answer, the gravest first; each yields codes with sentences."""
+def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> list[Told]:
+    """Return what the runs of the optimum all warn of, and step times that were not measured alone."""
+    warned = [set(run.outcome.warnings) for run in verdict.optimal.runs if run.outcome is not None]
+    contended = [str(probe.batch_size) for probe in probes if probe.contended and probe.undelayed_step_seconds is None]
+    return [
+        *(("measurement", True, sentence) for sentence in (sorted(set.intersection(*warned)) if warned else ())),
+        (
+            "step_times_contended",
+            contended,
+            f"the step times of batch {', '.join(contended)} were not measured alone; bssearch probe step-time "
+            "measures them again",
+        ),
+    ]
 
 
 def retargeted(target: Target) -> Notice:

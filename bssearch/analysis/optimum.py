@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from bssearch.analysis.confirmation_runs import ENOUGH_RUNS, begun_late, fewest_runs, ignore_their_seeds
+from bssearch.analysis.law.batch_model import around
 from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.samples_to_target import samples_after
 from bssearch.analysis.objectives.seconds import seconds_to_target
@@ -131,14 +132,9 @@ class Verdict:
         That is its own alone where the law decides, and its median is not.
         """
         sizes = list(self.by_batch)
-        low = high = sizes.index(self.optimal.configuration.batch_size)
-        if not self._is_flat(sizes[low]):
-            return sizes[low], sizes[low]
-        while low > 0 and self._is_flat(sizes[low - 1]):
-            low -= 1
-        while high < len(sizes) - 1 and self._is_flat(sizes[high + 1]):
-            high += 1
-        return sizes[low], sizes[high]
+        own = sizes.index(self.optimal.configuration.batch_size)
+        first, last = around(own, np.array([self._is_flat(size) for size in sizes])) or (own, own)
+        return sizes[first], sizes[last]
 
     @cached_property
     def tied(self) -> list[int]:
@@ -252,11 +248,9 @@ def decide(
     sizes = sorted({one.configuration.batch_size for one in [*confirmed, *searched]})
     by_batch = {}
     for size in sizes:
-        for pool in (confirmed, searched):
-            here = [one for one in pool if one.configuration.batch_size == size]
-            if here:
-                by_batch[size] = min(here, key=lambda one: (one.value, one.mean, -one.watched_seconds))
-                break
+        pools = ([one for one in pool if one.configuration.batch_size == size] for pool in (confirmed, searched))
+        here = next(filter(None, pools))
+        by_batch[size] = min(here, key=lambda one: (one.value, one.mean, -one.watched_seconds))
     finished = [one for one in confirmed if math.isfinite(one.value)]
     pool = finished or [one for one in searched if math.isfinite(one.value)]
     if not pool:
@@ -345,8 +339,8 @@ def runs_to_settle(log_deviation: float, ratio: float) -> int:
     runs = 2
     while math.isfinite(effect) and runs < 100_000:
         freedom = 2 * (runs - 1)
-        limit = stdtrit(freedom, 0.975)
-        if not nctdtr(freedom, effect * math.sqrt(runs / 2), limit) > 0.2:  # NaN where the effect is huge
+        # NaN where the effect is huge
+        if not nctdtr(freedom, effect * math.sqrt(runs / 2), stdtrit(freedom, 0.975)) > 0.2:
             break
         runs += max(1, runs // 50)
     return runs

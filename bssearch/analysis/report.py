@@ -219,14 +219,15 @@ def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory
     above = min((row.batch_size for row in batches if row.batch_size > size), default=size)
     limit = min(spec.space.max_micro_batch_size or math.inf, max(above, NEXT * size))
     is_bounded = memory.too_large is not None and memory.too_large <= limit
-    if is_bounded:
-        reason = f"a micro-batch of {memory.too_large} ran out of memory"
-    elif not whole:
-        reason = "every batch size of the study accumulates micro-batches; this is the largest that ran"
-    elif any(row.batch_size > size for row in batches):
-        reason = "larger batch sizes of the study accumulate micro-batches, or did not run"
-    else:
-        reason = "the largest batch size of the study"
+    reason = (
+        f"a micro-batch of {memory.too_large} ran out of memory"
+        if is_bounded
+        else "every batch size of the study accumulates micro-batches; this is the largest that ran"
+        if not whole
+        else "larger batch sizes of the study accumulate micro-batches, or did not run"
+        if above > size
+        else "the largest batch size of the study"
+    )
     return Largest(
         batch_size=size,
         time_to_target_s=time_of(candidate),

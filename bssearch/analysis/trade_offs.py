@@ -173,16 +173,25 @@ def about_columns(answer: Answer) -> list[str]:
     rows = _shown(answer)
     bases = {row.peak_memory_basis for row in rows if row.peak_memory_basis is not None}
     parts = {row.generalisation.part for row in rows if row.generalisation is not None}
-    said = []
-    if MemoryBasis.DEVICE in bases:
-        said.append("Peak memory: the most that tensors held on the device.")
-    elif bases:
-        how = " (sampled, so that a short peak may be missed)" if MemoryBasis.RESIDENT_SAMPLED in bases else ""
-        said.append(f"Peak memory: how far the process’s resident memory grew over the trial{how}.")
-    if "test" in parts:
-        said.append("Test metric: on samples that neither trained nor stopped a run, at its end; ± is over seeds.")
-    if "validation" in parts:
-        said.append("Validation metric: the best of a run, on the samples that end it at the target; ± is over seeds.")
-    if any(row.noise_scale is not None for row in rows):
-        said.append("Noise scale: of the gradient near the target, in samples, over all trials of the batch size.")
-    return said
+    on_device = MemoryBasis.DEVICE in bases
+    how = " (sampled, so that a short peak may be missed)" if MemoryBasis.RESIDENT_SAMPLED in bases else ""
+    said = [
+        (on_device, "Peak memory: the most that tensors held on the device."),
+        (
+            bases and not on_device,
+            f"Peak memory: how far the process’s resident memory grew over the trial{how}.",
+        ),
+        (
+            "test" in parts,
+            "Test metric: on samples that neither trained nor stopped a run, at its end; ± is over seeds.",
+        ),
+        (
+            "validation" in parts,
+            "Validation metric: the best of a run, on the samples that end it at the target; ± is over seeds.",
+        ),
+        (
+            any(row.noise_scale is not None for row in rows),
+            "Noise scale: of the gradient near the target, in samples, over all trials of the batch size.",
+        ),
+    ]
+    return [sentence for holds, sentence in said if holds]

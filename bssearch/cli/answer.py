@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import yaml
+
+from bssearch.analysis.answer import Answer, Batch, objective_in
+from bssearch.analysis.generalisation import Generalisation, final_rows
+from bssearch.analysis.headline import (
+    about_growing,
+    further_metrics,
+    headline,
+    how_sure,
+    shares_of_speedup,
+    with_interval,
+)
+from bssearch.analysis.law.batch_model import LARGE_RESIDUAL
+from bssearch.analysis.law.fitted import Fit
+from bssearch.analysis.measured import Measured
+from bssearch.analysis.numbers import noise_scale, number
+from bssearch.analysis.shape import Parameters
+from bssearch.analysis.trade_offs import about_columns, trade_off_rows
+from bssearch.cli.arguments import Export
 from bssearch.cli.output import Format, cell, console, print_table, show_model
+from bssearch.commands.growing import ScheduledTraining, training_loop
 from bssearch.pages.words import visible
 from bssearch.records import Goal
-
-if TYPE_CHECKING:
-    from bssearch.analysis.answer import Answer, Batch
-    from bssearch.analysis.generalisation import Generalisation
-    from bssearch.analysis.law.fitted import Fit
-    from bssearch.analysis.measured import Measured
-    from bssearch.analysis.shape import Parameters
-    from bssearch.commands.growing import ScheduledTraining
 
 TIME_COLUMN = "time_to_target"
 BATCH_COLUMNS = ("batch", TIME_COLUMN, "steps", "ms/step", "learning_rate", "regime", "trials")
@@ -31,8 +42,6 @@ def print_found(found: Answer, form: Format) -> None:
 
 def print_answer(found: Answer) -> None:
     """Print an answer for people: the sentence, the configuration, the batch sizes, the caveats."""
-    from bssearch.analysis.headline import about_growing, further_metrics, headline, shares_of_speedup
-
     out = console()
     out.print(headline(found), style="bold")
     if (shares := shares_of_speedup(found)) is not None:
@@ -73,8 +82,6 @@ def print_answer(found: Answer) -> None:
 
 def print_trade_offs(found: Answer) -> None:
     """Print what the batch sizes take besides time, and what they come to; nothing where none of that is known."""
-    from bssearch.analysis.trade_offs import about_columns, trade_off_rows
-
     headings, rows = trade_off_rows(found)
     if not rows:
         return
@@ -85,8 +92,6 @@ def print_trade_offs(found: Answer) -> None:
 
 def print_generalisation(found: Generalisation, metric: str) -> None:
     """Print what the batch sizes come to in the same train seconds, as a table for people."""
-    from bssearch.analysis.generalisation import final_rows
-
     console().print(f"Trained to {found.train_seconds:g} s each, whenever the target was reached ({metric}):")
     print_table(
         [dict(zip(GENERALISATION_COLUMNS, row, strict=True)) for row in final_rows(found)], GENERALISATION_COLUMNS
@@ -95,27 +100,26 @@ def print_generalisation(found: Generalisation, metric: str) -> None:
 
 def law_lines(found: Answer) -> Iterator[str]:
     """Yield what the law says, and how far it can be trusted."""
-    from bssearch.analysis.numbers import number
-
     fit = found.fit
     if fit is None:
         return
     if fit.verdict == "too_few_points":
         yield "No law of steps against batch size yet: it takes three tuned batch sizes."
         return
-    says = f"Critical batch size {fit.b_crit.in_words}"
-    if fit.b_crit.high is None:
-        says += " (the steps show no bend up to the largest batch size run): steps = S_min · (1 + it / B)"
-    else:
-        says += f": steps = {number(fit.s_min)} · (1 + it / B)"
-    yield f"{says}, which {_how_it_fits(fit)} (largest residual {fit.max_residual:.0%})."
+    says = (
+        " (the steps show no bend up to the largest batch size run): steps = S_min · (1 + it / B)"
+        if fit.b_crit.high is None
+        else f": steps = {number(fit.s_min)} · (1 + it / B)"
+    )
+    yield (
+        f"Critical batch size {fit.b_crit.in_words}{says}, which {_how_it_fits(fit)} "
+        f"(largest residual {fit.max_residual:.0%})."
+    )
     if fit.predicted is not None and fit.verdict == "fits":
         yield f"With the step times it predicts the least time at {fit.predicted.in_words}."
 
 
 def _how_it_fits(fit: Fit) -> str:
-    from bssearch.analysis.law.batch_model import LARGE_RESIDUAL
-
     if fit.verdict == "poor":
         return "fits poorly"
     return "fits within the noise of the runs" if fit.max_residual > LARGE_RESIDUAL else "fits"
@@ -123,8 +127,6 @@ def _how_it_fits(fit: Fit) -> str:
 
 def measured_lines(found: Measured) -> Iterator[str]:
     """Yield what is known of step time, memory and gradient noise, a sentence each."""
-    from bssearch.analysis.numbers import noise_scale
-
     step, memory, noise = found.step_time, found.memory, found.noise_scale
     if step is not None:
         yield (
@@ -137,9 +139,8 @@ def measured_lines(found: Measured) -> Iterator[str]:
             f"{memory.smallest_that_does_not} does not."
         )
     if noise is not None:
-        where = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
-        if noise.trials is not None:
-            where = f"pooled over {noise.trials} trials of batch {noise.batch_size}"
+        one = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
+        where = one if noise.trials is None else f"pooled over {noise.trials} trials of batch {noise.batch_size}"
         scale = noise_scale(noise.scale, noise.low, noise.high)
         adam = "" if noise.adam_low is None else f", {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)}"
         place = "near the target" if noise.far_from_target is None else f"far from the target ({noise.far_from_target})"
@@ -169,8 +170,6 @@ def batch_rows(found: Answer) -> list[dict[str, Any]]:
 
 def _figure(found: Answer, row: Batch) -> dict[str, str | None]:
     """Return the objective's figure under the name of its column, where that is not the time."""
-    from bssearch.analysis.numbers import number
-
     name = _figure_column(found)
     if name is None:
         return {}
@@ -188,8 +187,6 @@ def _figure_column(found: Answer) -> str | None:
 
 def _time_of(row: Batch) -> str | None:
     """Return a row's time to the target: measured, bounded from below, or as the law predicts it where nothing ran."""
-    from bssearch.analysis.headline import with_interval
-
     time, bound = row.time_to_target_s, row.lower_bound_s
     if time is None and bound is not None:
         return f"> {bound:.3g} s"
@@ -201,14 +198,6 @@ def _time_of(row: Batch) -> str | None:
 
 GRAVE = frozenset({"running", "unconfirmed", "confirmation_incomplete", "confirmation_missed", "retargeted"})
 """Codes of the caveats without which the values would be taken for more than they are."""
-
-
-class Export(StrEnum):
-    """What the winner's values are written as."""
-
-    YAML = "yaml"
-    ARGS = "args"
-    PYTHON = "python"
 
 
 def exported(answer: Answer, form: Export) -> str:
@@ -235,14 +224,10 @@ def exported_schedule(answer: Answer, found: ScheduledTraining, form: Export) ->
     comments = [*header(answer)[:2], "the best batch that grows", *notes]
     if form is Export.YAML:
         return _yaml({**found.values, "stages": list(found.stages)}, comments)
-    from bssearch.commands.growing import training_loop
-
     return training_loop(found, map(_one_line, comments))
 
 
 def _yaml(values: Mapping[str, object], comments: Iterable[str]) -> str:
-    import yaml
-
     lines = "".join(f"# {_one_line(comment)}\n" for comment in comments)
     return lines + yaml.safe_dump(dict(values), sort_keys=False)
 
@@ -262,8 +247,6 @@ def winner(answer: Answer) -> Parameters:
 
 def grave(answer: Answer) -> list[str]:
     """Return the caveats that whoever trains with the values must know."""
-    from bssearch.analysis.headline import how_sure
-
     unsure = (
         [f"provisional: it {how_sure(answer)}"] if answer.provisional and answer.within_5_percent is not None else []
     )
@@ -282,9 +265,6 @@ def header(answer: Answer) -> list[str]:
 
 def _takes(answer: Answer) -> str:
     """Return what it takes to reach the target: seconds, or, where they are not known, the objective's figure."""
-    from bssearch.analysis.answer import objective_in
-    from bssearch.analysis.headline import with_interval
-
     time, figure = answer.optimal.time_to_target_s, answer.optimal.objective_value
     assert figure is not None, "an optimum has its figure"
     known = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
     from bssearch.search.listener import Listener
     from bssearch.spec import StudySpec
     from bssearch.storage.repository import Store
+
+
+class Export(StrEnum):
+    """What the winner's values are written as."""
+
+    YAML = "yaml"
+    ARGS = "args"
+    PYTHON = "python"
+
 
 DatabaseOption = Annotated[
     str | None,

@@ -10,7 +10,8 @@ import typer
 from bssearch.cli.arguments import DatabaseOption, NameArgument, existing_store
 from bssearch.cli.output import cell
 from bssearch.errors import CheckpointError, UsageError
-from bssearch.records import ParameterValue
+from bssearch.pages.words import plural
+from bssearch.records import BATCH_STAGES, ParameterValue
 
 
 def enqueue(
@@ -31,7 +32,6 @@ def enqueue(
 
 
 def _parse(text: str) -> tuple[str, ParameterValue]:
-    from bssearch.records import BATCH_STAGES
     from bssearch.spec.reader import parse_value
 
     name, separator, value = text.partition("=")
@@ -73,7 +73,7 @@ def delete(
 
     with existing_store(db) as store:
         trials, observations = len(store.trials(study)), store.observation_count(study)
-        what = f"study {study} with {_count(trials, 'trial')} and {_count(observations, 'observation')}"
+        what = f"study {study} with {plural(trials, 'trial')} and {plural(observations, 'observation')}"
         if not yes:
             if not sys.stdin.isatty():
                 raise UsageError(
@@ -90,7 +90,3 @@ def delete(
         except CheckpointError as error:
             typer.echo(f"what waited of it may be left: {error}", err=True)
     typer.echo(f"deleted {what}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bssearch.cli.answer import Export, exported, exported_schedule, grave, print_found
 from bssearch.cli.arguments import (
     DatabaseOption,
     DatabasesOption,
     DeviceFilter,
+    Export,
     ObjectiveFilter,
     PrecisionFilter,
     StudyArgument,
@@ -42,7 +42,6 @@ from bssearch.records import Environment, Observation, Phase, TrialRecord, Trial
 
 if TYPE_CHECKING:
     from bssearch.commands.across.answers import AcrossAnswer
-    from bssearch.commands.across.matching import StudyFilter
     from bssearch.commands.quick import TrackRecord
     from bssearch.commands.rerun import Reproduction
     from bssearch.commands.trials import Status
@@ -204,13 +203,6 @@ MOST_TOLD = 3
 """Disagreements that people are told at most: a choice; JSON has all of them."""
 
 
-def print_across(found: AcrossAnswer, form: Format) -> None:
-    """Print answers across studies: for people, whole as JSON, or each answer as a row."""
-    from bssearch.commands.across.answers import ANSWERED
-
-    show_model(form, found, _print_answers, found.answers, ANSWERED)
-
-
 def _print_answers(found: AcrossAnswer) -> None:
     """Print for people what each study has found, and in a sentence whether they agree."""
     from bssearch.commands.across.answers import ANSWERED, answered_row, in_words
@@ -291,9 +283,9 @@ def print_status(found: Status) -> None:
     spent, budget, running = found.spent_trials, found.budget_trials, len(found.running)
     # Enqueued trials run whatever the budget says.
     of = f"of {budget} search trials" if spent <= budget else f"search trials, more than the budget of {budget}"
-    out.print(f"{found.study}: {spent} {'imported runs' if found.is_imported else of}", end="")
-    out.print(f", {running} running" if running else "", end="")
-    out.print("" if found.search_ended is None else f"; search ended ({found.search_ended})")
+    ended = "" if found.search_ended is None else f"; search ended ({found.search_ended})"
+    of = "imported runs" if found.is_imported else of
+    out.print(f"{found.study}: {spent} {of}{f', {running} running' if running else ''}{ended}")
     if found.fastest is not None:
         best = found.fastest
         basis = BASES.get(best.basis, "")
@@ -306,9 +298,7 @@ def print_status(found: Status) -> None:
     if not found.is_imported:
         print_table(rows, ("phase", "state", "trials"))
         return
-    counts: Counter[str] = Counter()
-    for states in found.trials.values():
-        counts.update(states)
+    counts = sum(map(Counter, found.trials.values()), Counter[str]())
     print_table([{"state": state, "runs": count} for state, count in counts.items()], ("state", "runs"))
 
 
@@ -351,58 +341,32 @@ def best(
     if about_many or (study is None and asked.metric is not None):
         if export is not None:
             raise UsageError("--export writes what one study has found", hint="name it: bssearch best STUDY --export …")
-        best_of_all(db, asked, form)
-    else:
-        best_of_one(db, study, asked, form, export, schedule=schedule)
+        from bssearch.commands.across.answers import ANSWERED, answers_in
+        from bssearch.commands.across.databases import open_databases
 
-
-def best_of_all(db: Sequence[str] | None, asked: StudyFilter, form: Format) -> None:
-    """Print what all studies that match have found."""
-    from bssearch.cli.query import print_across
-    from bssearch.commands.across.answers import answers_in
-    from bssearch.commands.across.databases import open_databases
-
-    with open_databases(db) as stores:
-        found = answers_in(stores, asked)
-    print_across(found, form)
-
-
-def best_of_one(
-    db: Sequence[str] | None,
-    study: str | None,
-    asked: StudyFilter,
-    form: Format,
-    export: Export | None,
-    *,
-    schedule: bool = False,
-) -> None:
-    """Print what a study has found, or what to train with; where another target is asked for, for that.
-
-    With ``schedule`` what to train with is the best batch that grows.
-    """
+        with open_databases(db) as stores:
+            every = answers_in(stores, asked)
+        show_model(form, every, _print_answers, every.answers, ANSWERED)
+        return
+    from bssearch.cli.answer import exported, exported_schedule, grave, print_found
     from bssearch.search.finding import answer
 
     with study_to_read(db, study) as (store, name):
         if asked.metric is not None and asked.metric != (metric := store.study(name).target.metric):
             raise UsageError(f"--target {asked.metric}: the target of study {name!r} is of {metric}")
         found = answer(store, name, asked.target)
-        scheduled = None
         if schedule:
             from bssearch.commands.growing import scheduled_training
 
             scheduled = scheduled_training(store, name, found)
-    if export is not None and scheduled is not None:
-        write(exported_schedule(found, scheduled, export))
-        for caveat in (*scheduled.notes, *grave(found)):
-            note(caveat)
-    elif export is not None:
-        write(exported(found, export))
-        for caveat in grave(found):
-            note(caveat)
-        if found.batch_schedule is not None and found.batch_schedule.saves_time == "yes":
-            note("a batch that grows saves time: --schedule exports it")
-    else:
+    if export is None:
         print_found(found, form)
+        return
+    write(exported_schedule(found, scheduled, export) if schedule else exported(found, export))
+    for caveat in (*(scheduled.notes if schedule else ()), *grave(found)):
+        note(caveat)
+    if not schedule and found.batch_schedule is not None and found.batch_schedule.saves_time == "yes":
+        note("a batch that grows saves time: --schedule exports it")
 
 
 def schema(
@@ -464,6 +428,7 @@ def price(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Predict the optimal batch size on another device: the study's steps × that device's step times."""
+    from bssearch.cli.answer import print_found
     from bssearch.commands.answer import predict
 
     with store_to_read(db) as store:

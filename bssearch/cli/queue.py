@@ -229,10 +229,8 @@ def worker(
 
 
 def _slots(text: str | None) -> int | Literal["auto"] | None:
-    if text is None:
-        return None
-    if text == "auto":
-        return "auto"
+    if text is None or text == "auto":
+        return "auto" if text else None
     if not re.fullmatch(r"[1-9]\d{0,3}", text):
         raise UsageError(f"--slots {text}: it must be a number of at least 1, or auto")
     return int(text)

@@ -52,8 +52,7 @@ class _Registered(TyperGroup):
             single.command(cmd_name)(self.command_of(registry.load(self.kind, cmd_name)))
         except UsageError as error:
             # Another package's fault must not take the list of the other commands with it.
-            broken = _broken(str(error))
-            single.command(cmd_name, context_settings=_ANYTHING)(broken)
+            single.command(cmd_name, context_settings=_ANYTHING)(_broken(str(error)))
         return typer.main.get_command(single)
 
     @staticmethod

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bssearch.cli.answer import print_answer
 from bssearch.cli.arguments import DatabasesOption, StudyArgument, study_to_read
 from bssearch.cli.output import (
     Format,
@@ -59,30 +58,28 @@ def report(
     db: DatabasesOption = None,
 ) -> None:
     """Show a study as a whole: a page with its figures and tables, one picture, or all its rows as CSV."""
+    from bssearch.cli.answer import print_answer
     from bssearch.commands.report import picture_of, svg_of
     from bssearch.pages.page import render
     from bssearch.search.finding import answer
 
-    if html is not None:
-        check_file(html)
-    if svg is not None:
-        check_file(svg)
+    for path in filter(None, (html, svg)):
+        check_file(path)
     if tables is not None:
         check_folder(tables, TABLES)
     with study_to_read(db, study) as (store, name):
-        if html is not None:
-            page = render(picture_of(store, name))
-            with replacing([html]) as (file,):
-                file.write(page)
-            typer.echo(html)
-        if svg is not None:
-            drawn = svg_of(store, name)
-            with replacing([svg]) as (file,):
-                file.write(drawn)
-            typer.echo(svg)
-        if tables is not None:
-            for path in _write_tables(store, name, tables):
-                typer.echo(path)
+        pictures: list[tuple[Path | None, Callable[[], str]]] = [
+            (html, lambda: render(picture_of(store, name))),
+            (svg, lambda: svg_of(store, name)),
+        ]
+        for target, draw in pictures:
+            if target is not None:
+                drawn = draw()
+                with replacing([target]) as (file,):
+                    file.write(drawn)
+                typer.echo(target)
+        for path in [] if tables is None else _write_tables(store, name, tables):
+            typer.echo(path)
         if html is None and svg is None and tables is None:
             print_answer(answer(store, name))
             typer.echo(f"bssearch report {name} --html report.html shows it with figures", err=True)

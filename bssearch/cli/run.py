@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bssearch.cli.answer import print_found
 from bssearch.cli.arguments import (
     AllowBusyOption,
     DatabaseOption,
@@ -129,6 +128,7 @@ def confirm(
         given = "--max-runs" if max_runs is not None else "--train-seconds"
         raise UsageError(f"--to-budget and {given} exclude each other: it makes --runs of each configuration")
 
+    from bssearch.cli.answer import print_found
     from bssearch.commands.opening import stored_spec
     from bssearch.commands.run import confirm_study, with_confirmation
 
@@ -302,16 +302,13 @@ def sentences(found: Rerun) -> list[str]:
     if found.time_ratio is not None:
         what = "the target" if found.steps_ratio is not None else "the last evaluation that both have"
         told.append(f"The train seconds until {what} are {cell(found.time_ratio)} times those stored.")
-    if found.differences:
-        told.append("What differs now from then:")
-    elif found.identical is not False:
-        told.append("Nothing that is known of where it ran differs.")
-    else:
-        told.append(
-            "Nothing that is known of where it ran differs: kernels of a GPU may add in another order each time "
-            "(`training.deterministic: true` has them not), and a workload may draw random numbers of its own."
-        )
-    return told
+    nothing = "Nothing that is known of where it ran differs"
+    why = (
+        "kernels of a GPU may add in another order each time "
+        "(`training.deterministic: true` has them not), and a workload may draw random numbers of its own."
+    )
+    alike = f"{nothing}: {why}" if found.identical is False else f"{nothing}."
+    return [*told, "What differs now from then:" if found.differences else alike]
 
 
 def _steps(found: Rerun) -> str:
@@ -325,17 +322,18 @@ def _steps(found: Rerun) -> str:
             f"{named}: it ended as it did then ({end}), and neither has an evaluation: whether its steps are the same "
             "is not known (0 evaluations compared)."
         )
-    parts = []
-    if found.steps_ratio is not None:
-        parts.append(f"{cell(found.steps_ratio)} times the steps to the target")
     first = [one.first_difference_step for one in found.runs if one.first_difference_step is not None]
     largest = [one.largest_difference for one in found.runs if one.largest_difference is not None]
-    if first:
-        parts.append(f"the metric differs from step {min(first)} on, by up to {cell(max(largest))}")
     states = sorted({one.state.value for one in found.runs} - {found.then.state.value})
-    if states:
-        parts.append(f"it ended {' and '.join(states)}, and was {found.then.state.value}")
-    parts += _ends(found) if not states else []
+    differs = [
+        (found.steps_ratio is not None, f"{cell(found.steps_ratio)} times the steps to the target"),
+        (
+            first,
+            f"the metric differs from step {min(first, default=0)} on, by up to {cell(max(largest, default=0.0))}",
+        ),
+        (states, f"it ended {' and '.join(states)}, and was {found.then.state.value}"),
+    ]
+    parts = [*(part for holds, part in differs if holds), *([] if states else _ends(found))]
     return f"{named}: not the same: {'; '.join(parts) or 'it ended otherwise'}."
 
 
@@ -343,17 +341,23 @@ def _ends(found: Rerun) -> list[str]:
     """Return what else differs of runs that ended in the same state: evaluations, steps and reasons."""
     from bssearch.commands.rerun import ENDS_BY_ITSELF, FAILURES
 
-    parts = []
+    then = found.then
     fewest = min(found.runs, key=lambda one: len(one.evaluations))
-    if fewest.only_then or fewest.only_now:
-        parts.append(
+    steps = sorted({one.steps for one in found.runs} - {then.steps})
+    reasons = sorted({one.reason for one in found.runs} - {then.reason})
+    differs = [
+        (
+            fewest.only_then or fewest.only_now,
             f"{len(fewest.evaluations)} evaluations are common to both, {fewest.only_then} are stored only and "
-            f"{fewest.only_now} new only"
-        )
-    steps = sorted({one.steps for one in found.runs} - {found.then.steps})
-    if steps and found.then.state in ENDS_BY_ITSELF:
-        parts.append(f"it ended after {' and '.join(map(str, steps))} steps, and then after {found.then.steps}")
-    reasons = sorted({one.reason for one in found.runs} - {found.then.reason})
-    if reasons and found.then.state in FAILURES:
-        parts.append(f"its reason is {' and '.join(map(repr, reasons))}, and was {found.then.reason!r}")
-    return parts
+            f"{fewest.only_now} new only",
+        ),
+        (
+            steps and then.state in ENDS_BY_ITSELF,
+            f"it ended after {' and '.join(map(str, steps))} steps, and then after {then.steps}",
+        ),
+        (
+            reasons and then.state in FAILURES,
+            f"its reason is {' and '.join(map(repr, reasons))}, and was {then.reason!r}",
+        ),
+    ]
+    return [part for holds, part in differs if holds]

@@ -105,7 +105,7 @@ def audit_study(
     )
     with opened(spec, launch) as study:
         answer(study.store, spec.name)
-        known = cache(lambda: cases_of(study.store, spec))
+        known = cache(lambda: _cases_of(study.store, spec))
         study.listener.note(f"auditing with {runs or spec.confirm.runs} runs each, {budget:g} train seconds in all")
         study.driver().run_planned(next_audit_run(known, runs or spec.confirm.runs, budget), Phase.AUDIT)
         time_accumulation(study, answer(study.store, spec.name))
@@ -118,7 +118,7 @@ def audit_study(
         )
 
 
-def cases_of(store: Store, spec: StudySpec) -> list[Case]:
+def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
     """Return the rules with what is to be run for each, as a study stands now."""
     return cases(
         spec,

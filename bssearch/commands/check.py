@@ -68,10 +68,9 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
             f"would take {expected:.3g} s, more than {LONGEST_S:g}",
         )
         return
-    runs = _Runs(spec, executor)
-    before = runs.losses(configuration)
-    for name, value in others.items():
-        if before is not None and runs.losses(_with(configuration, name, value)) == before:
+    before = _losses(spec, executor, 2, configuration)
+    for number, (name, value) in enumerate(others.items(), start=3):
+        if before is not None and _losses(spec, executor, number, _with(configuration, name, value)) == before:
             takes = "build_model" if name == "dropout" or name.startswith("model.") else "loss"
             own = _shown(configuration.parameters.get(name, getattr(configuration, name, None)))
             yield (
@@ -94,15 +93,13 @@ def _other_value(spec: StudySpec, configuration: Configuration, name: str) -> fl
     low, high = bounds(getattr(spec.space, name))
     if low == high:
         return None
-    default = getattr(configuration, name)
-    return float(max(low, high, key=lambda end: abs(end - default)))
+    return float(max(low, high, key=lambda end: abs(end - getattr(configuration, name))))
 
 
 def _with(configuration: Configuration, name: str, value: ParameterValue) -> Configuration:
     """Return a configuration with another value of a parameter."""
-    if name in configuration.parameters:
-        return replace(configuration, parameters={**configuration.parameters, name: value})
-    changed: dict[str, Any] = {name: value}
+    own = configuration.parameters
+    changed: dict[str, Any] = {"parameters": {**own, name: value}} if name in own else {name: value}
     return replace(configuration, **changed)
 
 
@@ -115,33 +112,24 @@ def _seconds(probe: ProbeRecord) -> float:
     return (2 + STEPS + 1) * (probe.step_seconds or 0.0) + 3 * (probe.evaluation_seconds or 0.0)
 
 
-class _Runs:
-    """Runs of the same few steps, from the same seed."""
-
-    def __init__(self, spec: StudySpec, executor: Executor) -> None:
-        self._spec = spec
-        self._executor = executor
-        self._number = 1
-
-    def losses(self, configuration: Configuration) -> list[tuple[int, float, float | None]] | None:
-        """Return step, metric and loss of each evaluation; None of a run that came to no loss."""
-        self._number += 1
-        request = TrialRequest(
-            number=self._number,
-            configuration=configuration,
-            seed=trial_seed(self._spec.seed, Phase.PROBE, 0),
-            target=self._spec.record_target,
-            train_seconds_limit=self._spec.budget.trial_train_seconds,
-            limit_state=TrialState.CAPPED,
-            eval_every_steps=STEPS,
-            stop_at_target=False,
-            threads=self._spec.executor.threads,
-        )
-        _, curve = run_request(self._executor, request, until_step=STEPS)
-        seen: list[Observation] = [one for one in curve if one.step <= STEPS]
-        if not any(one.loss is not None for one in seen):
-            return None
-        return [(one.step, one.metric, one.loss) for one in seen]
+def _losses(
+    spec: StudySpec, executor: Executor, number: int, configuration: Configuration
+) -> list[tuple[int, float, float | None]] | None:
+    """Return step, metric and loss of each evaluation of a few steps, the same each time; None without any loss."""
+    request = TrialRequest(
+        number=number,
+        configuration=configuration,
+        seed=trial_seed(spec.seed, Phase.PROBE, 0),
+        target=spec.record_target,
+        train_seconds_limit=spec.budget.trial_train_seconds,
+        limit_state=TrialState.CAPPED,
+        eval_every_steps=STEPS,
+        stop_at_target=False,
+        threads=spec.executor.threads,
+    )
+    _, curve = run_request(executor, request, until_step=STEPS)
+    seen = [(one.step, one.metric, one.loss) for one in curve if one.step <= STEPS]
+    return seen if any(loss is not None for *_, loss in seen) else None
 
 
 CHANCE_TOLERANCE = 0.1
@@ -165,173 +153,190 @@ class Evidence:
     curve: Sequence[Observation]
 
 
+Suspicion = tuple[str, object, str]
+"""The code of what may be wrong, the condition under which it is, and a sentence."""
+
+
 def suspicions(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Yield what looks suspicious of a spec and its workload, each as (code, sentence)."""
-    yield from _about_the_metric(evidence)
-    yield from _about_the_trial(evidence)
-    yield from _about_the_batch_sizes(evidence)
-    yield from _about_the_spec(evidence)
-    yield from _about_the_learning_rate(evidence.spec)
+    for code, holds, sentence in (
+        *_about_the_metric(evidence),
+        *_about_the_trial(evidence),
+        *_about_the_batch_sizes(evidence),
+        *_about_the_spec(evidence),
+        *_about_the_learning_rate(evidence.spec),
+    ):
+        if holds:
+            yield code, sentence
 
 
-def _about_the_metric(evidence: Evidence) -> Iterator[tuple[str, str]]:
+def _about_the_metric(evidence: Evidence) -> list[Suspicion]:
     target = evidence.spec.record_target
     info = evidence.found.metrics[target.metric]
     untrained = evidence.found.model.initial_metrics.get(target.metric)
-    if info.chance is None and evidence.found.train_samples is not None:  # a program has no way to declare it
-        yield (
+    chance, start = info.chance or 0.0, untrained or 0.0
+    is_declared = untrained is not None and info.chance is not None
+    return [
+        (
             "chance_unknown",
+            # A program has no way to declare it.
+            info.chance is None and evidence.found.train_samples is not None,
             f"the workload declares no chance level of {target.metric}, so trials that do not train are only stopped "
             f"at their limit" + ("" if untrained is None else f"; an untrained model has {untrained:.4g}"),
-        )
-    elif (
-        untrained is not None
-        and info.chance is not None
-        and abs(untrained - info.chance) > CHANCE_TOLERANCE * abs(target.value - info.chance)
-    ):
-        yield (
+        ),
+        (
             "chance_differs",
-            f"an untrained model has {target.metric} = {untrained:.4g}, the workload declares chance = "
-            f"{info.chance:.4g}: the declared value may be wrong, or the model starts from more than nothing",
-        )
-    if target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low):
-        yield (
+            is_declared and abs(start - chance) > CHANCE_TOLERANCE * abs(target.value - chance),
+            f"an untrained model has {target.metric} = {start:.4g}, the workload declares chance = "
+            f"{chance:.4g}: the declared value may be wrong, or the model starts from more than nothing",
+        ),
+        (
             "target_is_the_bound",
+            target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low),
             f"target.value = {target.value:g} is the best {target.metric} there is: `bssearch target` says what the "
             "default can reach",
-        )
+        ),
+    ]
 
 
-def _about_the_trial(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    outcome, target = evidence.outcome, evidence.spec.record_target
+def _about_the_trial(evidence: Evidence) -> list[Suspicion]:
+    outcome, curve, target = evidence.outcome, evidence.curve, evidence.spec.record_target
     known = {message for _, message in batch_normalisation_caveats(evidence.spec, evidence.found)}
-    for sentence in outcome.warnings:
-        if sentence not in known:
-            yield "training", sentence
+    found: list[Suspicion] = [("training", sentence not in known, sentence) for sentence in outcome.warnings]
     if outcome.state is TrialState.DIVERGED:
-        yield "default_diverges", f"the default configuration does not train: {outcome.reason}"
-        return
-    metrics = {one.metric for one in evidence.curve}
-    if len(evidence.curve) > 1 and len(metrics) == 1:
-        yield (
+        return [*found, ("default_diverges", True, f"the default configuration does not train: {outcome.reason}")]
+    never_moves = len(curve) > 1 and len({one.metric for one in curve}) == 1
+    covered = 1.0
+    if outcome.state is not TrialState.REACHED and not never_moves and curve and outcome.best_metric is not None:
+        covered = 1 - target.shortfall(outcome.best_metric) / target.shortfall(curve[0].metric)
+    first = curve[0].metric if curve else math.nan
+    return [
+        *found,
+        (
             "metric_never_moves",
-            f"{target.metric} stayed at {evidence.curve[0].metric:.4g} over {len(evidence.curve)} evaluations and "
+            never_moves,
+            f"{target.metric} stayed at {first:.4g} over {len(curve)} evaluations and "
             f"{outcome.steps} steps: does evaluate() use the model it is given, and is the learning rate large enough?",
-        )
-    elif outcome.state is not TrialState.REACHED and evidence.curve and outcome.best_metric is not None:
-        start = target.shortfall(evidence.curve[0].metric)
-        covered = 1 - target.shortfall(outcome.best_metric) / start
-        if covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2:
-            yield (
-                "target_far",
-                f"after {outcome.train_seconds:.3g} train seconds, half of the limit or more, the default has covered "
-                f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch target` says what it can reach",
-            )
-    if outcome.time_to_target_s is not None and len(evidence.curve) <= 2:
-        yield (
+        ),
+        (
+            "target_far",
+            covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2,
+            f"after {outcome.train_seconds:.3g} train seconds, half of the limit or more, the default has covered "
+            f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch target` says what it can reach",
+        ),
+        (
             "target_too_easy",
+            outcome.time_to_target_s is not None and len(curve) <= 2,
             f"the default meets {target.metric} {target.value:g} at its first evaluation, at step "
             f"{outcome.first_hit_step}: there is little to compare; ask for a harder target",
-        )
+        ),
+    ]
 
 
-def _about_the_batch_sizes(evidence: Evidence) -> Iterator[tuple[str, str]]:
+def _about_the_batch_sizes(evidence: Evidence) -> list[Suspicion]:
     spec, found = evidence.spec, evidence.found
-    limit = spec.budget.trial_train_seconds
-    for probe in evidence.probes:
-        wanted, _ = split_batch(probe.batch_size, spec.space.max_micro_batch_size)
-        if probe.micro_batch_size < wanted:
-            yield (
-                "out_of_memory",
-                f"a micro-batch of {wanted} does not fit into memory: batch {probe.batch_size} accumulates "
-                f"micro-batches of {probe.micro_batch_size}",
-            )
-        if probe.step_seconds is not None and limit < FEW_STEPS * probe.step_seconds:
-            yield (
-                "few_steps",
-                f"budget.trial_train_seconds = {limit:g} is {limit / probe.step_seconds:.0f} steps at batch "
-                f"{probe.batch_size}",
-            )
+    limit, samples = spec.budget.trial_train_seconds, found.train_samples or 0
     evaluation = max(probe.evaluation_seconds or 0.0 for probe in evidence.probes)
-    if evaluation * (1 / EVALUATION_SHARE - 1) > limit / FEWEST_EVALUATIONS:
-        yield (
+    worst = max(spec.batch_sizes, key=lambda size: dropped_share(found, size))
+    return [
+        *(one for probe in evidence.probes for one in _about_a_batch_size(spec, probe)),
+        (
             "evaluation_dear",
+            evaluation * (1 / EVALUATION_SHARE - 1) > limit / FEWEST_EVALUATIONS,
             f"an evaluation takes {evaluation:.3g} s: {FEWEST_EVALUATIONS} looks in a limit of {limit:g} s cost more "
             f"than {EVALUATION_SHARE:.0%} of a trial; a smaller validation part makes it cheaper",
-        )
-    yield from batch_normalisation_caveats(spec, found)
-    samples = found.train_samples or 0
-    worst = max(spec.batch_sizes, key=lambda size: dropped_share(found, size))
-    if dropped_share(found, worst) >= DROPPED_SHARE:
-        yield (
+        ),
+        *((code, True, sentence) for code, sentence in batch_normalisation_caveats(spec, found)),
+        (
             "incomplete_batch_dropped",
+            dropped_share(found, worst) >= DROPPED_SHARE,
             f"batch {worst} leaves {samples % worst} of {samples} training samples out of "
             f"each epoch ({dropped_share(found, worst):.0%}): the incomplete last batch is dropped",
-        )
+        ),
+    ]
 
 
-def _about_the_spec(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    spec = evidence.spec
-    for outside in spec.space.outside(spec.default_configuration):
-        yield "default_outside_space", f"the default lies outside the space: {outside}"
-    yield from about_default_model(spec)
-    slowest = evidence.probes[0]
-    warmup = spec.default_configuration.warmup_epochs * (evidence.found.train_samples or 0) / slowest.batch_size
-    if slowest.step_seconds is not None and warmup * slowest.step_seconds > spec.budget.trial_train_seconds:
-        yield (
-            "warmup_outlasts_limit",
-            f"the default's warmup of {spec.default_configuration.warmup_epochs:g} epochs takes "
-            f"{warmup * slowest.step_seconds:.3g} s at batch {slowest.batch_size}, longer than "
-            f"budget.trial_train_seconds = {spec.budget.trial_train_seconds:g}",
-        )
+def _about_a_batch_size(spec: StudySpec, probe: ProbeRecord) -> list[Suspicion]:
+    wanted, _ = split_batch(probe.batch_size, spec.space.max_micro_batch_size)
+    limit = spec.budget.trial_train_seconds
+    steps = limit / probe.step_seconds if probe.step_seconds else math.inf
+    return [
+        (
+            "out_of_memory",
+            probe.micro_batch_size < wanted,
+            f"a micro-batch of {wanted} does not fit into memory: batch {probe.batch_size} accumulates "
+            f"micro-batches of {probe.micro_batch_size}",
+        ),
+        (
+            "few_steps",
+            steps < FEW_STEPS,
+            f"budget.trial_train_seconds = {limit:g} is {steps:.0f} steps at batch {probe.batch_size}",
+        ),
+    ]
+
+
+def _about_the_spec(evidence: Evidence) -> list[Suspicion]:
+    spec, slowest = evidence.spec, evidence.probes[0]
+    epochs, limit = spec.default_configuration.warmup_epochs, spec.budget.trial_train_seconds
+    warmup = epochs * (evidence.found.train_samples or 0) / slowest.batch_size * (slowest.step_seconds or 0.0)
     wanted, cores = spec.executor.least_slots * spec.executor.threads, os.cpu_count() or 1
-    if evidence.found.environment.device_type == "cpu" and wanted > cores and spec.executor.address is None:
-        yield (
+    outside = spec.space.outside(spec.default_configuration)
+    return [
+        *(("default_outside_space", True, f"the default lies outside the space: {one}") for one in outside),
+        *((code, True, sentence) for code, sentence in about_default_model(spec)),
+        (
+            "warmup_outlasts_limit",
+            warmup > limit,
+            f"the default's warmup of {epochs:g} epochs takes {warmup:.3g} s at batch {slowest.batch_size}, longer "
+            f"than budget.trial_train_seconds = {limit:g}",
+        ),
+        (
             "more_threads_than_cores",
+            evidence.found.environment.device_type == "cpu" and wanted > cores and spec.executor.address is None,
             f"executor.slots × executor.threads = {wanted} on {cores} cores: trials slow each other down",
-        )
+        ),
+    ]
 
 
-def _about_the_learning_rate(spec: StudySpec) -> Iterator[tuple[str, str]]:
-    default, largest = spec.default.batch_size, spec.batch_sizes[-1]
+def _about_the_learning_rate(spec: StudySpec) -> list[Suspicion]:
+    default, largest, rates = spec.default.batch_size, spec.batch_sizes[-1], spec.space.learning_rates
     reaches = f"batch sizes reach {largest}, {largest / default:.3g} × the default's {default}"
-    if is_said_to_need_warmup(largest, default):
-        rates = spec.space.learning_rates
-        if len(rates) == 1:
-            yield (
-                "learning_rate_fixed",
-                f"space.learning_rate = {rates[0]:g} is held fixed for all batch sizes, and {reaches}: a larger batch "
-                "is then judged at a learning rate that nobody chose for it; search it, with a rule to start from",
-            )
-        if bounds(spec.space.warmup_epochs)[1] == 0:
-            yield (
-                "no_warmup",
-                f"space.warmup_epochs = 0, and {reaches}: from {WARMUP_RATIO} × on a warmup is said to be needed; "
-                "search it, such as [0, 1]",
-            )
-    if spec.preset == FINE_TUNING:
-        yield from _from_scratch(spec)
+    is_far = is_said_to_need_warmup(largest, default)
+    return [
+        (
+            "learning_rate_fixed",
+            is_far and len(rates) == 1,
+            f"space.learning_rate = {rates[0]:g} is held fixed for all batch sizes, and {reaches}: a larger batch "
+            "is then judged at a learning rate that nobody chose for it; search it, with a rule to start from",
+        ),
+        (
+            "no_warmup",
+            is_far and bounds(spec.space.warmup_epochs)[1] == 0,
+            f"space.warmup_epochs = 0, and {reaches}: from {WARMUP_RATIO} × on a warmup is said to be needed; "
+            "search it, such as [0, 1]",
+        ),
+        *(_from_scratch(spec) if spec.preset == FINE_TUNING else ()),
+    ]
 
 
-def _from_scratch(spec: StudySpec) -> Iterator[tuple[str, str]]:
+def _from_scratch(spec: StudySpec) -> Iterator[Suspicion]:
     """Yield learning rates of a fine-tuning that are those of a training from scratch."""
-    rates = spec.space.learning_rates
-    middle = math.sqrt(rates[0] * rates[-1])
+    rates, default = spec.space.learning_rates, spec.default.learning_rate
     for optimizer in spec.space.optimizers:
         usual = SCRATCH_RATES[optimizer.name]
-        most = usual / FINE_TUNING_FACTOR
+        most, middle = usual / FINE_TUNING_FACTOR, math.sqrt(rates[0] * rates[-1]) * optimizer.learning_rate_scale
         bound = f"{most:g}, a tenth of the {usual:g} usual with {optimizer.name} from scratch"
-        if middle * optimizer.learning_rate_scale > most:
-            yield (
-                "fine_tuning_learning_rate",
-                f"the middle of space.learning_rate, {middle * optimizer.learning_rate_scale:.3g}, is above {bound}: "
-                "a pretrained model is overwritten rather than tuned",
-            )
-        if spec.default_configuration.optimizer == optimizer.name and spec.default.learning_rate > most:
-            yield (
-                "fine_tuning_learning_rate",
-                f"default.learning_rate = {spec.default.learning_rate:g} is above {bound}",
-            )
+        yield (
+            "fine_tuning_learning_rate",
+            middle > most,
+            f"the middle of space.learning_rate, {middle:.3g}, is above {bound}: "
+            "a pretrained model is overwritten rather than tuned",
+        )
+        yield (
+            "fine_tuning_learning_rate",
+            spec.default_configuration.optimizer == optimizer.name and default > most,
+            f"default.learning_rate = {default:g} is above {bound}",
+        )
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
@@ -648,21 +653,23 @@ def _row(target: Target, value: float, limit: float, curves: Sequence[Sequence[O
 
 
 def _notes(target: Target, proposed: float, limit: float, rows: Sequence[Row], runs: Sequence[Run]) -> list[str]:
-    notes = []
     row = next(row for row in rows if row.target == proposed)
-    if row.reached < len(runs):
-        notes.append(f"{len(runs) - row.reached} of {len(runs)} runs of the default miss the proposal")
-    if row.share_of_limit is not None and row.share_of_limit > LATE:
-        notes.append(
-            f"the default takes {row.share_of_limit:.0%} of budget.trial_train_seconds = {limit:g} to the proposal: "
-            "slower batch sizes will not be seen to reach it; raise the limit, or take an easier target"
-        )
-    late = statistics.median(run.best_at_s for run in runs)
-    if late > 0.9 * limit:
-        notes.append(
+    share = row.share_of_limit or 0.0
+    notes = [
+        (row.reached < len(runs), f"{len(runs) - row.reached} of {len(runs)} runs of the default miss the proposal"),
+        (
+            share > LATE,
+            f"the default takes {share:.0%} of budget.trial_train_seconds = {limit:g} to the proposal: "
+            "slower batch sizes will not be seen to reach it; raise the limit, or take an easier target",
+        ),
+        (
+            statistics.median(run.best_at_s for run in runs) > 0.9 * limit,
             f"{target.metric} was still getting better when the limit of {limit:g} train seconds ended: "
-            "with a higher limit a harder target is possible"
-        )
-    if target.gain(target.value) > target.gain(proposed):
-        notes.append(f"the spec's target of {target.value:g} is harder than the proposal")
-    return notes
+            "with a higher limit a harder target is possible",
+        ),
+        (
+            target.gain(target.value) > target.gain(proposed),
+            f"the spec's target of {target.value:g} is harder than the proposal",
+        ),
+    ]
+    return [note for holds, note in notes if holds]

@@ -44,8 +44,7 @@ class Lines(Listener):
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
         """Say which study, where."""
-        verb = "going on with" if continued else "new"
-        self.note(f"{verb} study {study.name} in {database}")
+        self.note(f"{'going on with' if continued else 'new'} study {study.name} in {database}")
 
     def note(self, message: str) -> None:
         """Print a line."""

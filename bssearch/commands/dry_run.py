@@ -71,8 +71,7 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
     search = spec.budget.trials * capped / spec.executor.least_slots
     repeats = most_finalists(spec) * spec.confirm.runs + schedule_runs(spec)
     confirmation = repeats * min(full, default_seconds)
-    uncapped = UNCAPPED_TRIALS * (full - capped)
-    return (search + confirmation + uncapped) * trial / full
+    return (search + confirmation + UNCAPPED_TRIALS * (full - capped)) * trial / full
 
 
 class DryRun(Model):

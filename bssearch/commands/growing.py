@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bssearch.analysis.answer import Answer, BatchScheduleAnswer
+from bssearch.analysis.answer import Answer, BatchScheduleAnswer, SavesTime
 from bssearch.analysis.growing import typical_run
+from bssearch.analysis.shape import Parameters
 from bssearch.batch_schedule import NOISE_SHARE, RATE_RULE, BatchSchedule, Stage, run_stages
 from bssearch.errors import UsageError
 from bssearch.records import BATCH_SCHEDULE, BATCH_STAGES
 from bssearch.space import DECAY_SHARE
+from bssearch.storage.repository import Store
 from bssearch.training.schedule import ONE_CYCLE_END, ONE_CYCLE_RISE, ONE_CYCLE_START, horizon_steps
-
-if TYPE_CHECKING:
-    from bssearch.analysis.shape import Parameters
-    from bssearch.storage.repository import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
             hint="search for one: space.batch_schedule in its spec, and --set budget.schedule_trials=20",
         )
     starts = {one.batch_size: one.start_samples for one in found.stages if one.start_samples is not None}
-    notes = [] if found.saves_time == "yes" else [_no_gain(found)]
+    notes = [] if found.saves_time == "yes" else [NO_GAIN[found.saves_time]]
     if found.noise_share is not None:
         run = typical_run(found, store.trials(name))
         assert run is not None, "a schedule of an answer has reached the target"
@@ -86,13 +84,11 @@ def _stages(found: BatchScheduleAnswer, starts: Mapping[int, int]) -> list[dict[
     ]
 
 
-def _no_gain(found: BatchScheduleAnswer) -> str:
-    said = {
-        "no": "it saves no time over the best batch size that stays",
-        "undecided": "whether it saves time over the best batch size that stays is undecided",
-        "not_run": "whether it saves time over the best batch size that stays was not repeated with other seeds",
-    }
-    return said[found.saves_time]
+NO_GAIN: Mapping[SavesTime, str] = {
+    "no": "it saves no time over the best batch size that stays",
+    "undecided": "whether it saves time over the best batch size that stays is undecided",
+    "not_run": "whether it saves time over the best batch size that stays was not repeated with other seeds",
+}
 
 
 _LOOP = '''\

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bssearch import registry
 from bssearch.analysis.objectives.base import objective_of
@@ -25,6 +25,7 @@ from bssearch.pruners.base import make_pruner
 from bssearch.pruners.checkpoints import check_checkpoint_place
 from bssearch.records import Environment, StudyRecord, WorkloadDescription
 from bssearch.samplers.base import make_sampler
+from bssearch.search.driver import Driver
 from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.search.shift import Shift
@@ -39,9 +40,6 @@ from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.starting import archived
 from bssearch.workloads.base import lies_in_no_file, refuse_while_importing
 from bssearch.workloads.given import GivenWorkload, given_workload
-
-if TYPE_CHECKING:
-    from bssearch.search.driver import Driver
 
 MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
 """The parts of a spec that are no part of its question, and whose change is told when a study goes on."""
@@ -156,12 +154,6 @@ def batch_normalisation_caveats(spec: StudySpec, found: WorkloadDescription) -> 
     )
 
 
-def workload_has_changed(study: StudyRecord, found: WorkloadDescription) -> bool:
-    """Return whether the workload's file is another than when the study was bound to its device."""
-    before = study.environment
-    return before is not None and before.workload_revision != found.environment.workload_revision
-
-
 def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
     """Raise `UsageError` where the study has trials of the earlier code that are not merely lost or failed."""
     if all(trial.state.is_missing for trial in store.trials(study.name)):
@@ -208,14 +200,6 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
     if given.in_process is not None:
         changed["executor"] = spec.executor.model_copy(update={"name": INLINE, "address": None})
     return spec.model_copy(update=changed)
-
-
-def in_this_process(given: GivenWorkload) -> str:
-    """Return what to know of trials whose code no other process can load."""
-    return (
-        f"{given.label} lies in no file that a worker process could load: its trials run in this process, one at a "
-        "time, and a crash or a hang is one of this process"
-    )
 
 
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch) -> StudySpec:
@@ -311,8 +295,6 @@ class OpenStudy:
 
     def driver(self) -> Driver:
         """Return a driver of the study's trials."""
-        from bssearch.search.driver import Driver
-
         return Driver(self.spec, self.store, self.executor, self.environment, self.listener, shift=self.shift)
 
     def history(self) -> History:
@@ -346,7 +328,10 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
             if given is None or (given.in_process is None and given.name == spec.workload):
                 remember(spec, store.study(spec.name), Path(launch.folder))
             elif given.in_process is not None and asked.executor.name != INLINE:
-                listener.note(in_this_process(given))
+                listener.note(
+                    f"{given.label} lies in no file that a worker process could load: its trials run in this process, "
+                    "one at a time, and a crash or a hang is one of this process"
+                )
             with (
                 _not_left_empty(store, spec.name) if is_new else nullcontext(),
                 nullcontext() if reporter is None else reporter.reporting(store, spec, found.train_samples),
@@ -489,21 +474,23 @@ def _open_study(
     check_question(spec, study)
     if stored is not None:
         spec = with_all_that_is_asked(spec, stored, store)
-    has_changed = workload_has_changed(study, found)
+    before = study.environment
+    has_changed = before is not None and before.workload_revision != found.environment.workload_revision
     if has_changed and not launch.allow_changed_workload:
         refuse_changed_workload(study, store)
     if launch.pretended_gib is None:
         store.bind_environment(spec.name, found.environment, again=has_changed)
         store.update_spec(spec.name, spec.model_dump(mode="json"))
     listener.opened(study, store.masked_url, continued=stored is not None)
-    if stored is None and (outside := spec.space.outside(spec.default_configuration)):
-        listener.note(f"the default configuration lies outside the search space: {'; '.join(outside)}")
-    for note in differences(spec, study, found):
-        listener.note(note)
-    for _, sentence in batch_normalisation_caveats(spec, found):
-        listener.note(sentence)
-    if found.notice is not None:
-        listener.note(found.notice)
+    outside = "; ".join(spec.space.outside(spec.default_configuration)) if stored is None else ""
+    for note in (
+        outside and f"the default configuration lies outside the search space: {outside}",
+        *differences(spec, study, found),
+        *(sentence for _, sentence in batch_normalisation_caveats(spec, found)),
+        found.notice,
+    ):
+        if note:
+            listener.note(note)
     return spec, stored is None
 
 

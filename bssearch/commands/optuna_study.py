@@ -265,7 +265,7 @@ class _Parameters:
         for name, value in self._values(configuration).items():
             distribution = self.distributions.get(name)
             if isinstance(distribution, CategoricalDistribution):
-                params[name] = _among(distribution.choices, value)
+                params[name] = next(one for one in distribution.choices if _same(value, one))
             elif distribution is not None:
                 params[name] = value
         return {name: params[name] for name in self.distributions if name in params}
@@ -314,10 +314,6 @@ def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
     if all(_is_number(value) for value in found):
         found.sort(key=lambda value: float(value or 0.0))
     return tuple(found)
-
-
-def _among(choices: Sequence[ParameterValue], value: ParameterValue) -> ParameterValue:
-    return next(one for one in choices if _same(value, one))
 
 
 def _same(one: ParameterValue, other: ParameterValue) -> bool:

@@ -209,7 +209,7 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
     low, high = optimum.interval
     left = [size for size in history.feasible if size not in run and low <= size <= high]
     if left and high > CLOSE * low:
-        return max(left, key=lambda size: _gap(size, run))
+        return max(left, key=lambda size: min(abs(math.log(size / other)) for other in run))  # the farthest, in nats
     return None if optimum.step.batch_size in run else optimum.step.batch_size
 
 
@@ -243,11 +243,9 @@ def with_other_rates(history: History, batch_size: int) -> list[TrialRecord]:
     return [run for run in _at_any_rate(history, batch_size) if run.configuration.learning_rate != rule]
 
 
-def _at_any_rate(history: History, batch_size: int) -> Iterator[TrialRecord]:
-    rule = rule_configuration(history, batch_size)
-    for run in _ended(history):
-        if run.configuration.trains_like(replace(rule, learning_rate=run.configuration.learning_rate)):
-            yield run
+def _at_any_rate(history: History, batch_size: int) -> list[TrialRecord]:
+    rule, runs = rule_configuration(history, batch_size), [(run, run.configuration) for run in _ended(history)]
+    return [run for run, one in runs if one.trains_like(replace(rule, learning_rate=one.learning_rate))]
 
 
 def law_points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
@@ -278,11 +276,6 @@ def _neighbours(history: History) -> set[int]:
         min(history.feasible, key=lambda size: abs(math.log(size / end))) for end in (STEP * default, default / STEP)
     }
     return {size for size in near if abs(math.log(size / default)) > math.log(STEP) / 2}
-
-
-def _gap(size: int, run: set[int]) -> float:
-    """Return how far a batch size is from all that have been run, in nats."""
-    return min(abs(math.log(size / other)) for other in run)
 
 
 def _fastest(history: History) -> TrialOutcome | None:
@@ -329,61 +322,63 @@ def noise_scale_of(noise: GradientNoise) -> float | None:
     return None
 
 
-def about_target(target: Target, spec: StudySpec) -> Iterator[Notice]:
-    """Yield that runs are compared at a part of the way, where the default did not get to the study's target."""
-    if target != spec.record_target:
-        yield Notice(
-            code="easier_target",
-            message=f"the default did not reach {spec.target.metric} {spec.target.value:g} in the time: runs are "
-            f"compared at {target.value:.4g}, and the critical batch size grows on the way to the target",
-        )
+def caveats(
+    spec: StudySpec,
+    preset: str | None,
+    target: Target,
+    runs: Sequence[TrialRecord],
+    noise_scale: float | None,
+    of_noise: Sequence[Notice],
+    epochs: float | None,
+) -> list[Notice]:
+    """Return what a quick answer does not tell: it is made for the time to a target from scratch.
 
-
-def about_runs(runs: Sequence[TrialRecord], noise_scale: float | None) -> Iterator[Notice]:
-    """Yield that the runs tell of one batch size alone, or of none."""
-    sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
-    if len(sizes) > 1:
-        return
-    rests = "no noise scale is known either" if noise_scale is None else "the answer rests on the noise scale alone"
-    yield Notice(
-        code="one_batch_size",
-        message=f"only one batch size came to where runs are compared; {rests}"
-        + ("" if noise_scale is None else f", which is {PROXY}"),
-    )
-
-
-def about_training(
-    spec: StudySpec, preset: str | None, samples_to_target: float | None, train_samples: int | None
-) -> Iterator[Notice]:
-    """Yield what the training is, where it is not what a quick answer is made for: the time to a target from scratch.
-
-    ``preset`` is what completed the spec. ``samples_to_target`` are those of the default, ``train_samples`` those of an
-    epoch; None where they are not known.
+    ``preset`` is what completed the spec. ``runs`` are compared at the ``target``, which may be a part of the way to
+    the study's. ``of_noise`` is what limits the noise scale, ``epochs`` are those of the default until its target,
+    None if they are not known.
     """
-    if spec.objective != TimeToTarget.name:
-        yield Notice(
-            code="other_objective",
-            message=f"the study's objective is {spec.objective}; a quick answer is of the time to the target",
-        )
+    sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
+    rests = f"the answer rests on the noise scale alone, which is {PROXY}"
     parameters = spec.default_configuration.parameters
     horizon = parameters.get("horizon_samples")
-    if horizon is not None:
-        yield Notice(
-            code="fixed_horizon",
-            message=f"the default's {parameters['schedule']} schedule ends after {horizon:g} samples at every batch "
+    told = [
+        (
+            "easier_target",
+            target != spec.record_target,
+            f"the default did not reach {spec.target.metric} {spec.target.value:g} in the time: runs are "
+            f"compared at {target.value:.4g}, and the critical batch size grows on the way to the target",
+        ),
+        *((one.code, True, one.message) for one in of_noise),
+        (
+            "one_batch_size",
+            len(sizes) < 2,
+            "only one batch size came to where runs are compared; "
+            + ("no noise scale is known either" if noise_scale is None else rests),
+        ),
+        (
+            "other_objective",
+            spec.objective != TimeToTarget.name,
+            f"the study's objective is {spec.objective}; a quick answer is of the time to the target",
+        ),
+        (
+            "fixed_horizon",
+            horizon is not None,
+            f"the default's {parameters.get('schedule')} schedule ends after {horizon or 0:g} samples at every batch "
             "size: a fixed number of epochs asks which batch size ends best, not which is soonest at a target",
-        )
-    if preset == FINE_TUNING:
-        yield Notice(
-            code="fine_tuning",
-            message="a fine-tuning: what is forgotten at a batch size, and how it generalises, is not measured here",
-        )
-    if samples_to_target is not None and train_samples and samples_to_target > MANY_EPOCHS * train_samples:
-        yield Notice(
-            code="many_epochs",
-            message=f"the default needs {samples_to_target / train_samples:.1f} epochs: the law of the critical batch "
+        ),
+        (
+            "fine_tuning",
+            preset == FINE_TUNING,
+            "a fine-tuning: what is forgotten at a batch size, and how it generalises, is not measured here",
+        ),
+        (
+            "many_epochs",
+            (epochs or 0.0) > MANY_EPOCHS,
+            f"the default needs {epochs or 0.0:.1f} epochs: the law of the critical batch "
             "size holds for samples that are new, and overfitting depends on the batch size",
-        )
+        ),
+    ]
+    return [Notice(code=code, message=message) for code, holds, message in told if holds]
 
 
 SECONDS = 60.0
@@ -481,12 +476,7 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
         beta_s=None if line is None else line.beta_seconds,
         runs=[_run(one) for one in [*runs, *with_other_rates(history, size)]],
         seconds=plan.passed,
-        warnings=[
-            *about_target(target, spec),
-            *warnings,
-            *about_runs(runs, noise),
-            *about_training(spec, preset, _samples_to_target(default), study.train_samples),
-        ],
+        warnings=caveats(spec, preset, target, runs, noise, warnings, _epochs(default, study.train_samples)),
     )
 
 
@@ -583,8 +573,10 @@ def _noise_scale(study: OpenStudy, plan: QuickPlan) -> tuple[float | None, list[
     return noise_scale_of(found.noise), list(about_noise(found))
 
 
-def _samples_to_target(run: TrialRecord) -> float | None:
-    return None if run.outcome is None else samples_after(run, run.outcome.steps_to_target)
+def _epochs(run: TrialRecord, train_samples: int | None) -> float | None:
+    """Return the epochs of a run until its target, None if they are not known."""
+    samples = None if run.outcome is None else samples_after(run, run.outcome.steps_to_target)
+    return None if samples is None or not train_samples else samples / train_samples
 
 
 def _run(trial: TrialRecord) -> QuickRun:

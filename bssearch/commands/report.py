@@ -189,14 +189,14 @@ class _Compared:
 
     def _unlike(self, first: _Compared) -> str | None:
         """Return why the study's figure does not compare with that of the first."""
-        if self.study.objective != first.study.objective:
-            return "other objective"
-        if self.study.target != first.study.target:
-            return "other target"
-        if objective_of(spec_of(self.study)).unit != objective_of(spec_of(first.study)).unit:
-            return "other unit of cost"
-        same_clock = (self.answer and self.answer.clock) == (first.answer and first.answer.clock)
-        return None if same_clock else "other kind of seconds"
+        unit, other_unit = (objective_of(spec_of(one)).unit for one in (self.study, first.study))
+        differs = {
+            "other objective": self.study.objective != first.study.objective,
+            "other target": self.study.target != first.study.target,
+            "other unit of cost": unit != other_unit,
+            "other kind of seconds": (self.answer and self.answer.clock) != (first.answer and first.answer.clock),
+        }
+        return next((why for why, holds in differs.items() if holds), None)
 
 
 def _ratio(figure: Estimate | None, first: Estimate | None) -> Ratio | None:

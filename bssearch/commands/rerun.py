@@ -262,15 +262,14 @@ def _spec_at(store: Store, record: StudyRecord, number: int) -> StudySpec:
 
 
 def _why_not(spec: StudySpec, trial: TrialRecord, curve: Sequence[Observation]) -> str | None:
-    if spec.is_imported:
-        return "it was made elsewhere and imported, so there is no workload to run"
-    if trial.state is TrialState.QUEUED:
-        return "it has not started yet; `bssearch run` starts it"
-    if trial.outcome is None:
-        return "it still runs"
-    if not curve and trial.outcome.state not in FAILURES:
-        return f"it ended before its first evaluation ({trial.state}: {trial.outcome.reason})"
-    return None
+    reason, has_failed = ("", False) if trial.outcome is None else (trial.outcome.reason, trial.state in FAILURES)
+    why_not = {
+        "it was made elsewhere and imported, so there is no workload to run": spec.is_imported,
+        "it has not started yet; `bssearch run` starts it": trial.state is TrialState.QUEUED,
+        "it still runs": trial.outcome is None,
+        f"it ended before its first evaluation ({trial.state}: {reason})": not curve and not has_failed,
+    }
+    return next((why for why, holds in why_not.items() if holds), None)
 
 
 def _for_one_trial(stored: Stored) -> StudySpec:
@@ -437,14 +436,13 @@ def _notes(stored: Stored) -> Iterator[str]:
     trial, environment = stored.trial, stored.environment
     started = f", started by {trial.started_by}" if trial.started_by else ""
     yield f"trial {trial.number} of {stored.study.name}: {trial.state}, seed {trial.seed}{started}"
-    code = f"workload {stored.spec.workload}"
-    if environment.workload_revision is not None:
-        code += f", its file of digest {environment.workload_revision}"
-    if environment.git_revision is not None:
-        code += f", git revision {environment.git_revision}"
-    if environment.git_dirty:
-        code += " with changes that are not committed"
-    yield f"code: {code}" + (
+    code = [
+        f"workload {stored.spec.workload}",
+        environment.workload_revision and f"its file of digest {environment.workload_revision}",
+        environment.git_revision and f"git revision {environment.git_revision}",
+    ]
+    dirty = " with changes that are not committed" if environment.git_dirty else ""
+    yield f"code: {', '.join(filter(None, code))}{dirty}" + (
         ""
         if stored.spec.workload in SHIPPED
         else "; its file is looked up from this folder; one that has changed since is run with --workload"

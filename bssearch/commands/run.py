@@ -55,8 +55,11 @@ def run_study(
     ``from_quick`` under an objective that is not one of seconds, and `TargetNotReachedError` where no trial reached the
     target.
     """
-    if from_quick:
-        _refuse_without_seconds(spec)
+    if from_quick and not objective_of(spec).trials_race:
+        raise UsageError(
+            f"objective = {spec.objective!r}: a quick answer tells the seconds to a target, and the search no seconds",
+            hint="run the study without --from-quick",
+        )
     launch = Launch(
         db=db,
         workload=workload,
@@ -70,7 +73,8 @@ def run_study(
         make_executor=make_executor,
     )
     with opened(spec, launch) as study:
-        if from_quick and _is_without_quick_answer(study):
+        known = stored_quick(study.store, spec.name) or SearchEnd.stored(study.store, spec.name)
+        if from_quick and known is None:
             stored_quick_answer(study, QuickPlan(SECONDS, time.monotonic()), spec.preset)
         _tell_of_quick_answer(study)
         return run_opened(study)
@@ -95,20 +99,6 @@ def grow(study: OpenStudy) -> None:
             "no trial lets the batch grow: no schedule of space.batch_schedule changes the batch size within a trial's "
             "limit, or the best batch that stays has no steps to the target"
         )
-
-
-def _refuse_without_seconds(spec: StudySpec) -> None:
-    if not objective_of(spec).trials_race:
-        raise UsageError(
-            f"objective = {spec.objective!r}: a quick answer tells the seconds to a target, and the search no seconds",
-            hint="run the study without --from-quick",
-        )
-
-
-def _is_without_quick_answer(study: OpenStudy) -> bool:
-    """Return whether a quick answer is still to be made: none is stored, and no search has ended."""
-    store, name = study.store, study.spec.name
-    return stored_quick(store, name) is None and SearchEnd.stored(store, name) is None
 
 
 def _tell_of_quick_answer(study: OpenStudy) -> None:
@@ -181,9 +171,10 @@ def confirm_study(
         driver = study.driver()
         if to_budget_runs is None:
             driver.run_planned(confirm.next_run, Phase.CONFIRM)
-            _note(study, confirm.ending(study.history()))
+            if (told := confirm.ending(study.history())) is not None:
+                study.listener.note(told)
         else:
-            _note(study, _plan(study.history(), to_budget_runs))
+            study.listener.note(_plan(study.history(), to_budget_runs))
             driver.run_planned(to_budget.next_run(to_budget_runs), Phase.TO_BUDGET)
         return Answer.of(answer(study.store, spec.name))
 
@@ -192,8 +183,3 @@ def _plan(history: History, runs: int) -> str:
     sizes = sorted({one.batch_size for one in to_budget.finalists(history)})
     seconds = history.spec.budget.trial_train_seconds
     return f"batch {', '.join(map(str, sizes))}: {runs} runs each, all to {seconds:g} train seconds"
-
-
-def _note(study: OpenStudy, message: str | None) -> None:
-    if message is not None:
-        study.listener.note(message)

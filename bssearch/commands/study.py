@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from bssearch.commands.answer import Answer
 from bssearch.commands.opening import Launch, opened, program_of
@@ -29,14 +29,12 @@ from bssearch.errors import TrialStopped, UsageError
 from bssearch.executors.base import Executor
 from bssearch.integrations.called import CalledExecutor, Piece
 from bssearch.integrations.own_loop import LoopTrial
+from bssearch.search.driver import Driver
 from bssearch.search.finding import answer
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.model import GIVEN_IN_PYTHON, OBJECTIVE
-
-if TYPE_CHECKING:
-    from bssearch.search.driver import Driver
 
 Objective = Callable[[LoopTrial], object]
 

@@ -100,9 +100,8 @@ def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 def trial_row(trial: TrialRecord) -> dict[str, Any]:
     """Return a trial as a flat row of configuration and outcome: the contract of ``trials --format json``."""
-    outcome = outcome_fields(trial.outcome) if trial.outcome else {}
-    outcome.pop("traceback", None)
-    outcome.pop("state", None)
+    known = outcome_fields(trial.outcome) if trial.outcome else {}
+    outcome = {name: value for name, value in known.items() if name not in {"state", "traceback"}}
     configuration = asdict(trial.configuration)
     if trial.is_imported:
         outcome = {name: value for name, value in outcome.items() if value or name not in ZERO_WHERE_UNKNOWN}
@@ -187,7 +186,6 @@ class Status:
 
     def document(self) -> dict[str, Any]:
         """Return the contract of ``status --format json``."""
-        best = self.fastest
         return {
             "study": self.study,
             "budget_trials": self.budget_trials,
@@ -195,14 +193,7 @@ class Status:
             "running": list(self.running),
             "search_ended": self.search_ended,
             "train_seconds": self.train_seconds,
-            "fastest": None
-            if best is None
-            else {
-                "trial": best.trial,
-                "batch_size": best.batch_size,
-                "time_to_target_s": best.time_to_target_s,
-                "basis": best.basis,
-            },
+            "fastest": self.fastest and asdict(self.fastest),
             "trials": self.trials,
         }
 

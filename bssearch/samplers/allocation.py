@@ -188,10 +188,11 @@ def known_coordinates(history: History, proposal: Proposal) -> Mapping[str, Para
     if proposal.source == "sample":
         return None
     spec = history.spec
-    if proposal.source == "transfer":
-        sampled = history.coordinates_near(proposal.batch_size)
-    else:
-        sampled = spec.space.encode(spec.default_configuration)
+    sampled = (
+        history.coordinates_near(proposal.batch_size)
+        if proposal.source == "transfer"
+        else spec.space.encode(spec.default_configuration)
+    )
     if sampled is None or not proposal.uncapped:
         return sampled
     return None if history.has_trial_of(spec.space.decode(proposal.batch_size, sampled)) else sampled

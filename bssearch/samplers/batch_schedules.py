@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from bssearch.batch_schedule import (
     MOST_STAGES,
@@ -122,10 +122,9 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
         end = max(int(sampled["end"] or 0), min(size for size in ends if size > start))
         sizes = _thinned([size for size in history.feasible if start <= size <= end])
         begin, until = (float(sampled[key] or 0.0) * tuned.samples_to_target for key in ("begin", "until"))
-        if name == NOISE_SCALE:
-            changes = [(0, size) for size in sizes[1:]]
-        else:
-            changes = growing("linear" if name == "linear" else "geometric", sizes, begin, max(begin + 1, until))
+        shape: Literal["linear", "geometric"] = "linear" if name == "linear" else "geometric"
+        at_once = [(0, size) for size in sizes[1:]]
+        changes = at_once if name == NOISE_SCALE else growing(shape, sizes, begin, max(begin + 1, until))
     schedule = BatchSchedule(
         name=cast(BatchScheduleName, name),
         stages=tuple(_stages(history, start, changes, spread=name not in {NOISE_SCALE, "milestones"})),
@@ -257,5 +256,4 @@ def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configu
     best = history.best_at(batch_size)
     if best is not None:
         return history.as_run(best.configuration)
-    coordinates = history.spec.space.encode(tuned)
-    return history.as_run(history.spec.space.decode(batch_size, coordinates or {}))
+    return history.as_run(history.spec.space.decode(batch_size, history.spec.space.encode(tuned) or {}))

@@ -192,8 +192,7 @@ def miss_of(history: History, trial: TrialRecord) -> str | None:
     """Return for people that a configuration has no more runs, where its newest trial is what shows it; else None."""
     if trial.phase is not Phase.CONFIRM or not says_something(trial):
         return None
-    key = trial.configuration.key
-    runs = [one for one in confirmation_trials(history) if one.configuration.key == key]
+    runs = [one for one in confirmation_trials(history) if one.configuration.key == trial.configuration.key]
     now = missed_plainly(history, runs)
     before = missed_plainly(history, [one for one in runs if one.number != trial.number])
     return f"{plainly_missed(now[0])}: it has no more confirmation runs" if now and not before else None
@@ -223,8 +222,7 @@ def interleaved(
         seed = trial_seed(history.spec.seed, Phase.CONFIRM, index)
         for configuration in random.Random(seed).sample(chosen, len(chosen)):
             if made.is_missing(configuration, seed):
-                retry_of = made.retried(configuration, seed)
-                yield repeat(history, configuration, seed, phase, retry_of=retry_of)
+                yield repeat(history, configuration, seed, phase, retry_of=made.retried(configuration, seed))
 
 
 def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecord]:

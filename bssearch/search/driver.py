@@ -110,7 +110,10 @@ class Driver(Host):
         """Search, then confirm. Raises `InterruptedRunError` on Ctrl-C or at a shift's end, with every trial stored."""
         with self._ready():
             while not self._is_done:
-                self._stop_if_interrupted()
+                if self.interrupts.count and not self._is_stopping:  # Ctrl-C: the engine ends in good order
+                    self._is_stopping = True
+                    self.listener.note("stopping; press Ctrl-C again to kill")
+                    self._feed(events.Interrupted())
                 self._raise_if_failed()
                 self._shift.raise_if_over(self.engine.running)
                 self._offer_slots()
@@ -291,7 +294,7 @@ class Driver(Host):
     def _search_ended(self, reason: str) -> None:
         """Say why the search has ended, and store it for `status`."""
         self._note_once(f"the search has ended: {reason}")
-        end = SearchEnd(reason, self.engine.history.spent, self.spec.budget)
+        end = SearchEnd(reason=reason, spent=self.engine.history.spent, budget=self.spec.budget)
         self._recorder.keep_last_finding(end)
         self.listener.search_ended(reason, self.engine.history)
 
@@ -320,7 +323,6 @@ class Driver(Host):
         trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
         if trial is None:
             self._is_contended = True
-            self._feed(events.Refused(plan))
             return
         self._shift.work()
         waited = None if plan.resumed is None else self.engine.history.trial(plan.resumed)
@@ -352,13 +354,6 @@ class Driver(Host):
         self.listener.ended(trial, self.engine.history)
         self._find_saved()
         self._recorder.keep_finding()
-
-    def _stop_if_interrupted(self) -> None:
-        """After Ctrl-C have the engine end in good order."""
-        if self.interrupts.count and not self._is_stopping:
-            self._is_stopping = True
-            self.listener.note("stopping; press Ctrl-C again to kill")
-            self._feed(events.Interrupted())
 
     def _raise_if_failed(self) -> None:
         """Raise the error with which the engine has ended the run, once all that has happened is taken in."""

@@ -26,11 +26,8 @@ class Refusals:
 
     def of(self, trial: TrialRecord, history: History) -> BSSearchError | None:
         """Return the error after a trial that ended here; None where the run goes on."""
-        return met_at_once(trial, history) or self._unmeasured(trial, history) or self._too_many_failures(trial)
-
-    def _unmeasured(self, trial: TrialRecord, history: History) -> BSSearchError | None:
-        """Return the error for an objective that the device does not measure."""
-        return _error_of(lambda: history.objective.check_measured(trial, self._device_name))
+        unmeasured = _error_of(lambda: history.objective.check_measured(trial, self._device_name))
+        return met_at_once(trial, history) or unmeasured or self._too_many_failures(trial)
 
     def _too_many_failures(self, trial: TrialRecord) -> BSSearchError | None:
         """Give up where nothing works: after a few failures without a success, after many even so."""
@@ -60,19 +57,15 @@ def could_not_pause(trial: TrialRecord) -> bool:
 
 def lines_about(trial: TrialRecord, history: History) -> Iterator[str]:
     """Yield what is worth a line of a trial that ended: the default's miss, and a confirmation that is in vain."""
-    if (missed := _default_missed(trial, history)) is not None:
-        yield missed
-    if (stopped := confirmation.miss_of(history, trial)) is not None:
-        yield stopped
+    yield from filter(None, (_default_missed(trial, history), confirmation.miss_of(history, trial)))
 
 
 def _default_missed(trial: TrialRecord, history: History) -> str | None:
     """Return that the default configuration ended without the target, None for what did not."""
     spec, outcome = history.spec, trial.outcome
     is_default = trial.configuration.trains_like(spec.default_configuration)
-    if not is_default or outcome is None or trial.state is TrialState.REACHED or not says_something(trial):
-        return None
-    if not history.objective.stops_at_target:
+    has_missed = trial.state is not TrialState.REACHED and says_something(trial)
+    if not (is_default and has_missed and history.objective.stops_at_target) or outcome is None:
         return None
     target, best = spec.record_target, outcome.best_metric
     came = "" if best is None else f", its best {target.metric} {best:.4g}"

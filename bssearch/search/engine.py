@@ -35,7 +35,6 @@ from bssearch.search.events import (
     Failed,
     Finished,
     Interrupted,
-    Refused,
     Release,
     SavedTrials,
     SearchEnded,
@@ -46,7 +45,6 @@ from bssearch.search.events import (
     Stop,
     Tell,
     Timed,
-    TimePassed,
     TimeSteps,
     Wait,
 )
@@ -167,10 +165,6 @@ class Engine:
                 self.pruning.standings.can_wait = self.spec.pruner.checkpoint_gib > 0
             case Interrupted():
                 return self._interrupted()
-            case TimePassed():
-                self.history.now = event.now
-            case Refused():
-                pass
             case _:
                 assert_never(event)
         return []
@@ -251,9 +245,9 @@ class Engine:
             return [Start(plan)]
         if self._running:
             return [Wait()]
-        others = [trial.number for trial in self._others_of(self._phase)]
-        if others:
-            return [Wait(for_others=tuple(others))]
+        others = [trial for trial in self.history.all_trials if trial.state is TrialState.RUNNING]
+        if any(trial.phase is self._phase for trial in others):
+            return [Wait(for_others=tuple(trial.number for trial in others if trial.phase is self._phase))]
         self._has_claim = False
         if not self._searches:
             return [Release(), *self._done()]
@@ -261,11 +255,6 @@ class Engine:
         told = end(self.history)
         self._stage, self._has_repeated = Stage.SEARCH, True
         return [*([] if told is None else [Tell(told)]), Release()]
-
-    def _others_of(self, phase: Phase) -> list[TrialRecord]:
-        return [
-            trial for trial in self.history.all_trials if trial.state is TrialState.RUNNING and trial.phase is phase
-        ]
 
     def _done(self) -> list[Action]:
         self._stage = Stage.DONE
@@ -276,14 +265,9 @@ class Engine:
         paused = self.history.in_state(TrialState.PAUSED)
         cut_short = [trial.number for trial in paused if trial.uncapped or is_interrupted(trial)]
         others = [trial.number for trial in paused if trial.number not in cut_short]
-        actions: list[Action] = []
-        if self._ending is not None:
-            actions.append(SearchEnded(self._ending))
-        if cut_short:
-            actions.append(Settle(cut_short, TrialState.CANCELLED))
-        if others:
-            actions.append(Settle(others, TrialState.PRUNED))
-        return actions
+        settled = [Settle(cut_short, TrialState.CANCELLED), Settle(others, TrialState.PRUNED)]
+        ended = [] if self._ending is None else [SearchEnded(self._ending)]
+        return [*ended, *(one for one in settled if one.numbers)]
 
     def _started(self, event: Started) -> list[Action]:
         number, step_seconds = event.trial.number, self.history.step_seconds(event.plan.configuration)
@@ -371,12 +355,13 @@ class Engine:
     def _interrupted(self) -> list[Action]:
         """Stop what runs, saved where it can be; the run fails once all has ended."""
         self._stage = Stage.STOPPING
-        actions: list[Action] = []
-        for number, running in self._running.items():
-            if running.stopping is None:
-                state = TrialState.PAUSED if running.is_savable else TrialState.CANCELLED
-                actions.append(Stop(number, state, INTERRUPTED))
-        return actions if self._running else self._stopped()
+        if not self._running:
+            return self._stopped()
+        return [
+            Stop(number, TrialState.PAUSED if running.is_savable else TrialState.CANCELLED, INTERRUPTED)
+            for number, running in self._running.items()
+            if running.stopping is None
+        ]
 
     def _stopped(self) -> list[Action]:
         self._stage = Stage.DONE

@@ -41,26 +41,12 @@ class SlotFree:
 
 
 @dataclass(frozen=True, slots=True)
-class TimePassed:
-    """Nothing happened but time, until a moment in seconds since 1970."""
-
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
 class Started:
     """The store has started the trial of a plan, and it runs here. ``is_savable``: it has a file to be saved to."""
 
     plan: TrialPlan
     trial: TrialRecord
     is_savable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The trial of a plan is not started: another driver was faster."""
-
-    plan: TrialPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +107,6 @@ Event = (
     Evaluated
     | SlotFree
     | Started
-    | Refused
     | Ended
     | Changed
     | SavedTrials
@@ -130,13 +115,12 @@ Event = (
     | CanSave
     | CannotSave
     | Interrupted
-    | TimePassed
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start the trial of a plan: `Started` or `Refused` follows."""
+    """Start the trial of a plan: `Started` follows, or nothing if another driver was faster."""
 
     plan: TrialPlan
 

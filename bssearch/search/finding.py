@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer
 from bssearch.analysis.derived import at_target, easier_target, refuse_another_target
@@ -28,8 +28,7 @@ ANSWERS = 19
 """What makes answers: counted up where the same trials give another one, so that stored ones are made anew."""
 
 
-@dataclass(frozen=True, slots=True)
-class SearchEnd:
+class SearchEnd(BaseModel):
     """Why a search ended, with the trials that were ``spent`` then and the ``budget`` that it had."""
 
     reason: str
@@ -44,18 +43,9 @@ class SearchEnd:
     @classmethod
     def within(cls, last: object) -> SearchEnd | None:
         """Return the end that a stored finding tells."""
-        known = last.get("search_end") if isinstance(last, Mapping) else None
-        if not isinstance(known, Mapping):
-            return None
-        try:
-            return cls(str(known["reason"]), int(known["spent"]), BudgetSpec(**known["budget"]))
-        except (KeyError, TypeError, ValueError):  # what something else has written there does not matter
-            return None
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """Return the end as JSON values."""
-        return {"reason": self.reason, "spent": self.spent, "budget": self.budget.model_dump(mode="json")}
+        with suppress(ValidationError):  # what something else has written there does not matter
+            return cls.model_validate(last.get("search_end") if isinstance(last, Mapping) else None)
+        return None
 
 
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
@@ -69,15 +59,20 @@ def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -
     with suppress(TargetNotReachedError):
         found = compute_answer(store, name).model_dump(mode="json")
     if found is not None or end is not None or quick is not None:
-        known = None if end is None else end.document
-        store.save_finding(name, stamp, {"made_by": ANSWERS, "answer": found, "search_end": known, "quick": quick})
+        store.save_finding(name, stamp, _document(found, end, quick))
 
 
 def save_quick(store: Store, name: str, quick: Mapping[str, Any]) -> None:
     """Store what `bssearch quick` has found of a study, as JSON values; its answer is made anew when it is read."""
-    end = SearchEnd.stored(store, name)
-    kept = {"made_by": ANSWERS, "answer": None, "search_end": None if end is None else end.document}
-    store.save_finding(name, store.stamp(name), {**kept, "quick": dict(quick)}, is_news=True)
+    kept = _document(None, SearchEnd.stored(store, name), quick)
+    store.save_finding(name, store.stamp(name), kept, is_news=True)
+
+
+def _document(
+    found: Mapping[str, Any] | None, end: SearchEnd | None, quick: Mapping[str, Any] | None
+) -> dict[str, object]:
+    known = None if end is None else end.model_dump(mode="json")
+    return {"made_by": ANSWERS, "answer": found, "search_end": known, "quick": quick}
 
 
 def stored_quick(store: Store, name: str) -> Mapping[str, Any] | None:

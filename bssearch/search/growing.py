@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from bssearch.analysis.growing import has_grown
-from bssearch.analysis.optimum import Candidate
 from bssearch.history import History
 from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.samplers.batch_schedules import Tuned, in_known_micro_batches, propose
@@ -68,16 +67,12 @@ def tuned_constant(history: History) -> Tuned | None:
     if verdict is None or not math.isfinite(verdict.optimal.value):
         return None
     configuration = verdict.optimal.configuration
-    samples = _samples_to_target(verdict.optimal)
+    outcomes = [run.outcome for run in verdict.optimal.runs if run.outcome is not None]
+    steps = [one.steps_to_target for one in outcomes if one.steps_to_target is not None]
+    samples = [configuration.batch_size * count for count in steps]
     if not samples or configuration.batch_size not in history.feasible:
         return None
     return Tuned(configuration, median(samples))
-
-
-def _samples_to_target(candidate: Candidate) -> Sequence[float]:
-    size = candidate.configuration.batch_size
-    steps = [one.outcome.steps_to_target for one in candidate.runs if one.outcome is not None]
-    return [size * one for one in steps if one is not None]
 
 
 def _is_to_retry(trial: TrialRecord, trials: Sequence[TrialRecord]) -> bool:

@@ -107,8 +107,7 @@ class Planner:
         """Return a trial at a batch size that may well be as good as the best and has had too few to be judged."""
         history = self._history
         for size in self._sampler.contenders(history):
-            enough = RETUNED if history.best_at(size) is not None else RETUNED_IN_VAIN
-            if history.count_at(size) < enough:
+            if history.count_at(size) < (RETUNED_IN_VAIN if history.best_at(size) is None else RETUNED):
                 return self._sampler.choose(history, batch_size=size)
         return None
 
@@ -167,7 +166,7 @@ class Planner:
             eval_every_steps=history.eval_every_steps(configuration.batch_size),
             threads=self.spec.executor.threads,
             uncapped=uncapped,
-            stop_at_target=self._stops_at_target,
+            stop_at_target=history.objective.stops_at_target,
             retry_of=earlier.number if earlier and not is_queued else None,
             queued=earlier.number if earlier and is_queued else None,
             after=history.length,
@@ -187,13 +186,9 @@ class Planner:
             threads=self.spec.executor.threads,
             uncapped=waiting.uncapped,
             expected_improvement=waiting.expected_improvement,
-            stop_at_target=self._stops_at_target,
+            stop_at_target=self._history.objective.stops_at_target,
             resumed=waiting.number,
         )
-
-    @property
-    def _stops_at_target(self) -> bool:
-        return self._history.objective.stops_at_target
 
     def _limit_state(self, limit: float) -> TrialState:
         return TrialState.EXHAUSTED if limit >= self._full_limit else TrialState.CAPPED

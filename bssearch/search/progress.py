@@ -44,8 +44,7 @@ def confirmation_left(history: History) -> Left:
     A run takes the median of those of its configuration so far, the search's own among them.
     """
     runs = most_left(history)
-    known = [_expected_seconds(history, one) for one in runs]
-    return Left(len(runs), math.fsum(known))
+    return Left(len(runs), math.fsum(_expected_seconds(history, one) for one in runs))
 
 
 def _expected_seconds(history: History, configuration: Configuration) -> float:

@@ -25,8 +25,7 @@ def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
         limit = history.spec.budget.trial_train_seconds
         trials = [trial for trial in history.all_trials if is_to_budget(trial, limit)]
         made = CompletedRuns.of(history, trials)
-        missing = interleaved(history, made, finalists(history), runs, Phase.TO_BUDGET)
-        return next(missing, None)
+        return next(interleaved(history, made, finalists(history), runs, Phase.TO_BUDGET), None)
 
     return plan
 

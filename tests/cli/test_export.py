@@ -14,7 +14,8 @@ import yaml
 
 from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.shape import Notice
-from bssearch.cli.answer import Export, exported, winner
+from bssearch.cli.answer import exported, winner
+from bssearch.cli.arguments import Export
 from tests.benchmarks.simulate.draws import simulate
 from tests.benchmarks.simulate.tables import read_table
 from tests.cli.conftest import run_by_law

@@ -17,7 +17,8 @@ import yaml
 
 from bssearch.analysis.answer import Answer
 from bssearch.batch_schedule import batch_schedule_of
-from bssearch.cli.answer import Export, exported_schedule
+from bssearch.cli.answer import exported_schedule
+from bssearch.cli.arguments import Export
 from bssearch.commands.growing import scheduled_training
 from bssearch.records import Phase
 from bssearch.storage.repository import open_store

@@ -24,7 +24,8 @@ from bssearch.analysis.law.quick import QuickAnswer, QuickCriticalBatch, QuickOp
 from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application
 from bssearch.cli import query as trial_commands
-from bssearch.cli.answer import Export, exported, print_answer
+from bssearch.cli.answer import exported, print_answer
+from bssearch.cli.arguments import Export
 from bssearch.cli.check import print_quick
 from bssearch.cli.output import note
 from bssearch.commands.display import Display, Lines, batch_table, ended_line

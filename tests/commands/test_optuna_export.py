@@ -122,7 +122,7 @@ def test_nothing_is_left_of_a_study_that_was_not_written_to_its_end(
     def fails(*_: object) -> Iterator[dict[str, Any]]:
         raise failure
 
-    monkeypatch.setattr(optuna_export, "_curve", fails)
+    monkeypatch.setattr(optuna_export, "_attribute", fails)
     with pytest.raises((KeyboardInterrupt, DatabaseError)):
         write_study(toy(), optuna_database(url))
     if url.startswith("sqlite"):

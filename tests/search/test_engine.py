@@ -359,7 +359,6 @@ def test_a_plan_that_another_driver_forestalled_changes_nothing() -> None:
     engine = rebuilt(run.spec, run.journal[:looks], 1)
     first = engine.handle(run.journal[looks])
     assert isinstance(first[0], events.Start)
-    assert engine.handle(events.Refused(first[0].plan)) == []
     assert engine.handle(run.journal[looks]) == first
 
 

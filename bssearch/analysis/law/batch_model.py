@@ -293,8 +293,7 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
     law = LawLikelihood(fitted, deviation)
     inflation, lacks = 1.0, False
     if repeated and lack_freedom:
-        apart = float(deviance(*around_means(reached, deviation), deviation))
-        lack = law.least_deviance - apart
+        lack = law.least_deviance - float(deviance(*around_means(reached, deviation), deviation))
         lacks = _f_tail(lack / lack_freedom, lack_freedom, freedom) < LACK_OF_FIT
         if lacks:
             inflation, freedom = lack / lack_freedom, lack_freedom
@@ -311,14 +310,11 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
     noise = {point.batch_size: deviation * repeated / math.sqrt(max(1, len(point.samples))) for point in shown}
     residuals = {size: math.expm1(excess) for size, excess in excesses.items()}
     tested = {point.batch_size for point in reached} if lacks else set()
-    verdict: FitVerdict = "fits"
-    if not enough:
-        verdict = "too_few_points"
-    elif any(
+    is_off = any(
         abs(residuals[size]) > LARGE_RESIDUAL and (size in tested or abs(excess) > STANDARD_ERRORS * noise[size])
         for size, excess in excesses.items()
-    ):
-        verdict = "poor"
+    )
+    verdict: FitVerdict = "too_few_points" if not enough else "poor" if is_off else "fits"
     return LawFit(
         s_min=math.exp(law.log_e_min - law.log_b_crit),
         b_crit=math.exp(law.log_b_crit),

@@ -141,8 +141,7 @@ class LawLikelihood:
 def _logs(runs: Sequence[tuple[int, tuple[float, ...]]]) -> tuple[Numbers, Numbers]:
     """Return log samples and log batch size, one each for every run."""
     samples = [math.log(value) for _, values in runs for value in values]
-    sizes = [math.log(size) for size, values in runs for _ in values]
-    return np.array(samples), np.array(sizes)
+    return np.array(samples), np.array([math.log(size) for size, values in runs for _ in values])
 
 
 def likeliest_mean(point: LawPoint, deviation: float) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from bssearch.records import Configuration, SecondsBasis, TrialRecord, TrialState, model_parameters
 from bssearch.step_times import (
@@ -60,28 +61,30 @@ Kind = tuple[object, ...]
 """What tells configurations apart whose steps take other times; see `kind_of`."""
 
 
-class CommonSeconds(Protocol):
+@dataclass(frozen=True, slots=True)
+class CommonSeconds(ABC):
     """Seconds of one kind by which runs are compared: steps × a step time, whatever went on beside a run."""
 
+    step_seconds: StepSeconds
     in_words: ClassVar[str]
 
+    @abstractmethod
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
         """Return the step time of a trial's configuration with its error, None where it is not known.
 
         Where the batch grows it is that of the first size.
         """
-        ...
 
     def seconds(self, trial: TrialRecord, steps: int) -> float | None:
         """Return the seconds of the first steps of a trial, None where its step times are not known."""
-        ...
+        step_time, equal = self.step_time(trial), steps_at_first_size(trial.configuration, steps, self.step_seconds)
+        return None if step_time is None or equal is None else equal * step_time.seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Products:
+class Products(CommonSeconds):
     """Steps × the step time of their split, as it was timed apart from the runs; with the error of that, if known."""
 
-    step_seconds: StepSeconds
     in_words: ClassVar[str] = "steps × the step time of their batch size"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
@@ -90,17 +93,12 @@ class Products:
         seconds = self.step_seconds.get(place)
         return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
 
-    def seconds(self, trial: TrialRecord, steps: int) -> float | None:
-        """Return the seconds of the first steps of a trial."""
-        return _seconds(trial, steps, self.step_time(trial), self.step_seconds)
-
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
+class Pooled(CommonSeconds):
     """Steps × the step time that all trials of a kind had, freed of what slowed them down; see `pool_paces`."""
 
     step_times: Mapping[Kind, PooledStepTime[Kind]]
-    step_seconds: StepSeconds = field(default_factory=dict)
     in_words: ClassVar[str] = (
         "steps × the seconds of a step without waits for a CPU, over those of a fixed piece of work meanwhile"
     )
@@ -108,17 +106,6 @@ class Pooled:
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
         """Return the step time of the trial's kind."""
         return self.step_times.get(kind_of(trial.configuration))
-
-    def seconds(self, trial: TrialRecord, steps: int) -> float | None:
-        """Return the seconds of the first steps of a trial."""
-        return _seconds(trial, steps, self.step_time(trial), self.step_seconds)
-
-
-def _seconds(
-    trial: TrialRecord, steps: int, step_time: PooledStepTime[Kind] | None, step_seconds: StepSeconds
-) -> float | None:
-    equal = steps_at_first_size(trial.configuration, steps, step_seconds)
-    return None if step_time is None or equal is None else equal * step_time.seconds
 
 
 def kind_of(configuration: Configuration) -> Kind:
@@ -155,7 +142,7 @@ def common_seconds(
     compared = {kind_of(run.configuration) for run in told}
     if told and compared <= paces.keys() and all(run.number in paces[kind_of(run.configuration)] for run in told):
         pooled = pool_paces({kind: list(found.values()) for kind, found in paces.items()}, compared)
-        return Pooled(pooled, step_seconds)
+        return Pooled(step_seconds, pooled)
     if all(share <= FEW for share in _shared_shares(runs)):
         return None
     products = Products({**_step_seconds_of_runs(runs), **step_seconds})

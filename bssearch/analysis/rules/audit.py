@@ -221,11 +221,8 @@ def _cost(whole: StepTime, split: StepTime, again: str) -> Evidence:
     low = (split.step_seconds_low or split.step_seconds) / (whole.step_seconds_high or whole.step_seconds)
     high = (split.step_seconds_high or split.step_seconds) / (whole.step_seconds_low or whole.step_seconds)
     ratio = Regret(value=split.step_seconds / whole.step_seconds, low=low, high=high, at_least=False)
-    finding: Finding = "undecided"
-    if COSTS[0] <= low and high <= COSTS[1]:
-        finding = "held"
-    elif high < COSTS[0] or low > COSTS[1]:
-        finding = "broke"
+    is_apart = high < COSTS[0] or low > COSTS[1]
+    finding: Finding = "broke" if is_apart else "held" if COSTS[0] <= low and high <= COSTS[1] else "undecided"
     count, micro = split.batch_size // split.micro_batch_size, split.micro_batch_size
     seconds = f"{1000 * split.step_seconds:.3g} ms for {1000 * whole.step_seconds:.3g} ms"
     return Evidence(whole.batch_size, Judgement(finding, f"{count} micro-batches of {micro}: {seconds} a step", ratio))

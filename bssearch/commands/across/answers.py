@@ -442,7 +442,12 @@ def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
         )
     query = {"workload": asked.workload, "device": asked.device, "target": asked.target, "metric": asked.metric}
     return AcrossAnswer(
-        query={**query, "objective": asked.objective, "precision": asked.precision, "databases": _urls(stores)},
+        query={
+            **query,
+            "objective": asked.objective,
+            "precision": asked.precision,
+            "databases": [store.masked_url for store in stores],
+        },
         answers=_with_copies(found),
         agreement=agreement_of([finding for _, finding in found if finding is not None]),
     )
@@ -458,10 +463,6 @@ def _with_copies(found: Sequence[tuple[StudyAnswer, Finding | None]]) -> list[St
         else row.model_copy(update={"copy_of": in_database(kept[finding.study.mark])})
         for row, finding in found
     ]
-
-
-def _urls(stores: Sequence[Store]) -> list[str]:
-    return [store.masked_url for store in stores]
 
 
 def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | None]:

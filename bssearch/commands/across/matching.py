@@ -142,7 +142,7 @@ def _there_are(asked: StudyFilter, studies: Sequence[StudyRecord]) -> Iterator[s
     for name in asked.conditions:
         near = [study for study in studies if asked.unmet(study) == {name}]
         values = (_VALUES[name](study) for study in near or studies)
-        yield f"{_PLURALS[name]} {_nearest_first(values, str(getattr(asked, name)))}"
+        yield f"{name}s {_nearest_first(values, str(getattr(asked, name)))}"
 
 
 def _nearest_first(values: Iterable[str], asked: str) -> str:
@@ -152,13 +152,6 @@ def _nearest_first(values: Iterable[str], asked: str) -> str:
     return ", ".join(found[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-_PLURALS = {
-    "workload": "workloads",
-    "device": "devices",
-    "target": "targets",
-    "objective": "objectives",
-    "precision": "precisions",
-}
 _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
     "workload": lambda study: str(study.spec.get("workload", "")),
     "device": device_of,

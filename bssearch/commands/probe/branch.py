@@ -31,7 +31,6 @@ from bssearch.records import (
     Branch,
     BranchMeasurement,
     Configuration,
-    Goal,
     Observation,
     Phase,
     TrialRequest,
@@ -336,12 +335,8 @@ def _rows(spec: StudySpec, one: BranchedCheckpoint, rule: LearningRateRule) -> I
             "ends": list(size.ends),
             "mean": size.mean,
             "diverged": None in size.ends,
-            "holds": _holds(size, bound, goal, is_base=size is one.sizes[0]),
+            "holds": None if bound is None or size is one.sizes[0] else holds(size, bound, goal),
         }
-
-
-def _holds(size: BranchedSize, bound: float | None, goal: Goal, *, is_base: bool) -> bool | None:
-    return None if bound is None or is_base else holds(size, bound, goal)
 
 
 OCTAVES = 6

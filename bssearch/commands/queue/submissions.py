@@ -127,14 +127,9 @@ def submit_study(
         not_before=not_before,
     )
     new.check()
-    check_offered(store.workers(), template, new.values)
-    return store.submit(new)
-
-
-def check_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> None:
-    """Raise `UsageError` unless one of the workers takes the values of a template; of no workers nothing is known."""
-    if (problem := why_not_offered(workers, template, values)) is not None:
+    if (problem := why_not_offered(store.workers(), template, new.values)) is not None:
         raise problem
+    return store.submit(new)
 
 
 def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> UsageError | None:
@@ -257,11 +252,9 @@ def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
     counts = {one.name: one for one in store.studies()}
     workers = store.workers()
     here = [worker for worker in workers if worker.is_here]
-    rows = []
-    for one in store.submissions():
-        if not everything and one.state in {SubmissionState.DONE, SubmissionState.CANCELLED}:
-            continue
-        rows.append(_queued(one, counts.get(one.name), here, places.get(one.name)))
+    left_out = () if everything else (SubmissionState.DONE, SubmissionState.CANCELLED)
+    listed = [one for one in store.submissions() if one.state not in left_out]
+    rows = [_queued(one, counts.get(one.name), here, places.get(one.name)) for one in listed]
     rows.sort(key=lambda row: (row.position is None, row.position or 0))
     return QueueListing(submissions=rows, workers=[_seen(one) for one in (workers if everything else here)])
 

@@ -228,19 +228,17 @@ def ended_by(error: BaseException) -> End:
 
     What is wrong with what was asked ends it; of what is wrong with this worker's machine others know nothing.
     """
-    if isinstance(error, InterruptedRunError | KeyboardInterrupt):
-        return End(SubmissionState.WAITING)
-    if isinstance(error, TargetNotReachedError):
-        return End(SubmissionState.DONE, str(error))
-    if isinstance(error, LaunchError):
-        return End(SubmissionState.WAITING, str(error), FAILED_FOR_S, failed_here=True)
-    if isinstance(error, OtherDeviceError):
-        return End(SubmissionState.WAITING, str(error), REFUSED_FOR_S)
-    if isinstance(error, DatabaseError):
-        return End(SubmissionState.WAITING, str(error), AWAY_FOR_S)
-    if isinstance(error, UsageError | NotFoundError):
-        return End(SubmissionState.FAILED, str(error))
-    return End(SubmissionState.WAITING, f"{type(error).__name__}: {error}", REFUSED_FOR_S)
+    said = str(error)
+    ends: dict[type[BaseException] | tuple[type[BaseException], ...], End] = {  # the first that fits
+        (InterruptedRunError, KeyboardInterrupt): End(SubmissionState.WAITING),
+        TargetNotReachedError: End(SubmissionState.DONE, said),
+        LaunchError: End(SubmissionState.WAITING, said, FAILED_FOR_S, failed_here=True),
+        OtherDeviceError: End(SubmissionState.WAITING, said, REFUSED_FOR_S),
+        DatabaseError: End(SubmissionState.WAITING, said, AWAY_FOR_S),
+        (UsageError, NotFoundError): End(SubmissionState.FAILED, said),
+        BaseException: End(SubmissionState.WAITING, f"{type(error).__name__}: {error}", REFUSED_FOR_S),
+    }
+    return next(end for kinds, end in ends.items() if isinstance(error, kinds))
 
 
 TURN_SECONDS = 300.0
@@ -318,7 +316,7 @@ def run_worker(
         turn_seconds=turn_seconds,
         until_empty=until_empty,
     )
-    offered, say = load_templates(Path(templates), options.overrides), tell or _silent
+    offered, say = load_templates(Path(templates), options.overrides), tell or (lambda line: None)
     with open_store(db, notify=say) as store:
         Worker(offered, options, store, db, say).run()
 
@@ -364,11 +362,11 @@ class Worker:
                     self._tell("nothing is left to serve")
                     return
                 self._stop.wait(LOOK_SECONDS)
-            except DatabaseError as error:
-                self._tell(f"the queue cannot be used now, trying again in {AWAY_FOR_S:g} s: {error}")
-                self._stop.wait(AWAY_FOR_S)
             except Exception as error:  # a row that something else has written keeps no node from the others for good
-                self._tell(f"unexpected, trying again in {AWAY_FOR_S:g} s: {type(error).__name__}: {error}")
+                is_away = isinstance(error, DatabaseError)
+                problem = "the queue cannot be used now" if is_away else "unexpected"
+                said = str(error) if is_away else f"{type(error).__name__}: {error}"
+                self._tell(f"{problem}, trying again in {AWAY_FOR_S:g} s: {said}")
                 self._stop.wait(AWAY_FOR_S)
 
     def _settle(self) -> None:
@@ -435,8 +433,8 @@ class Worker:
 
     def _may_come(self) -> bool:
         """Return whether there may soon be something to serve: what only waits for others, or for its hour, counts."""
-        now = time.monotonic()
-        return any(self._alone_until.get(one.name, 0.0) - now <= BACK_AFTER_S for one in self._servable())
+        soon = time.monotonic() + BACK_AFTER_S
+        return any(self._alone_until.get(one.name, 0.0) <= soon for one in self._servable())
 
     def _served(self, one: Submission, meter: Meter) -> End:
         """Run a study until it is done, or has to make room; return how it went."""
@@ -541,7 +539,3 @@ def _record(templates: Templates, options: WorkerOptions) -> WorkerRecord:
         serving_since=None,
         is_here=True,
     )
-
-
-def _silent(line: str) -> None:
-    pass

@@ -8,7 +8,7 @@ whole or not at all, and 2,000 trials of 50 evaluations take 2 s. One by one eac
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,7 @@ def _refuse_others(url: URL) -> None:
 
 def _insert(connection: Connection, study: OptunaStudy) -> None:
     """Insert the rows of a study: the tables are Optuna 5's, of schema 12."""
+    from optuna.distributions import distribution_to_json
     from optuna.storages._rdb import models
     from optuna.study import StudyDirection
 
@@ -131,25 +132,44 @@ def _insert(connection: Connection, study: OptunaStudy) -> None:
         models.TrialModel.study_id == study_id
     )
     ids: dict[int, int] = {number: trial_id for number, trial_id in connection.execute(numbered)}
-    tables: list[tuple[Any, Callable[[int, FrozenTrial], Iterator[dict[str, Any]]]]] = [
-        (models.TrialParamModel, _params),
-        (models.TrialValueModel, _values),
-        (models.TrialIntermediateValueModel, _curve),
-        (models.TrialUserAttributeModel, _attributes),
-    ]
-    for table, rows_of in tables:
-        rows = [row for trial in study.trials for row in rows_of(ids[trial.number], trial)]
+    trials = [(ids[trial.number], trial) for trial in study.trials]
+    tables: dict[Any, list[dict[str, Any]]] = {
+        models.TrialParamModel: [
+            {
+                "trial_id": trial_id,
+                "param_name": name,
+                "param_value": trial.distributions[name].to_internal_repr(value),
+                "distribution_json": distribution_to_json(trial.distributions[name]),
+            }
+            for trial_id, trial in trials
+            for name, value in trial.params.items()
+        ],
+        models.TrialValueModel: [
+            {"trial_id": trial_id, "objective": 0, "value": trial.value, "value_type": "FINITE"}
+            for trial_id, trial in trials
+            if trial.value is not None
+        ],
+        models.TrialIntermediateValueModel: [
+            {
+                "trial_id": trial_id,
+                "step": step,
+                "intermediate_value": value,
+                "intermediate_value_type": "FINITE",
+            }
+            for trial_id, trial in trials
+            for step, value in trial.intermediate_values.items()
+        ],
+        models.TrialUserAttributeModel: [
+            _attribute("trial_id", trial_id, *one) for trial_id, trial in trials for one in trial.user_attrs.items()
+        ],
+    }
+    for table, rows in tables.items():
         if rows:
             connection.execute(insert(table), rows)
 
 
 def _attribute(owner: str, owner_id: int, key: str, value: Any) -> dict[str, Any]:
     return {owner: owner_id, "key": key, "value_json": json.dumps(value)}
-
-
-def _attributes(trial_id: int, trial: FrozenTrial) -> Iterator[dict[str, Any]]:
-    for key, value in trial.user_attrs.items():
-        yield _attribute("trial_id", trial_id, key, value)
 
 
 def _trial(study_id: int, trial: FrozenTrial) -> dict[str, Any]:
@@ -165,31 +185,3 @@ def _trial(study_id: int, trial: FrozenTrial) -> dict[str, Any]:
 def _utc(local: datetime | None) -> datetime | None:
     """Return a local time as Optuna 5 stores it: universal time that does not say so."""
     return None if local is None else local.astimezone(UTC).replace(tzinfo=None)
-
-
-def _params(trial_id: int, trial: FrozenTrial) -> Iterator[dict[str, Any]]:
-    from optuna.distributions import distribution_to_json
-
-    for name, value in trial.params.items():
-        distribution = trial.distributions[name]
-        yield {
-            "trial_id": trial_id,
-            "param_name": name,
-            "param_value": distribution.to_internal_repr(value),
-            "distribution_json": distribution_to_json(distribution),
-        }
-
-
-def _values(trial_id: int, trial: FrozenTrial) -> Iterator[dict[str, Any]]:
-    if trial.value is not None:
-        yield {"trial_id": trial_id, "objective": 0, "value": trial.value, "value_type": "FINITE"}
-
-
-def _curve(trial_id: int, trial: FrozenTrial) -> Iterator[dict[str, Any]]:
-    for step, value in trial.intermediate_values.items():
-        yield {
-            "trial_id": trial_id,
-            "step": step,
-            "intermediate_value": value,
-            "intermediate_value_type": "FINITE",
-        }

@@ -144,10 +144,8 @@ def column_type(column: str, values: Sequence[Any]) -> str:
     declared = _declared().get(column)
     if not kinds:
         return declared or TEXT
-    if declared == "float64" and kinds <= {"Int64", "float64"}:
-        return declared
-    if kinds <= {"Int64", "float64"}:
-        return "float64" if len(kinds) > 1 else kinds.pop()
+    if kinds <= {"Int64", "float64"} and "float64" in {declared, *kinds}:
+        return "float64"
     return kinds.pop() if len(kinds) == 1 else TEXT
 
 
@@ -159,9 +157,8 @@ def _kind_of(value: object) -> str:
 
 def _text(value: Any) -> str | None:
     """Return a value as a text: a list as JSON, a boolean as there."""
-    if value is None or isinstance(value, str):
-        return value if value is None else str(value)
-    return json.dumps(value, allow_nan=False, default=str)
+    text = str(value) if isinstance(value, str) else json.dumps(value, allow_nan=False, default=str)
+    return None if value is None else text
 
 
 @cache

@@ -17,7 +17,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from bssearch.intervals import FLAT_RATIO
-from bssearch.samplers.time_model.candidates import Candidates, Indices, Numbers, Points
+from bssearch.samplers.time_model.candidates import GridCandidates, Indices, Numbers, Points, SpaceCandidates
 from bssearch.samplers.time_model.extrapolation import ERROR, Extrapolation, Run, extrapolate
 from bssearch.samplers.time_model.posterior import LawPrior, Posterior, condition, prior
 
@@ -67,7 +67,7 @@ class KnowledgeGradient:
 
     def __init__(
         self,
-        candidates: Candidates,
+        candidates: GridCandidates | SpaceCandidates,
         *,
         default: int,
         target_gain: float,
@@ -151,8 +151,7 @@ class KnowledgeGradient:
 
     def _gains_at(self, batch_size: int, posterior: Posterior, hits: Indices, running: Sequence[int]) -> Numbers:
         sizes = self._candidates.take(posterior.points).batch_sizes
-        nearest = min(self._candidates.batch_sizes, key=lambda size: abs(math.log(size / batch_size)))
-        here = sizes == nearest
+        here = sizes == min(self._candidates.batch_sizes, key=lambda size: abs(math.log(size / batch_size)))
         tried = np.array([place for place in sorted({*hits.tolist(), *running}) if here[place]], int)
         if not tried.size:
             tried = np.array([np.argmin(np.where(here, posterior.mean, np.inf))])

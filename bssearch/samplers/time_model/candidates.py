@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,22 +56,6 @@ class Points:
         return Points(self.batch_sizes[indices], self.log_rates[indices], self.others[indices])
 
 
-class Candidates(Protocol):
-    """Points to choose from, by their indices; those that have been tried are among them."""
-
-    batch_sizes: list[int]
-    log_rate_width: float
-    """How wide the space of the learning rate is, in nats."""
-
-    def take(self, indices: Indices) -> Points:
-        """Return points as numbers."""
-        ...
-
-    def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
-        """Return which points to look at, ascending: those tried, the neighbours of the best, and more."""
-        ...
-
-
 class GridCandidates:
     """The cells of a grid, each a combination of values in the order of ``names``; not all need be there."""
 
@@ -93,16 +76,10 @@ class GridCandidates:
         )
         self.batch_sizes = sorted({int(size) for size in sizes})
         self.log_rate_width = float(np.ptp(self._points.log_rates))
-        self._places = self._ranks(columns)
-
-    @staticmethod
-    def _ranks(columns: Mapping[str, Sequence[ParameterValue]]) -> NDArray[np.int64]:
-        """Return the place of each cell's value among those of its column, shape (cells, columns)."""
-        ranks = []
-        for values in columns.values():
-            ordered = {value: place for place, value in enumerate(sorted(set(values), key=_order))}
-            ranks.append([ordered[value] for value in values])
-        return np.array(ranks).T
+        ordered = {name: sorted(set(values), key=_order) for name, values in columns.items()}
+        places = {name: {value: place for place, value in enumerate(values)} for name, values in ordered.items()}
+        # The place of each cell's value among those of its column, shape (cells, columns).
+        self._places = np.array([[places[name][value] for value in values] for name, values in columns.items()]).T
 
     def take(self, indices: Indices) -> Points:
         """Return cells as numbers."""
@@ -118,18 +95,6 @@ class GridCandidates:
 
 
 Coordinates = Mapping[str, ParameterValue]
-
-
-class AddedCandidates(Candidates, Protocol):
-    """Points that are known by their batch size and coordinates, too."""
-
-    def __getitem__(self, index: int) -> tuple[int, Coordinates]:
-        """Return the batch size and the coordinates of a point."""
-        ...
-
-    def add(self, batch_size: int, coordinates: Coordinates) -> int:
-        """Return the index of a point, for good."""
-        ...
 
 
 class CellCandidates(GridCandidates):
@@ -152,7 +117,7 @@ class CellCandidates(GridCandidates):
         return self._index.get(key, next(at_size, 0))
 
 
-def candidates_of(space: SearchSpace, batch_sizes: Sequence[int]) -> AddedCandidates:
+def candidates_of(space: SearchSpace, batch_sizes: Sequence[int]) -> CellCandidates | SpaceCandidates:
     """Return the points of a space at some batch sizes: all that it lists, or points of its ranges."""
     cells = space.cells(batch_sizes)
     return SpaceCandidates(space, batch_sizes) if cells is None else CellCandidates(cells)
@@ -205,8 +170,7 @@ class SpaceCandidates:
             )
             for share in shares
         ]
-        made = [self._add(*one) for one in near + spread]
-        return np.array(sorted({*tried, *made}))
+        return np.array(sorted({*tried, *(self._add(*one) for one in near + spread)}))
 
     def _add(self, batch_size: int, coordinates: Coordinates) -> int:
         key = (batch_size, *(coordinates[one.name] for one in self._dimensions))
@@ -226,15 +190,16 @@ class SpaceCandidates:
         self, batch_size: int, coordinates: Coordinates, rng: np.random.Generator
     ) -> list[tuple[int, Coordinates]]:
         """Return points that differ from one in a single coordinate, or in the batch size by a place on the ladder."""
-        found = []
+        found: list[tuple[int, Coordinates]] = []
         if batch_size in self.batch_sizes:
             place = self.batch_sizes.index(batch_size)
             sizes = self.batch_sizes[max(0, place - 1) : place] + self.batch_sizes[place + 1 : place + 2]
             found += [(size, coordinates) for size in sizes]
-        for one in self._dimensions:
-            for value in _beside(one, coordinates[one.name], rng):
-                found.append((batch_size, {**coordinates, one.name: value}))
-        return found
+        return found + [
+            (batch_size, {**coordinates, one.name: value})
+            for one in self._dimensions
+            for value in _beside(one, coordinates[one.name], rng)
+        ]
 
     def _row(self, batch_size: int, coordinates: Coordinates) -> list[float]:
         others = [
@@ -261,8 +226,7 @@ def _columns(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]
 def _shares(dimension: Dimension, value: ParameterValue) -> list[float]:
     """Return a coordinate as its columns in [0, 1]."""
     if dimension.choices:
-        ordered = sorted(set(dimension.choices), key=_order)
-        return [column[0] for column in _columns([value], ordered)]
+        return [column[0] for column in _columns([value], sorted(set(dimension.choices), key=_order))]
     return [_share(dimension, value)]
 
 

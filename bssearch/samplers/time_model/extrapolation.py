@@ -112,8 +112,7 @@ def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Ex
     log_seconds = _late_predictions(shown, winners)
     bound = math.log(WORST * min(winner.seconds for winner in winners))
     is_far = at_chance | (log_seconds > bound)
-    is_due = missed & (log_seconds < log_now)
-    is_bound = ~hit & (is_far | is_due)
+    is_bound = ~hit & (is_far | (missed & (log_seconds < log_now)))
     log_seconds = np.where(is_bound, np.where(is_far, bound, log_now), log_seconds)
     error = _error(winners)
     lost = [run.point for run in runs if run.diverged]

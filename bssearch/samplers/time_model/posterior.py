@@ -233,18 +233,15 @@ def _by_point(places: Indices, found: Extrapolation, noise: float) -> _Data:
     mean = summed(weights * found.log_seconds) / weight
     spread = weights @ (found.log_seconds - mean[group]) ** 2
     likelihood = -0.5 * spread + 0.5 * np.log(weights).sum() - 0.5 * np.log(weight).sum()
-    only_bounds = summed(1.0 - found.is_bound) == 0
-    return _Data(where, mean, weight, only_bounds, float(likelihood))
+    return _Data(where, mean, weight, summed(1.0 - found.is_bound) == 0, float(likelihood))
 
 
 def _part(laws: Numbers, covariance: Numbers, data: _Data, noise: float, log_prior: float) -> _Part:
     """Condition one Gaussian process on the data, around every law at once."""
     at = data.places
-    here = covariance[np.ix_(at, at)]
-    factor = np.linalg.cholesky(here + np.diag(1 / data.weight))
+    factor = np.linalg.cholesky(covariance[np.ix_(at, at)] + np.diag(1 / data.weight))
     root, _ = dtrtri(factor, lower=1)
-    inverse = root.T @ root
-    residuals, solved = _residuals(data.mean[:, None] - laws[at], inverse, data)
+    residuals, solved = _residuals(data.mean[:, None] - laws[at], root.T @ root, data)
     fit = -0.5 * np.einsum("pl,pl->l", residuals, solved) - np.log(np.diag(factor)).sum()
     return _Part(
         log_weights=log_prior + data.log_likelihood + fit,

@@ -12,7 +12,7 @@ from bssearch.history import History, measured_seconds, octaves
 from bssearch.records import TrialRecord, TrialState
 from bssearch.samplers.base import Choice, decoded
 from bssearch.samplers.time_model.acquisition import KnowledgeGradient
-from bssearch.samplers.time_model.candidates import AddedCandidates, candidates_of
+from bssearch.samplers.time_model.candidates import CellCandidates, SpaceCandidates, candidates_of
 from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.spec import StudySpec
 
@@ -29,7 +29,7 @@ class TimeModelSampler:
     def __init__(self, spec: StudySpec) -> None:
         self._spec = spec
         self._history: History | None = None
-        self._candidates: AddedCandidates | None = None
+        self._candidates: CellCandidates | SpaceCandidates | None = None
         self._default = 0
         self._runs: dict[int, Run] = {}
         self._settled: set[int] = set()
@@ -109,7 +109,7 @@ class TimeModelSampler:
         last = max(self._runs, default=0)
         return any(trial.number < last and trial.number not in self._runs and _has_point(trial, sizes) for trial in new)
 
-    def _take(self, trial: TrialRecord, history: History, candidates: AddedCandidates) -> None:
+    def _take(self, trial: TrialRecord, history: History, candidates: CellCandidates | SpaceCandidates) -> None:
         """Take in how far a trial has come."""
         number, state = trial.number, trial.state
         if state.is_finished and state is not TrialState.PAUSED:
@@ -141,6 +141,5 @@ def _noise_scale(history: History) -> float | None:
     """
     measured = [trial.outcome.noise for trial in history.in_state(TrialState.REACHED) if trial.outcome is not None]
     scales = [scale for one in measured if (scale := one.adam_scale or one.scale) is not None and scale > 0]
-    if scales:
-        return statistics.median(scales)
-    return None if history.quick is None else history.quick.noise_scale
+    before = None if history.quick is None else history.quick.noise_scale
+    return statistics.median(scales) if scales else before
