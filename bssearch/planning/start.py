@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from jinja2 import Environment
 from pydantic import model_validator
 
 from bssearch.errors import LaunchError
@@ -183,6 +182,8 @@ def plan_start(asked: StartRequest) -> StartPlan:
     The spec loads as it is; with the stand-in workload it runs as it is too. Raises `UsageError` for wrong answers and
     for those that contradict each other, and `LaunchError` if the model does not fit, naming what would.
     """
+    from jinja2 import Environment
+
     fixed = parameter_bytes(asked.memory).fixed
     _check_fits(asked, fixed)
     low, high, batch = _ladder(asked)
