@@ -24,6 +24,7 @@ from torch import nn
 from bssearch.errors import WorkloadError
 from bssearch.noise import FEWEST_PASSES, Norms, Pass, gradient_noise, moments
 from bssearch.records import Configuration, GradientNoise, Target, TrialRequest
+from bssearch.training.batches import Growth
 from bssearch.training.computation import Computation
 from bssearch.training.course import Approach
 from bssearch.training.memory import is_out_of_memory
@@ -404,17 +405,9 @@ class NoiseGrowth:
     are as many for each trial of a seed, so that the same request takes the same steps.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        computation: Computation,
-        trainer: Trainer,
-        configuration: Configuration,
-        train: Part,
-        seed: int,
-    ) -> None:
-        self._make = GradientPasses(workload, computation, trainer, configuration, train, seed)
-        self._growth = trainer.growth
+    def __init__(self, passes: GradientPasses, growth: Growth) -> None:
+        self._make = passes
+        self._growth = growth
         assert self._growth.schedule is not None, "the trial has a schedule"
         self._share = self._growth.schedule.noise_share or 0.0
         self._moments: list[tuple[float, float]] = []
@@ -476,4 +469,5 @@ def noise_growth(
         why = f"the training part has too few samples for {SMALL_BATCHES} gradients"
         reason = why if trainer.has_noise else "the gradient of single samples cannot be taken"
         raise WorkloadError(f"batch_schedule = 'noise_scale' measures the gradient noise scale: {reason}")
-    return NoiseGrowth(workload, computation, trainer, request.configuration, train, request.seed)
+    passes = GradientPasses(workload, computation, trainer, request.configuration, train, request.seed)
+    return NoiseGrowth(passes, trainer.growth)
