@@ -15,9 +15,11 @@ from bssearch.records import (
     Phase,
     ProbeRecord,
     StudyRecord,
+    Target,
     TrialOutcome,
     TrialPlan,
     TrialRecord,
+    TrialRequest,
     TrialState,
 )
 from bssearch.spec import StudySpec
@@ -94,6 +96,25 @@ def make_plan(**changes: Any) -> TrialPlan:
         "eval_every_steps": 5,
     }
     return TrialPlan(**{**values, **changes})
+
+
+def make_request(number: int, *, target: Target, **values: Any) -> TrialRequest:
+    """Return a request for a trial: the values are those of its plan and of the request itself; see `changed`."""
+    given = {name: values.pop(name) for name in ("configuration", "seed", "train_seconds_limit")}
+    plan = TrialPlan(sampled=None, phase=Phase.SEARCH, **given)
+    return changed(TrialRequest(number=number, plan=plan, target=target), **values)
+
+
+def changed(
+    request: TrialRequest, *, resumes: bool | None = None, tested: bool | None = None, **changes: Any
+) -> TrialRequest:
+    """Return a request with other values, of its own or in its plan; `tested`: on the test part at its end."""
+    if resumes is not None:
+        changes["resumed"] = request.number if resumes else None
+    if tested is not None:
+        changes["phase"] = Phase.CONFIRM if tested else Phase.SEARCH
+    own = {name: changes.pop(name) for name in ("number", "target", "checkpoint", "branch") if name in changes}
+    return replace(request, plan=replace(request.plan, **changes), **own)
 
 
 def make_trial(

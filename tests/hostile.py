@@ -33,7 +33,7 @@ from bssearch.spec import load_spec
 from bssearch.spec.reader import parse_value
 from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
-from tests.factories import make_spec
+from tests.factories import make_request, make_spec
 
 DATA = Path(__file__).parent / "data"
 
@@ -201,7 +201,7 @@ def _as_json(observation: Observation) -> None:
 
 def program_request() -> TrialRequest:
     """Return the request of a trial of a program."""
-    return TrialRequest(
+    return make_request(
         number=1,
         configuration=Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1),
         seed=0,

@@ -133,7 +133,7 @@ def test_the_default_is_admitted_outside_the_space_and_what_differs_from_it_is_n
 def test_rules_of_thumb_may_leave_the_searched_ranges_but_give_no_text(phase: Phase) -> None:
     beyond = any_configuration_of(WIDE, {"learning_rate": 30.0})
     plan = make_plan(configuration=beyond, phase=phase)
-    assert admitted(WIDE, plan, 1, checkpoint=None).configuration == beyond
+    assert admitted(WIDE, plan, 1, checkpoint=None).plan.configuration == beyond
     forged = replace(beyond, parameters={**beyond.parameters, "model.activation": "$(id)"})
     with pytest.raises(UsageError, match=r"model\.activation"):
         admitted(WIDE, replace(plan, configuration=forged), 1, checkpoint=None)

@@ -10,7 +10,6 @@ import sys
 import tomllib
 import typing
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from tests.cli.task import bssearch, write_task
 from tests.documents import DOCUMENTS, blocks, spans
 from tests.executors.own_command import request
 from tests.executors.own_command import run as run_command
+from tests.factories import changed
 from tests.packages import installed
 from tests.test_guide_diffs import plain
 
@@ -177,7 +177,7 @@ def test_the_programs_of_the_guide_train_and_report(spec: str, basis: SecondsBas
     )
     untrained = command.describe().model.initial_metrics["accuracy"]
     asked = request(target=read.record_target, configuration=read.default_configuration, seconds=20.0)
-    outcome, observed = run_command(command, replace(asked, eval_every_steps=10))
+    outcome, observed = run_command(command, changed(asked, eval_every_steps=10))
     assert (outcome.state, outcome.seconds_basis, outcome.warnings) == (TrialState.REACHED, basis, ())
     assert len(observed) > 1 and observed[0].step == 0
     assert untrained is not None and 0 < untrained < 0.8, "the evaluation before the first step"

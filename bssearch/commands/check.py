@@ -32,6 +32,7 @@ from bssearch.records import (
     ProbeRecord,
     Target,
     TrialOutcome,
+    TrialPlan,
     TrialRequest,
     TrialState,
     WorkloadDescription,
@@ -118,14 +119,18 @@ def _losses(
     """Return step, metric and loss of each evaluation of a few steps, the same each time; None without any loss."""
     request = TrialRequest(
         number=number,
-        configuration=configuration,
-        seed=trial_seed(spec.seed, Phase.PROBE, 0),
+        plan=TrialPlan(
+            configuration=configuration,
+            sampled=None,
+            phase=Phase.PROBE,
+            seed=trial_seed(spec.seed, Phase.PROBE, 0),
+            train_seconds_limit=spec.budget.trial_train_seconds,
+            limit_state=TrialState.CAPPED,
+            eval_every_steps=STEPS,
+            stop_at_target=False,
+            threads=spec.executor.threads,
+        ),
         target=spec.record_target,
-        train_seconds_limit=spec.budget.trial_train_seconds,
-        limit_state=TrialState.CAPPED,
-        eval_every_steps=STEPS,
-        stop_at_target=False,
-        threads=spec.executor.threads,
     )
     _, curve = run_request(executor, request, until_step=STEPS)
     seen = [(one.step, one.metric, one.loss) for one in curve if one.step <= STEPS]

@@ -27,7 +27,6 @@ from bssearch.commands.unstored import run_request
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.executors.base import Executor
 from bssearch.records import (
-    PLANNED,
     Environment,
     Observation,
     Phase,
@@ -165,7 +164,7 @@ class Stored:
     def was_stopped(self) -> bool:
         """Return whether a limit or somebody from outside ended the trial, at whatever step it then was."""
         return self.outcome.state not in ENDS_BY_ITSELF or (
-            self.outcome.state is TrialState.REACHED and not self.request.stop_at_target
+            self.outcome.state is TrialState.REACHED and not self.request.plan.stop_at_target
         )
 
 
@@ -242,10 +241,9 @@ def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
     did. Its steps decide, not its seconds.
     """
     full = spec.budget.trial_train_seconds
-    planned: dict[str, Any] = {name: getattr(trial, name) for name in PLANNED}
-    planned["train_seconds_limit"] = max(trial.train_seconds_limit, full)
+    kept = trial.kept | {"train_seconds_limit": max(trial.train_seconds_limit, full)}
     plan = TrialPlan(
-        **planned,
+        **kept,
         limit_state=TrialState.EXHAUSTED if trial.train_seconds_limit >= full else TrialState.CAPPED,
         stop_at_target=trial.phase is not Phase.TO_BUDGET and objective_of(spec).stops_at_target,
     )

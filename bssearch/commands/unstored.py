@@ -11,6 +11,7 @@ from bssearch.records import (
     Phase,
     ProbeRecord,
     TrialOutcome,
+    TrialPlan,
     TrialRequest,
     TrialState,
 )
@@ -56,18 +57,22 @@ def run_default(
     full = stop_at_target and limit >= spec.budget.trial_train_seconds
     request = TrialRequest(
         number=index + 1,
-        configuration=spec.default_configuration.in_micro_batches(probe.micro_batch_size),
-        seed=trial_seed(spec.seed, Phase.PROBE, index),
+        plan=TrialPlan(
+            configuration=spec.default_configuration.in_micro_batches(probe.micro_batch_size),
+            sampled=None,
+            phase=Phase.PROBE,
+            seed=trial_seed(spec.seed, Phase.PROBE, index),
+            train_seconds_limit=limit,
+            limit_state=TrialState.EXHAUSTED if full else TrialState.CAPPED,
+            eval_every_steps=probe.eval_every_steps,
+            stop_at_target=stop_at_target,
+            threads=spec.executor.threads,
+        ),
         target=spec.record_target,
-        train_seconds_limit=limit,
-        limit_state=TrialState.EXHAUSTED if full else TrialState.CAPPED,
-        eval_every_steps=probe.eval_every_steps,
-        stop_at_target=stop_at_target,
-        threads=spec.executor.threads,
     )
     outcome, curve = run_request(executor, request)
     if outcome.state in {TrialState.FAILED, TrialState.OOM}:
-        configuration: Configuration = request.configuration
+        configuration: Configuration = request.plan.configuration
         raise LaunchError(f"the default configuration (batch {configuration.batch_size}) fails: {outcome.reason}")
     return outcome, curve
 

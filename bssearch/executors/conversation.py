@@ -157,9 +157,9 @@ class LoadedProgram(ABC):
 
     def assigned(self, work: Work) -> Assign:
         """Return what the program is asked to do over its line."""
-        return Assign.of(
-            self._program,
-            work,
+        return Assign(
+            work=work,
+            program=self._program,
             device=self.device,
             revision=self.revision,
             memory_limit_bytes=self.memory_limit_bytes,

@@ -159,7 +159,7 @@ class LoadedWorkload:
         from bssearch.training.clock import clock_for
         from bssearch.training.loop import Trial
 
-        torch.set_num_threads(request.threads)
+        torch.set_num_threads(request.plan.threads)
         clock = clock_for(self._computation.device)
         return Trial(
             request,

@@ -11,7 +11,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast, get_args
 
 from pydantic import TypeAdapter
@@ -27,6 +27,7 @@ from bssearch.records import (
     ParameterValue,
     StepTime,
     StepTimeRequest,
+    TrialPlan,
     TrialRequest,
     TrialState,
     WorkloadDescription,
@@ -66,42 +67,34 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """What a worker asks of a program of the user's own, in a process of its own: one piece of ``work``.
+    """What a worker asks of the user's ``program``, in a process of its own: one piece of ``work``.
 
-    ``configuration`` is what to train with, ``parameters`` all else that the study sets, by bare names; ``searched``
-    names what it searches, and ``default`` is its default: what code that has been written for one trial has. If
-    ``needs_samples``, the study's objective is in samples: a loop of the user's own must tell them.
+    ``given`` are parameters of the script's own, for those that the study does not set.
     """
 
     work: Work
-    configuration: Configuration
-    parameters: Mapping[str, ParameterValue]
-    metric: str
+    program: Program
     device: str
     revision: str
     memory_limit_bytes: int | None = None
-    searched: tuple[str, ...] = ()
-    needs_samples: bool = False
-    default: Configuration | None = None
+    given: Mapping[str, ParameterValue] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls, program: Program, work: Work, *, device: str, revision: str, memory_limit_bytes: int | None = None
-    ) -> Assign:
-        """Return what a program is assigned; it describes itself with its default."""
-        configuration = program.default if work == "describe" else work.configuration
-        return cls(
-            work=work,
-            configuration=configuration,
-            parameters=program.parameters(configuration),
-            metric=program.metric,
-            device=device,
-            revision=revision,
-            memory_limit_bytes=memory_limit_bytes,
-            searched=program.searched,
-            needs_samples=program.needs_samples,
-            default=program.default,
-        )
+    @property
+    def plan(self) -> TrialPlan | StepTimeRequest | MemoryRequest | None:
+        """Return what says configuration and threads; None if the program is to describe itself."""
+        if self.work == "describe":
+            return None
+        return self.work.plan if isinstance(self.work, TrialRequest) else self.work
+
+    @property
+    def configuration(self) -> Configuration:
+        """Return what to train with; a program describes itself with its default."""
+        return self.program.default if self.plan is None else self.plan.configuration
+
+    @property
+    def parameters(self) -> dict[str, ParameterValue]:
+        """Return the values beside batch size and learning rate, by bare names."""
+        return {**self.given, **self.program.parameters(self.configuration)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

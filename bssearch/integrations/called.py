@@ -56,8 +56,9 @@ class Piece:
         """Return the trial to train with, in the thread that trains: on its CPU threads, with its seed set."""
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
-        self._work = work_of(self.assign, self.assign.parameters, self)
-        self.trial = LoopTrial(self._work, searched=self.assign.searched, needs_samples=self.assign.needs_samples)
+        program = self.assign.program
+        self._work = work_of(self.assign, self)
+        self.trial = LoopTrial(self._work, searched=program.searched, needs_samples=program.needs_samples)
         seed_everything(self.trial.seed)
         return self.trial
 
@@ -181,7 +182,7 @@ class CalledExecutor:
         self.kill()
 
     def _piece(self, work: Work) -> Piece:
-        assign = Assign.of(self._program, work, device=self._device, revision=self._revision)
+        assign = Assign(work=work, program=self._program, device=self._device, revision=self._revision)
         return Piece(assign, self._threads, lambda piece, reply: self._replies.put((piece, reply)))
 
     def _ask(self, work: Work, kind: type[T]) -> T:

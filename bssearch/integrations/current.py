@@ -133,13 +133,13 @@ class Session:
         if self.work is not None:
             raise UsageError("current_trial() is called twice: a script trains one trial")
         prepare(self.assign)
-        parameters = {**given, **self.assign.parameters}
+        self.assign = replace(self.assign, given=given)
         if ranks is None:
-            self.work = work_of(self.assign, parameters, self.line)
+            self.work = work_of(self.assign, self.line)
             return self.work
         if isinstance(self.assign.work, TrialRequest) and self.assign.work.branch is not None:
             raise UsageError("a training of several ranks cannot branch off a checkpoint: start it in one process")
-        leader = Leader(self.assign, parameters, self.line, ranks)
+        leader = Leader(self.assign, self.line, ranks)
         self.work = leader.work
         return leader
 
@@ -198,8 +198,8 @@ def prepare(assign: Assign) -> None:
         torch.cuda.set_device(device)
     if assign.memory_limit_bytes is not None:
         limit_memory(device, assign.memory_limit_bytes)
-    if assign.work != "describe":
-        torch.set_num_threads(assign.work.threads)
+    if assign.plan is not None:
+        torch.set_num_threads(assign.plan.threads)
 
 
 def current_trial(
@@ -247,8 +247,8 @@ def _trial_of_one(alone: Alone, given: dict[str, ParameterValue]) -> LoopTrial:
     found = session()
     if found is None:
         return LoopTrial(alone)
-    work, assign = found.take(given), found.assign
-    found.trial = LoopTrial(work, searched=assign.searched, needs_samples=assign.needs_samples)
+    work, program = found.take(given), found.assign.program
+    found.trial = LoopTrial(work, searched=program.searched, needs_samples=program.needs_samples)
     return found.trial
 
 
@@ -265,10 +265,10 @@ def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ran
     assign = replace(assign, device=ranks.device_of(assign.device))
     if found is None:
         prepare(assign)
-        return RankTrial(Follower(assign, {**given, **assign.parameters}, ranks), ranks)
+        return RankTrial(Follower(replace(assign, given=given), ranks), ranks)
     found.assign = assign
-    leader = found.take(given, ranks)
-    found.trial = trial = RankTrial(leader, ranks, searched=assign.searched, needs_samples=assign.needs_samples)
+    leader, program = found.take(given, ranks), assign.program
+    found.trial = trial = RankTrial(leader, ranks, searched=program.searched, needs_samples=program.needs_samples)
     return trial
 
 

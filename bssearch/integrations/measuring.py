@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +34,6 @@ from bssearch.probes.step_time import (
 from bssearch.records import (
     MemoryRequest,
     MemoryUse,
-    ParameterValue,
     StepTime,
     StepTimeRequest,
     TrialRequest,
@@ -59,7 +57,7 @@ class Looked(Assignment):
         self.parameters = assign.parameters
         self.device = assign.device
         self._line = line
-        self._metric = assign.metric
+        self._metric = assign.program.metric
         self._torch_device = torch.device(assign.device)
         self._memory_limit_bytes = assign.memory_limit_bytes
 
@@ -311,12 +309,11 @@ class TimedLoop(Looked):
         self._answer(measured)
 
 
-def work_of(assign: Assign, parameters: Mapping[str, ParameterValue], line: Line) -> TrialRun | Looked:
-    """Return what a loop is asked to do; ``parameters`` are all but batch size and learning rate, by bare names."""
-    assign = replace(assign, parameters=parameters)
+def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
+    """Return what a loop is asked to do."""
     match assign.work:
         case TrialRequest() as request:
-            return TrialRun(request, parameters, assign.device, line, assign.revision)
+            return TrialRun(request, assign, line)
         case StepTimeRequest() as request:
             return TimedLoop(request, assign, line)
         case MemoryRequest():

@@ -22,7 +22,7 @@ from bssearch.integrations.measuring import Looked, TimedLoop, work_of
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.passes import RankSampler, SeededSampler
 from bssearch.integrations.trial_run import TrialRun
-from bssearch.records import ParameterValue, TrialRequest
+from bssearch.records import TrialRequest
 
 T = TypeVar("T")
 
@@ -108,12 +108,12 @@ class Word:
 class Follower(Assignment):
     """The assignment of a rank that is not the first."""
 
-    def __init__(self, assign: Assign, parameters: Mapping[str, ParameterValue], ranks: Ranks) -> None:
+    def __init__(self, assign: Assign, ranks: Ranks) -> None:
         super().__init__(assign.configuration)
-        self.parameters = parameters
+        self.parameters = assign.parameters
         self.device = assign.device
         self.is_look = not isinstance(assign.work, TrialRequest)
-        self.seed = assign.work.seed if isinstance(assign.work, TrialRequest) else 0
+        self.seed = assign.work.plan.seed if isinstance(assign.work, TrialRequest) else 0
         self._ranks = ranks
         self._steps = 0
         self._word = _heard(ranks)
@@ -153,10 +153,10 @@ class Leader(Assignment):
     The trial ends at an evaluation alone, where all ranks hear of it, and nothing of it is paused.
     """
 
-    def __init__(self, assign: Assign, parameters: Mapping[str, ParameterValue], line: Line, ranks: Ranks) -> None:
+    def __init__(self, assign: Assign, line: Line, ranks: Ranks) -> None:
         super().__init__(assign.configuration)
-        self.work = _led_work(assign, parameters, line)
-        self.parameters = parameters
+        self.work = _led_work(assign, line)
+        self.parameters = assign.parameters
         self.device = assign.device
         self.seed = self.work.seed
         self.is_look = self.work.is_look
@@ -303,11 +303,11 @@ def check_evaluated(word: Word, step: int) -> None:
         )
 
 
-def _led_work(assign: Assign, parameters: Mapping[str, ParameterValue], line: Line) -> TrialRun | Looked:
+def _led_work(assign: Assign, line: Line) -> TrialRun | Looked:
     """Return the work of the first rank; the other ranks count as its own use of the machine."""
-    work = work_of(assign, parameters, line)
+    work = work_of(assign, line)
     if isinstance(assign.work, TrialRequest):
-        work = LedRun(assign.work, parameters, assign.device, line, assign.revision)
+        work = LedRun(assign.work, assign, line)
     if isinstance(work, TrialRun | TimedLoop):
         work.contention.count_siblings()
     return work

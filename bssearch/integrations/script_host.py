@@ -155,7 +155,7 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
     code = 0
     try:
         if script.endswith(MAKE_TRAINER):
-            train_made(script, session.assign.default or session.assign.configuration)
+            train_made(script, session.assign.program.default)
         else:
             runpy.run_path(script, run_name="__main__")
         error: BaseException | None = None

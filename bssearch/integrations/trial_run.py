@@ -19,10 +19,10 @@ import torch
 
 from bssearch.errors import CheckpointError, UsageError
 from bssearch.executors.base import Ended, Observed
+from bssearch.executors.messages import Assign
 from bssearch.integrations.assignment import Assignment, Evaluate, Line, Metrics, ended_by, number_of
 from bssearch.records import (
     Observation,
-    ParameterValue,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -292,28 +292,26 @@ class TrialRun(Assignment):
     def __init__(
         self,
         request: TrialRequest,
-        parameters: Mapping[str, ParameterValue],
-        device: str,
+        assign: Assign,
         line: Line,
-        revision: str,
         *,
         clock: HostClock | None = None,
     ) -> None:
-        super().__init__(request.configuration)
-        self.seed = request.seed
-        self.device = device
-        self.parameters = parameters
-        self._request = request
+        super().__init__(request.plan.configuration)
+        self.seed = request.plan.seed
+        self.device = assign.device
+        self.parameters = assign.parameters
+        self._request, self._plan = request, request.plan
         self._has_read_checkpoint = False
         self._line = line
-        self._revision = revision
-        self._torch_device = torch.device(device)
-        self._clock = LoopClock(clock or HostClock(self._torch_device), request.threads)
+        self._revision = assign.revision
+        self._torch_device = torch.device(assign.device)
+        self._clock = LoopClock(clock or HostClock(self._torch_device), request.plan.threads)
         self._course = Course(request, None)
         core = CorePace() if self._torch_device.type == "cpu" else None
-        self.contention = contention_meter(self._torch_device, request.threads, core)
+        self.contention = contention_meter(self._torch_device, request.plan.threads, core)
         self._clock.clock.meter = self._device_meter = DeviceMeter(self._torch_device)
-        self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.threads)
+        self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.plan.threads)
         self._memory = peak_memory_meter(self._torch_device)
         self._objects: dict[str, Any] = {}
         self._ending: Ending | None = None
@@ -374,7 +372,7 @@ class TrialRun(Assignment):
     def is_due(self, step: int) -> bool:
         """Return whether an evaluation is due; one that was made before a pause is not made again."""
         last = self._course.progress.last
-        every = self._request.eval_every_steps * self.configuration.batch_size
+        every = self._plan.eval_every_steps * self.configuration.batch_size
         is_due = self._is_at_last(step) or self.stages.has_seen_again(every, step)
         return is_due and (last is None or last.step != step)
 
@@ -523,7 +521,7 @@ class TrialRun(Assignment):
     @property
     def _is_tested(self) -> bool:
         ending = self._ending
-        return self._request.evaluate_test and ending is not None and ending.state in TESTED_STATES
+        return self._plan.is_tested and ending is not None and ending.state in TESTED_STATES
 
     def _end_where_asked(self) -> None:
         asked = self._line.asked_to_stop()
@@ -531,7 +529,7 @@ class TrialRun(Assignment):
             self._end(Ending(*asked, asked=True))
 
     def _end_where_late(self) -> None:
-        if self.is_over or self._clock.clock.train_seconds_so_far <= self._request.train_seconds_limit:
+        if self.is_over or self._clock.clock.train_seconds_so_far <= self._plan.train_seconds_limit:
             return
         late = self._course.limited(self._clock.train_seconds())
         if late is not None:
@@ -562,11 +560,11 @@ class TrialRun(Assignment):
     def _checkpoint(self, path: str) -> Checkpoint:
         request = self._request
         fields = {
-            "configuration": asdict(request.configuration),
-            "seed": request.seed,
+            "configuration": asdict(request.plan.configuration),
+            "seed": request.plan.seed,
             "target": asdict(request.target),
-            "eval_every_steps": request.eval_every_steps,
-            "threads": request.threads,
+            "eval_every_steps": request.plan.eval_every_steps,
+            "threads": request.plan.threads,
             "script": self._revision,
             "device": self._torch_device.type,
         }
@@ -597,7 +595,7 @@ class TrialRun(Assignment):
         return f"{not_finite(what, metric)}: {where(self.stages.last(step), step)}"
 
     def _outcome(self, ending: Ending) -> TrialOutcome:
-        clock, threads, progress = self._clock.clock, self._request.threads, self._course.progress
+        clock, threads, progress = self._clock.clock, self._plan.threads, self._course.progress
         with clock.ledger("other"):
             progress.note_peak(self._memory.peak_bytes())
             self._memory.close()

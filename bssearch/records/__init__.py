@@ -52,16 +52,15 @@ from bssearch.records.requests import (
     ModelDescription,
     NoiseRequest,
     StepTimeRequest,
+    TrialPlan,
     TrialRequest,
     WorkloadDescription,
 )
 from bssearch.records.stored import (
-    PLANNED,
     Lease,
     NewStudy,
     ProbeRecord,
     StudyRecord,
-    TrialPlan,
     TrialRecord,
     spec_digest,
 )
@@ -73,7 +72,6 @@ __all__ = [
     "LARGEST_METRIC",
     "MAKE_TRAINER",
     "OWN_GROUPS",
-    "PLANNED",
     "REFUSED",
     "WITH_CUDA_GRAPHS",
     "Branch",

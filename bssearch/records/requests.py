@@ -1,12 +1,13 @@
-"""What a worker is asked to do, and what it says of the workload that it has loaded."""
+"""What the engine plans, what a worker is asked to do, and what it says of the workload that it has loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from bssearch.records.measured import Environment
-from bssearch.records.question import Configuration, Target, TrialState
+from bssearch.records.question import Configuration, ParameterValue, Phase, Target, TrialState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,31 +25,83 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What a stored trial keeps of its plan.
+
+    ``sampled`` has the coordinates in the space, None if the configuration is outside. ``train_seconds_limit`` ends the
+    trial; with ``uncapped`` no other trial's time set that limit. ``retry_of`` is the trial that this one repeats.
+    ``expected_improvement`` is the share of the incumbent's figure that the sampler expected a further trial to gain,
+    None if unknown.
+    """
+
+    configuration: Configuration
+    sampled: Mapping[str, ParameterValue] | None
+    phase: Phase
+    seed: int
+    train_seconds_limit: float
+    eval_every_steps: int = 1
+    threads: int = 1
+    uncapped: bool = False
+    retry_of: int | None = None
+    expected_improvement: float | None = None
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return {one.name: getattr(self, one.name) for one in fields(Planned)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPlan(Planned):
+    """A trial to run: a new one, or a stored one that is ``queued`` or paused and ``resumed`` (its number).
+
+    The limit ends the trial in ``limit_state``: `CAPPED` if the incumbent set the limit, `EXHAUSTED` if it is the whole
+    budget of a trial. Without ``stop_at_target`` the trial trains past the target to its limit, and its time-to-target
+    is that of the first crossing. ``after`` is the newest trial known to the planner: if there is a newer one the plan
+    is not started; None: start it anyway.
+    """
+
+    limit_state: TrialState = TrialState.EXHAUSTED
+    stop_at_target: bool = True
+    queued: int | None = None
+    resumed: int | None = None
+    after: int | None = None
+
+    @property
+    def known_number(self) -> int | None:
+        """Return the number of a stored trial, None for a new one."""
+        return self.resumed if self.resumed is not None else self.queued
+
+    @property
+    def is_new_search(self) -> bool:
+        """Return whether the trial is a new one of the search, not a stored one that is queued, resumed or retried."""
+        is_stored = self.known_number is not None or self.retry_of is not None
+        return self.phase in {Phase.SEARCH, Phase.GROWTH} and not is_stored
+
+    @property
+    def is_tested(self) -> bool:
+        """Return whether the trial is evaluated on the test part at its end."""
+        return self.phase not in {Phase.SEARCH, Phase.PROBE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """All that a worker needs to run one trial.
+    """What a worker needs to run the trial of a plan.
 
-    ``train_seconds_limit`` ends the trial in the state ``limit_state``: `CAPPED` where the incumbent set the limit,
-    `EXHAUSTED` where it is the whole budget of a trial. Without ``stop_at_target`` the trial goes on to its limit after
-    it has reached the target, and its time-to-target is that of the first crossing.
-
-    ``checkpoint`` is the file to which the trial is saved where it is stopped as `PAUSED`; without one it ends as
-    `PRUNED` then. With ``resumes`` it goes on from that file. A ``branch`` goes on from somebody's own file, and ends
-    with its samples.
+    A paused trial is saved to the file ``checkpoint``, and a resumed one continues from it; without a file the trial
+    ends as `PRUNED` instead. A ``branch`` continues from the user's own file and ends with its samples.
     """
 
     number: int
-    configuration: Configuration
-    seed: int
+    plan: TrialPlan
     target: Target
-    train_seconds_limit: float
-    limit_state: TrialState
-    eval_every_steps: int
-    evaluate_test: bool = False
-    stop_at_target: bool = True
-    threads: int = 1
     checkpoint: str | None = None
-    resumes: bool = False
     branch: Branch | None = None
+
+    @property
+    def resumes(self) -> bool:
+        """Return whether the trial continues from its checkpoint."""
+        return self.plan.resumed is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

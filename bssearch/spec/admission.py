@@ -43,7 +43,7 @@ def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: str |
     problem = problem or _problem_with_counts({"eval_every_steps": plan.eval_every_steps, "threads": plan.threads})
     if problem is not None:
         raise UsageError(problem)
-    return plan.request(number, spec.record_target, checkpoint=checkpoint)
+    return TrialRequest(number=number, plan=plan, target=spec.record_target, checkpoint=checkpoint)
 
 
 def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bool = True) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from bssearch.errors import UsageError
-from bssearch.records import PLANNED, Lease, TrialOutcome, TrialPlan, TrialRecord, TrialState
+from bssearch.records import Lease, TrialOutcome, TrialPlan, TrialRecord, TrialState
 from bssearch.storage.columns import database_now, now
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.revisions import mark_changed, raise_revision
@@ -78,7 +78,7 @@ class Start:
 
     def _is_of_an_earlier_try(self, trial: TrialRecord) -> bool:
         owner = None if self.lease is None else self.lease.owner
-        return trial.lease_owner == owner and all(getattr(trial, name) == getattr(self.plan, name) for name in PLANNED)
+        return trial.lease_owner == owner and trial.kept == self.plan.kept
 
     def _add_after(
         self, connection: Connection, study_id: int, environment_id: int, after: int, lease: Lease

@@ -127,7 +127,7 @@ class Course:
     """A trial's evaluations against its target; ``metric`` is what is known of the target's metric."""
 
     def __init__(self, request: TrialRequest, metric: MetricInfo | None) -> None:
-        self._request = request
+        self._request, self._plan = request, request.plan
         self._metric = metric
         self.progress = Progress()
 
@@ -140,7 +140,7 @@ class Course:
         if progress.crossing is None and target.is_met_by(observation.metric):
             progress.crossing = crossing(previous, observation, target)
             progress.reached = f"{target.metric} = {observation.metric:.6g} at step {observation.step}"
-            if self._request.stop_at_target:
+            if self._plan.stop_at_target:
                 return Ending(TrialState.REACHED, progress.reached)
         if is_over:
             return Ending(TrialState.EXHAUSTED, f"the schedule's horizon ended at step {observation.step}")
@@ -148,10 +148,10 @@ class Course:
 
     def limited(self, train_seconds: float) -> Ending | None:
         """Return the ending of a trial that has trained past its limit."""
-        limit = self._request.train_seconds_limit
+        limit = self._plan.train_seconds_limit
         if train_seconds <= limit:
             return None
-        return Ending(self._request.limit_state, f"the limit of {limit:.4g} train seconds passed")
+        return Ending(self._plan.limit_state, f"the limit of {limit:.4g} train seconds passed")
 
     def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
         """End a trial that never left chance in half of its whole budget.
@@ -165,8 +165,8 @@ class Course:
             or self._metric.chance is None
             or best is None
             or self.progress.crossing is not None
-            or request.limit_state is not TrialState.EXHAUSTED
-            or train_seconds <= request.train_seconds_limit / 2
+            or request.plan.limit_state is not TrialState.EXHAUSTED
+            or train_seconds <= request.plan.train_seconds_limit / 2
         ):
             return None
         chance = self._metric.chance

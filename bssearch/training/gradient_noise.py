@@ -454,7 +454,7 @@ def noise_meter(
     """Return what measures the noise scale near a trial's target; None where nobody asked, or it cannot be."""
     if request.branch is not None or not computation.settings.measure_noise or not trainer.has_noise:
         return None
-    given = workload, computation, trainer, request.configuration, train, request.target, request.seed
+    given = workload, computation, trainer, request.plan.configuration, train, request.target, request.plan.seed
     return NoiseMeter(*given, budget=budget)
 
 
@@ -464,10 +464,10 @@ def noise_growth(
     """Return what lets a batch grow with the noise scale, None where it does not; `WorkloadError` where it cannot."""
     if not trainer.growth.is_measured:
         return None
-    small = small_batch_size(request.configuration, len(train)) if trainer.has_noise else 0
+    small = small_batch_size(request.plan.configuration, len(train)) if trainer.has_noise else 0
     if small == 0:
         why = f"the training part has too few samples for {SMALL_BATCHES} gradients"
         reason = why if trainer.has_noise else "the gradient of single samples cannot be taken"
         raise WorkloadError(f"batch_schedule = 'noise_scale' measures the gradient noise scale: {reason}")
-    passes = GradientPasses(workload, computation, trainer, request.configuration, train, request.seed)
+    passes = GradientPasses(workload, computation, trainer, request.plan.configuration, train, request.plan.seed)
     return NoiseGrowth(passes, trainer.growth)

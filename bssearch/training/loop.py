@@ -79,7 +79,7 @@ class Trial:
         on_progress: Callable[[], None] = lambda: None,
         noise_budget: NoiseBudget | None = None,
     ) -> None:
-        self._request = request
+        self._request, self._plan = request, request.plan
         self._workload = workload
         self._data = data
         self._computation = computation
@@ -88,9 +88,9 @@ class Trial:
         self._clock = clock
         self._stop = stop
         self._on_progress = on_progress
-        self._contention = ContentionMeter(computation.device, request.threads, computation.core)
+        self._contention = ContentionMeter(computation.device, request.plan.threads, computation.core)
         clock.meter = self._device_meter = DeviceMeter(computation.device)
-        self._reference = ReferenceKernel.where_it_tells(computation.device, request.threads)
+        self._reference = ReferenceKernel.where_it_tells(computation.device, request.plan.threads)
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
         self._noise_growth: NoiseGrowth | None = None
@@ -146,7 +146,7 @@ class Trial:
         ending = (yield from self._evaluate(trainer)) if self._is_unseen(trainer) else None
         while ending is None:
             ending = self.train_segment(trainer) or (yield from self._evaluate(trainer))
-        if self._request.evaluate_test and ending.state in TESTED_STATES:
+        if self._plan.is_tested and ending.state in TESTED_STATES:
             with self._clock.ledger("evaluation"):
                 self._test(trainer)
         return ending
@@ -161,15 +161,16 @@ class Trial:
 
     def prepare(self) -> Trainer:
         """Warm up on a throw-away model, then build the trial's own from its seed, or put it where it branches off."""
-        request, workload, computation = self._request, self._workload, self._computation
+        request, plan = self._request, self._plan
+        workload, computation = self._workload, self._computation
         with self._clock.ledger("warmup"):
-            warm_up(workload, request.configuration, self._data, computation, request.target.metric, request.seed)
+            warm_up(workload, plan.configuration, self._data, computation, request.target.metric, plan.seed)
         self._on_progress()
         with self._clock.ledger("other"):
             self._memory.start()
-            self._trainer = Trainer(workload, request.configuration, self._data.train, computation, request.seed)
+            self._trainer = Trainer(workload, plan.configuration, self._data.train, computation, plan.seed)
             if request.branch is not None:
-                continue_from(self._trainer, request.branch, request.configuration.batch_size)
+                continue_from(self._trainer, request.branch, plan.configuration.batch_size)
             given = request, workload, computation, self._trainer, self._data.train
             self._noise, self._noise_growth = noise_meter(*given, self._noise_budget), noise_growth(*given)
         return self._trainer
@@ -236,7 +237,7 @@ class Trial:
                     return self._stopped()
 
     def _evaluation_is_due(self, trainer: Trainer) -> bool:
-        every = self._request.eval_every_steps * self._request.configuration.batch_size
+        every = self._plan.eval_every_steps * self._plan.configuration.batch_size
         return trainer.has_seen_again(every) or trainer.is_over
 
     def _stopped(self) -> Ending | None:
@@ -244,13 +245,13 @@ class Trial:
         return None if asked is None else Ending(*asked, asked=True)
 
     def _limited(self) -> Ending | None:
-        if self._clock.train_seconds_so_far <= self._request.train_seconds_limit:
+        if self._clock.train_seconds_so_far <= self._plan.train_seconds_limit:
             return None
         return self._course.limited(self._counted_seconds)
 
     @property
     def _counted_seconds(self) -> float:
-        return self._clock.counted_train_seconds(self._request.threads)
+        return self._clock.counted_train_seconds(self._plan.threads)
 
     def _evaluate(self, trainer: Trainer) -> Generator[Observation, None, Ending | None]:
         """Yield what is observed of the validation part; return the ending that follows from it."""
@@ -299,14 +300,14 @@ class Trial:
     def _out_of_memory(self, error: Exception) -> Ending:
         when = "before the first step" if self._trainer is None else where(self._trainer.now, self._trainer.steps)
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        now = self._request.configuration if self._trainer is None else self._trainer.now
+        now = self._plan.configuration if self._trainer is None else self._trainer.now
         return Ending(
             TrialState.OOM,
             f"out of memory, micro-batch {now.micro_batch_size}, {when}: {lines[0]}",
         )
 
     def _warnings(self, contention: Contention, wall: float) -> tuple[str, ...]:
-        configuration, settings = self._request.configuration, self._computation.settings
+        configuration, settings = self._plan.configuration, self._computation.settings
         caveats = batch_norm_caveats(
             0 if self._trainer is None else batch_norm_layers(self._trainer.model),
             configuration.micro_batch_size,
@@ -335,7 +336,7 @@ class Trial:
             samples=samples,
             tokens=None if self._tokens_per_sample is None else samples * self._tokens_per_sample,
             train_seconds=clock.seconds("train"),
-            undelayed_train_seconds=clock.undelayed_train_seconds(self._request.threads),
+            undelayed_train_seconds=clock.undelayed_train_seconds(self._plan.threads),
             reference_seconds=None if self._reference is None else self._reference.seconds,
             host_bound_share=clock.host_bound_share,
             evaluation_seconds=clock.seconds("evaluation"),
@@ -349,7 +350,7 @@ class Trial:
             peak_memory_bytes=self._progress.peak,
             peak_memory_basis=None if self._progress.peak is None else self._memory.basis,
             dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,
-            contended=contention.contended or clock.is_contended(self._request.threads),
+            contended=contention.contended or clock.is_contended(self._plan.threads),
             warnings=self._warnings(contention, wall),
             skipped_steps=None if trainer is None else trainer.skipped_steps,
             data_placement=None if trainer is None else trainer.data_placement,

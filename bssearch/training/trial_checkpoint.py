@@ -54,11 +54,11 @@ def identity_of(
     settings = asdict(computation.settings)
     fields = {
         "format": FORMAT,
-        "configuration": asdict(request.configuration),
-        "seed": request.seed,
+        "configuration": asdict(request.plan.configuration),
+        "seed": request.plan.seed,
         "target": asdict(request.target),
-        "eval_every_steps": request.eval_every_steps,
-        "threads": request.threads,
+        "eval_every_steps": request.plan.eval_every_steps,
+        "threads": request.plan.threads,
         "workload": [type(workload).__qualname__, workload_revision(workload)],
         "train_samples": train_samples,
         "device": computation.device.type,

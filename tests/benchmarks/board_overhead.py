@@ -40,12 +40,11 @@ from bssearch.records import (
     Observation,
     Target,
     TrialPlan,
-    TrialRequest,
     TrialState,
 )
 from tests.benchmarks.harness import one_of, ratio, script, turned
 from tests.benchmarks.loop_overhead import print_rows
-from tests.factories import make_plan
+from tests.factories import make_plan, make_request
 
 BAR = 0.01
 FOREVER_S = 1e6
@@ -127,7 +126,7 @@ def _evaluations(plan: TrialPlan) -> Iterator[Iterator[Observation]]:
     """Give the evaluations of a trial that goes on for as long as it is asked for them."""
     settings = ExecutorSettings(workload="bssearch.workloads.digits:Digits", folder=Path(), device="cpu")
     executor = LocalExecutor(settings)
-    request = TrialRequest(
+    request = make_request(
         number=TRIAL,
         configuration=plan.configuration,
         seed=1,

@@ -72,7 +72,7 @@ class EmptyTrials(law.LawExecutor):
             return []
         request = self.running[0]
         found = super().events(timeout)
-        total = law.steps_needed(request.configuration) * law.step_seconds(request.configuration.batch_size)
+        total = law.steps_needed(request.plan.configuration) * law.step_seconds(request.plan.configuration.batch_size)
         shares = [n / (OBSERVATIONS - 1) for n in range(OBSERVATIONS)]
         self.free_since = time.monotonic()
         assert isinstance(found[-1], Ended)

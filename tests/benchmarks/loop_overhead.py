@@ -38,7 +38,7 @@ import torch
 import typer
 from torch.nn.utils import parameters_to_vector
 
-from bssearch.records import Configuration, Target, TrainingSettings, TrialRequest, TrialState
+from bssearch.records import Configuration, Target, TrainingSettings, TrialState
 from bssearch.training.batches import place
 from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
@@ -48,6 +48,7 @@ from bssearch.workloads.base import Data, Workload
 from bssearch.workloads.digits import Digits
 from bssearch.workloads.fashion_mnist import FashionMnist
 from tests.benchmarks.harness import one_of, ratio, script, timed_in_turns
+from tests.factories import make_request
 
 BARS = {"cpu": 0.03, "cuda": 0.02}
 SHORTEST_STEP = 0.005
@@ -166,7 +167,7 @@ def product(
     workload: Workload, data: Data, batch_size: int, computation: Computation, steps: int
 ) -> tuple[Trial, Trainer]:
     """Return a prepared trial whose segments are ``steps`` long, and its trainer."""
-    request = TrialRequest(
+    request = make_request(
         number=0,
         configuration=Configuration(batch_size=batch_size, micro_batch_size=batch_size, learning_rate=LEARNING_RATE),
         seed=SEED,

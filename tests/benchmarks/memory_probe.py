@@ -20,11 +20,12 @@ from bssearch.commands.opening import Launch, opened
 from bssearch.commands.probe.memory import MemoryProbe, probe_memory
 from bssearch.commands.unstored import run_request
 from bssearch.executors.base import Executor
-from bssearch.records import Goal, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import Goal, TrialOutcome, TrialState
 from bssearch.search.calibration import default_at, gib
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec, find_spec, load_spec
 from tests.benchmarks.harness import script
+from tests.factories import make_request
 
 STEPS = 200
 EVALUATE_EVERY = 100
@@ -35,7 +36,7 @@ ABOVE = 1.02
 def run(spec: StudySpec, executor: Executor, size: int, steps: int = STEPS) -> TrialOutcome:
     """Train the default at a micro-batch size for so many steps, towards a target that is out of reach."""
     target = spec.record_target
-    request = TrialRequest(
+    request = make_request(
         number=size,
         configuration=replace(default_at(spec, size, size).configuration, learning_rate=1e-6),
         seed=0,

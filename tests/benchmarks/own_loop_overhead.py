@@ -33,13 +33,16 @@ import torch
 import typer
 from torch.utils.data import DataLoader, TensorDataset
 
+from bssearch.executors.base import Program
+from bssearch.executors.messages import Assign
 from bssearch.integrations.current import SocketLine
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.trial_run import TIMED_STEPS, TrialRun
-from bssearch.records import Configuration, Target, TrialRequest, TrialState
+from bssearch.records import Configuration, Target, TrialState
 from bssearch.workloads.digits import Digits
 from tests.benchmarks.harness import one_of, ratio, script, turned
 from tests.benchmarks.loop_overhead import SHORTEST_STEP, print_rows
+from tests.factories import make_request
 
 BAR = 0.02
 KINDS = ("bare", "again", "bssearch")
@@ -86,7 +89,7 @@ def script_trial(batch_size: int) -> tuple[LoopTrial, socket.socket]:
 
     That end must stay open as long as the trial lasts.
     """
-    request = TrialRequest(
+    request = make_request(
         number=1,
         configuration=Configuration(batch_size=batch_size, micro_batch_size=batch_size, learning_rate=0.02),
         seed=1,
@@ -96,7 +99,9 @@ def script_trial(batch_size: int) -> tuple[LoopTrial, socket.socket]:
         eval_every_steps=10**9,
     )
     worker, script = socket.socketpair()
-    trial = LoopTrial(TrialRun(request, {}, "cpu", SocketLine(script.detach()), "benchmark"))
+    program = Program(default=request.plan.configuration, metric=request.target.metric)
+    assign = Assign(work=request, program=program, device="cpu", revision="benchmark")
+    trial = LoopTrial(TrialRun(request, assign, SocketLine(script.detach())))
     assert (trial.batch_size, trial.learning_rate) == (batch_size, 0.02)
     return trial, worker
 

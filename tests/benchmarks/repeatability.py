@@ -30,6 +30,7 @@ from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import Configuration, Target, TrainingSettings, TrialRequest, TrialState
 from tests.benchmarks.harness import one_of, script
+from tests.factories import make_request
 
 GPU_BAR = 0.01
 
@@ -54,7 +55,7 @@ BUSY_GPU = _BUSY.format(
 
 def request_of(workload: str) -> TrialRequest:
     batch_size, learning_rate, target, eval_every_steps = TASKS[workload]
-    return TrialRequest(
+    return make_request(
         number=0,
         configuration=Configuration(
             batch_size=batch_size, micro_batch_size=batch_size, learning_rate=learning_rate, warmup_epochs=0.2

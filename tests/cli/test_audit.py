@@ -72,7 +72,7 @@ def audited(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr("bssearch.commands.opening.local", lambda *_: lambda *_: executor)
         done = bssearch("audit", "toy", cwd=place)
     assert done.returncode == 0, done.stderr
-    assert len({request.seed for request in executor.requests}) == 3
+    assert len({request.plan.seed for request in executor.requests}) == 3
     (place / "stdout.txt").write_text(done.stdout)
     (place / "stderr.txt").write_text(done.stderr)
     return place

@@ -54,7 +54,7 @@ def test_it_runs_what_is_missing_and_prints_what_best_prints(folder: Path, by_la
     assert "confirm, trial" in done.stderr
     answer = json.loads(bssearch("confirm", "toy", "--format", "json", cwd=folder).stdout)
     assert answer["optimal"]["time_to_target_s"]["runs"] == 4
-    assert len({request.seed for request in by_law.requests}) == 2  # of four, two had been made
+    assert len({request.plan.seed for request in by_law.requests}) == 2  # of four, two had been made
     rows = list(csv.DictReader(io.StringIO(bssearch("confirm", "toy", "-f", "csv", cwd=folder).stdout)))
     assert [row["batch_size"] for row in rows] == ["8", "16", "32", "64", "128"]
 
@@ -95,7 +95,7 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
 ) -> None:
     done = bssearch("confirm", "toy", "--to-budget", "--runs", "1", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert {request.stop_at_target for request in by_law.requests} == {False}
+    assert {request.plan.stop_at_target for request in by_law.requests} == {False}
     assert "1 runs each, all to 100 train seconds" in done.stderr
     trials = json.loads(bssearch("trials", "toy", "--format", "json", cwd=folder).stdout)
     to_budget = [trial for trial in trials if trial["phase"] == "to_budget"]

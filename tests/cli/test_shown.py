@@ -452,7 +452,7 @@ class Slowing(LawExecutor):
 
     def events(self, timeout: float) -> list[Event]:
         found = super().events(timeout)
-        if found and isinstance(found[-1], Ended) and self.requests[-1].evaluate_test:
+        if found and isinstance(found[-1], Ended) and self.requests[-1].plan.is_tested:
             end = found[-1]
             slow = replace(end.outcome, wall_seconds=end.outcome.wall_seconds * len(self.requests))
             return [*found[:-1], Ended(end.number, slow)]

@@ -104,7 +104,7 @@ def test_the_law_keeps_the_root_and_breaks_the_line(done: Audited) -> None:
     assert warmup.verdict == "broke"  # the law does not mind
     assert len(linear.trial_numbers) == 3
     assert executor.most_at_once == 1
-    assert all(request.train_seconds_limit == 100.0 and request.evaluate_test for request in executor.requests)
+    assert all(request.plan.train_seconds_limit == 100.0 and request.plan.is_tested for request in executor.requests)
     trials = audit_trials(done.folder)
     assert {trial.seed for trial in trials} == set(SEEDS)
     assert not any(trial.uncapped for trial in trials)

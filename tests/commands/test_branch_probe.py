@@ -248,15 +248,15 @@ class BranchingExecutor(ProbedExecutor):
     def events(self, timeout: float) -> list[Event]:
         request = self.asked[-1]
         assert request.branch is not None
-        end = self.ends[request.configuration.batch_size]
-        if request.configuration.micro_batch_size > self.at_once_up_to:
+        end = self.ends[request.plan.configuration.batch_size]
+        if request.plan.configuration.micro_batch_size > self.at_once_up_to:
             end = TrialState.OOM
         if isinstance(end, TrialState):
             return [
                 Observed(1, observation(0, 0.5)),
                 Ended(1, TrialOutcome(state=end, reason="as the test has it")),
             ]
-        wobble = 0.001 * (request.seed % 7 - 3)
+        wobble = 0.001 * (request.plan.seed % 7 - 3)
         last = observation(request.branch.samples, end + wobble)
         return [Observed(1, observation(0, 0.5)), Observed(1, last), Ended(1, exhausted(last.samples))]
 
@@ -288,7 +288,7 @@ def test_a_batch_size_that_does_not_fit_at_once_runs_in_micro_batches_of_the_def
     executor = BranchingExecutor(ends={B: 0.9, 2 * B: 0.9}, at_once_up_to=B)
     found = branching(open_study(store, executor), octaves=1).at(point)
     assert found.found.verdict == "at_least" and found.notice is None
-    tried = [(one.configuration.batch_size, one.configuration.micro_batch_size) for one in executor.asked]
+    tried = [(one.plan.configuration.batch_size, one.plan.configuration.micro_batch_size) for one in executor.asked]
     assert tried == [(B, B)] * 3 + [(2 * B, 2 * B)] + [(2 * B, B)] * 3
 
 
@@ -307,8 +307,8 @@ def test_a_batch_size_that_diverges_does_not_hold_and_larger_ones_are_not_tried(
     executor = BranchingExecutor(ends={B: 0.9, 2 * B: TrialState.DIVERGED})
     found = branching(open_study(store, executor)).at(point)
     assert (found.found.verdict, found.found.low, found.found.high) == ("below", None, 2 * B)
-    assert [one.configuration.batch_size for one in executor.asked] == [B, B, B, 2 * B]
-    assert len({one.seed for one in executor.asked[:3]}) == 3
+    assert [one.plan.configuration.batch_size for one in executor.asked] == [B, B, B, 2 * B]
+    assert len({one.plan.seed for one in executor.asked[:3]}) == 3
 
 
 def test_a_branch_that_ends_before_its_samples_is_an_error(store: Store, point: BranchPoint) -> None:

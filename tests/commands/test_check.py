@@ -46,8 +46,8 @@ def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take(
     assert found.likely_study_s is not None
     assert found.likely_study_s < found.longest_study_s
     request, *others = executor.requests
-    assert request.train_seconds_limit == 5.0
-    assert [one.eval_every_steps for one in others] == [STEPS], (
+    assert request.plan.train_seconds_limit == 5.0
+    assert [one.plan.eval_every_steps for one in others] == [STEPS], (
         "the first steps of the default, without a loss by the law"
     )
 
@@ -186,7 +186,7 @@ def test_what_does_not_fit_at_once_is_tried_in_micro_batches() -> None:
     executor = LawExecutor(fits_up_to=16)
     found = look(executor)
     assert [(one.batch_size, one.micro_batch_size) for one in found.batches] == [(8, 8), (32, 16), (128, 16)]
-    assert executor.requests[0].configuration.micro_batch_size == 16
+    assert executor.requests[0].plan.configuration.micro_batch_size == 16
     assert [finding.code for finding in found.findings] == ["out_of_memory"] * 2
 
 

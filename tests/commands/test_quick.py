@@ -61,7 +61,7 @@ class NoisyExecutor(ProbedExecutor):
 
     def events(self, timeout: float) -> list[Event]:
         gone = TrialOutcome(state=TrialState.DIVERGED, reason="loss is nan", train_seconds=0.001)
-        diverged = {request.number for request in self.requests if self.diverges(request.configuration)}
+        diverged = {request.number for request in self.requests if self.diverges(request.plan.configuration)}
         return [
             replace(one, outcome=gone) if isinstance(one, Ended) and one.number in diverged else one
             for one in super().events(timeout)
@@ -110,7 +110,7 @@ def test_its_runs_are_search_trials_that_a_search_goes_on_from(ask: Ask, url: st
         record = track_record(store)
     assert [one.trial for one in found.runs] == [trial.number for trial in trials][: len(found.runs)]
     assert all(
-        request.configuration != SPEC.default_configuration or request.number > 3 for request in executor.requests
+        request.plan.configuration != SPEC.default_configuration or request.number > 3 for request in executor.requests
     )
     assert answer.quick is not None
     assert (answer.quick.batch_size, answer.quick.found_batch_size) == (16, answer.optimal.batch_size)
@@ -196,7 +196,7 @@ def test_what_it_is_not_made_for_is_told(ask: Ask) -> None:
 def test_it_begins_no_run_that_would_leave_no_time_for_the_noise(ask: Ask, url: str) -> None:
     executor = NoisyExecutor()
     ask(executor, seconds=1e-3)
-    assert [request.configuration.batch_size for request in executor.requests] == [64], "the default alone"
+    assert [request.plan.configuration.batch_size for request in executor.requests] == [64], "the default alone"
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])

@@ -17,6 +17,7 @@ from bssearch.records import (
     Observation,
     Phase,
     TrialOutcome,
+    TrialRequest,
     TrialState,
 )
 from bssearch.spec import StudySpec
@@ -102,8 +103,8 @@ def test_it_is_trained_as_it_was_but_for_the_incumbents_limit_and_by_the_spec_of
     found = runs.again(runs=3)
     request = runs.executor.requests[0]
     assert runs.executor.requests == 3 * [request]
-    asked = PLAN.request(1, SPEC.record_target, checkpoint=None)
-    assert request == replace(asked, train_seconds_limit=10.0, limit_state=TrialState.CAPPED)
+    plan = replace(PLAN, train_seconds_limit=10.0, limit_state=TrialState.CAPPED)
+    assert request == TrialRequest(number=1, plan=plan, target=SPEC.record_target)
     [spec] = runs.specs
     assert (spec.executor.slots, spec.executor.hang_seconds, spec.budget.trial_train_seconds) == (1, 300.0, 10.0)
     assert (found.identical, found.steps_ratio) == (True, 1.0)
@@ -189,7 +190,11 @@ def test_a_trial_to_its_budget_trains_past_its_target(runs: Runs) -> None:
     runs.store(REACHED, curve(to_step=400), phase=Phase.TO_BUDGET, train_seconds_limit=10.0)
     assert runs.again().identical
     [request] = runs.executor.requests
-    assert (request.stop_at_target, request.limit_state, request.evaluate_test) == (False, TrialState.EXHAUSTED, True)
+    assert (request.plan.stop_at_target, request.plan.limit_state, request.plan.is_tested) == (
+        False,
+        TrialState.EXHAUSTED,
+        True,
+    )
 
 
 @pytest.mark.parametrize("state", [TrialState.LOST, TrialState.CANCELLED])

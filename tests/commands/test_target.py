@@ -92,7 +92,7 @@ def test_a_spec_whose_own_target_nothing_can_reach_is_no_obstacle() -> None:
     executor = LawExecutor()
     advise_on(make_spec(target={"metric": "accuracy", "value": 97}), executor, runs=2)
     # Only a trial at the study's own limit is judged by its way from chance to the target.
-    assert [request.limit_state for request in executor.requests] == [TrialState.CAPPED] * 2
+    assert [request.plan.limit_state for request in executor.requests] == [TrialState.CAPPED] * 2
 
 
 @pytest.mark.parametrize("margin", [float("nan"), float("inf"), -0.1])

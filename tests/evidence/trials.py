@@ -13,6 +13,7 @@ from bssearch.search.calibration import measure_step_time_at
 from bssearch.space import UNKNOWN
 from bssearch.spec import StudySpec
 from tests.evidence.task import Found
+from tests.factories import make_request
 
 OUT_OF_REACH = 1e9
 """A metric that no training has."""
@@ -42,7 +43,7 @@ def run_to_target(
     Cadence and micro-batches are those of a study's trials, from the step time ``probe`` of its batch size.
     """
     assert probe.eval_every_steps is not None, "the batch size was timed"
-    request = TrialRequest(
+    request = make_request(
         number=1,
         configuration=configuration.in_micro_batches(probe.micro_batch_size),
         seed=seed,
@@ -61,7 +62,7 @@ def for_seconds(
 ) -> TrialRequest:
     """Return the request to train for so many seconds, towards a target that is out of reach."""
     target = spec.record_target
-    return TrialRequest(
+    return make_request(
         number=number,
         configuration=configuration,
         seed=number,

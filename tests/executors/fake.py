@@ -70,7 +70,7 @@ class _Playing:
         """Return the virtual time of its next event; a stop is due at once."""
         if self.asked is not None or not isinstance(self.next, Observation):
             return self.began + self.train_seconds
-        return self.began + min(self.next.train_seconds, max(self.request.train_seconds_limit, self.train_seconds))
+        return self.began + min(self.next.train_seconds, max(self.request.plan.train_seconds_limit, self.train_seconds))
 
     def outcome(self, state: TrialState, reason: str, *, train_seconds: float | None = None) -> TrialOutcome:
         seconds = self.train_seconds if train_seconds is None else train_seconds
@@ -84,7 +84,7 @@ class _Playing:
             wall_seconds=seconds,
             final_metric=last.metric if last else None,
             best_metric=self.best,
-            test_metric=last.metric if last and self.request.evaluate_test and state in TESTED_STATES else None,
+            test_metric=last.metric if last and self.request.plan.is_tested and state in TESTED_STATES else None,
         )
         if self.crossing is None:
             return outcome if last is None else _missed(outcome, last)
@@ -214,7 +214,7 @@ class FakeExecutor:
 
     def _advance(self, number: int, playing: _Playing) -> None:
         """Give the next event of a trial."""
-        limit, item = playing.request.train_seconds_limit, playing.next
+        limit, item = playing.request.plan.train_seconds_limit, playing.next
         if playing.asked is not None:
             self._end(number, _stopped(playing, *playing.asked))
         elif item is None:
@@ -223,7 +223,7 @@ class FakeExecutor:
             self._end(number, _scripted(playing, item))
         elif item.train_seconds > limit:
             reason, seconds = f"the limit of {limit:.4g} train seconds passed", max(limit, playing.train_seconds)
-            self._end(number, _reached_before(playing, playing.request.limit_state, reason, train_seconds=seconds))
+            self._end(number, _reached_before(playing, playing.request.plan.limit_state, reason, train_seconds=seconds))
         else:
             self._observe(number, playing, item)
 
@@ -235,7 +235,7 @@ class FakeExecutor:
             playing.best = observation.metric
         if playing.crossing is None and target.is_met_by(observation.metric):
             playing.crossing = crossing(previous, observation, target)
-            if playing.request.stop_at_target:
+            if playing.request.plan.stop_at_target:
                 reason = f"{target.metric} = {observation.metric:.6g} at step {observation.step}"
                 playing.next = playing.outcome(TrialState.REACHED, reason)
                 return

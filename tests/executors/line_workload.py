@@ -13,6 +13,7 @@ import psutil
 from bssearch.executors.base import Ended, Event, Executor, ExecutorSettings, Observed
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import Configuration, ParameterValue, Target, TrialOutcome, TrialRequest, TrialState
+from tests.factories import changed, make_request
 
 # What the workload does in a trial is chosen by the trial's dropout, so that one worker can do all of it in turn.
 BEHAVIOURS = [
@@ -128,7 +129,7 @@ def write_workload(folder: Path) -> Path:
 
 
 def request_trial(number: int, behaviour: str = "learn", *, seconds: float = 30.0, target: float = 0.9) -> TrialRequest:
-    return TrialRequest(
+    return make_request(
         number=number,
         configuration=Configuration(
             batch_size=8, micro_batch_size=8, learning_rate=0.05, dropout=BEHAVIOURS.index(behaviour) / 100
@@ -144,7 +145,7 @@ def request_trial(number: int, behaviour: str = "learn", *, seconds: float = 30.
 def request_endless_trial(number: int, behaviour: str = "learn", *, seconds: float = 60.0) -> TrialRequest:
     """Return a request whose target is out of reach, for as long as a test may take."""
     request = request_trial(number, behaviour, seconds=seconds, target=2.0)
-    return replace(request, configuration=replace(request.configuration, learning_rate=0.001))
+    return changed(request, configuration=replace(request.plan.configuration, learning_rate=0.001))
 
 
 def wait_for(executor: Executor, satisfied: Callable[[list[Event]], bool], seconds: float = 30.0) -> list[Event]:

@@ -16,6 +16,7 @@ from bssearch.executors.messages import Load
 from bssearch.executors.programs.command import LoadedCommand
 from bssearch.records import Configuration, Observation, Target, TrialOutcome, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
+from tests.factories import changed
 
 DEFAULT = Configuration(batch_size=8, micro_batch_size=8, learning_rate=0.05)
 NAP = str(10_000_000 + os.getpid())
@@ -48,7 +49,7 @@ def loaded(
 
 
 def request(*, seconds: float = 30.0, **changes: object) -> TrialRequest:
-    plain = replace(
+    plain = changed(
         request_trial(1, seconds=seconds), configuration=DEFAULT, target=Target(metric="accuracy", value=0.9)
     )
     return replace(plain, **changes)  # type: ignore[arg-type]

@@ -31,6 +31,7 @@ from tests.executors.line_workload import (
     wait_for,
     write_workload,
 )
+from tests.factories import changed
 
 
 def of_kind(name: str) -> Callable[[Path], AbstractContextManager[Executor]]:
@@ -52,9 +53,9 @@ def fake(folder: Path) -> Iterator[Executor]:
 
 def play_line(request: TrialRequest) -> Iterator[Observation | TrialOutcome]:
     """Play what the line workload does: a curve that rises with the learning rate, and a mishap at step 40."""
-    configuration = request.configuration
+    configuration = request.plan.configuration
     behaviour = BEHAVIOURS[round(100 * configuration.dropout)]
-    for step in itertools.count(0, request.eval_every_steps):
+    for step in itertools.count(0, request.plan.eval_every_steps):
         if step >= 40:
             if behaviour == "raise":
                 raise RuntimeError("the user's own mistake")
@@ -147,14 +148,14 @@ def test_the_same_request_twice_takes_the_same_steps(executor: Executor) -> None
 
 
 def test_the_test_part_is_evaluated_where_it_is_asked_for(executor: Executor) -> None:
-    asked = [replace(request_trial(1), evaluate_test=test) for test in (True, False)]
+    asked = [changed(request_trial(1), tested=test) for test in (True, False)]
     first, second = (run_to_the_end(executor, request)[0].test_metric for request in asked)
     assert first is not None and second is None
 
 
 @pytest.mark.parametrize("state", [TrialState.CAPPED, TrialState.EXHAUSTED])
 def test_the_limit_ends_a_trial_in_the_state_that_it_asks_for(state: TrialState, executor: Executor) -> None:
-    request = replace(request_learning_trial(1, seconds=0.05), limit_state=state)
+    request = changed(request_learning_trial(1, seconds=0.05), limit_state=state)
     outcome, observed = run_to_the_end(executor, request)
     last = observed[-1].observation
     assert (outcome.state, outcome.time_to_target_s) == (state, None)
@@ -209,12 +210,12 @@ def test_a_stop_right_after_the_submission_counts(executor: Executor) -> None:
 
 
 def test_a_paused_trial_goes_on_after_its_last_observation(executor: Executor, tmp_path: Path) -> None:
-    request = replace(request_endless_trial(1), checkpoint=str(tmp_path / "trial"), eval_every_steps=50)
+    request = changed(request_endless_trial(1), checkpoint=str(tmp_path / "trial"), eval_every_steps=50)
     paused, first = run_and_stop(executor, request, TrialState.PAUSED, after=3)
     assert (paused.state, paused.reason) == (TrialState.PAUSED, "as asked")
     assert (tmp_path / "trial").is_file()
-    again, second = run_and_stop(executor, replace(request, resumes=True), TrialState.PAUSED, after=2)
-    outcome, third = run_and_stop(executor, replace(request, resumes=True), TrialState.PRUNED, after=1)
+    again, second = run_and_stop(executor, changed(request, resumes=True), TrialState.PAUSED, after=2)
+    outcome, third = run_and_stop(executor, changed(request, resumes=True), TrialState.PRUNED, after=1)
     assert [one.step for one in (*first, *second, *third)] == list(range(0, 50 * len(first + second + third), 50))
     seconds = [one.train_seconds for one in (*first, *second, *third)]
     assert seconds == sorted(seconds)
@@ -232,14 +233,14 @@ def test_a_trial_that_cannot_be_saved_is_pruned(executor: Executor, tmp_path: Pa
 
 
 def test_a_trial_whose_checkpoint_is_gone_fails(executor: Executor, tmp_path: Path) -> None:
-    request = replace(request_endless_trial(1), checkpoint=str(tmp_path / "gone"), resumes=True)
+    request = changed(request_endless_trial(1), checkpoint=str(tmp_path / "gone"), resumes=True)
     outcome, observed = run_to_the_end(executor, request)
     assert (outcome.state, observed) == (TrialState.FAILED, [])
     assert f"cannot go on from its checkpoint {tmp_path / 'gone'}" in outcome.reason
 
 
 def test_a_full_house_and_a_measurement_beside_a_trial_are_the_callers_mistakes(executor: Executor) -> None:
-    configuration = request_trial(1).configuration
+    configuration = request_trial(1).plan.configuration
     executor.submit(request_endless_trial(1))
     with pytest.raises(ValueError, match="no slot is free for trial 2"):
         executor.submit(request_trial(2))
@@ -252,7 +253,7 @@ def test_a_full_house_and_a_measurement_beside_a_trial_are_the_callers_mistakes(
 
 
 def test_steps_are_timed(executor: Executor) -> None:
-    request = StepTimeRequest(configuration=request_trial(1).configuration, seconds_limit=0.1)
+    request = StepTimeRequest(configuration=request_trial(1).plan.configuration, seconds_limit=0.1)
     step_time = executor.measure_step_time(request)
     assert (step_time.batch_size, step_time.micro_batch_size, step_time.out_of_memory) == (8, 8, False)
     assert step_time.step_seconds is not None and step_time.step_seconds > 0
@@ -262,7 +263,7 @@ def test_steps_are_timed(executor: Executor) -> None:
 def test_the_noise_scale_is_measured(executor: Executor) -> None:
     trial = request_trial(1)
     request = NoiseRequest(
-        configuration=trial.configuration,
+        configuration=trial.plan.configuration,
         seed=1,
         target=trial.target,
         train_seconds_limit=0.2,
@@ -282,7 +283,7 @@ def test_a_kill_cancels_what_runs(executor: Executor) -> None:
 
 @pytest.mark.slow
 def test_a_micro_batch_that_fits_is_found_to(executor: Executor) -> None:
-    use = executor.measure_memory(MemoryRequest(configuration=request_trial(1).configuration))
+    use = executor.measure_memory(MemoryRequest(configuration=request_trial(1).plan.configuration))
     assert (use.micro_batch_size, use.fits, use.reason) == (8, True, None)
 
 

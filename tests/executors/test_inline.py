@@ -185,7 +185,7 @@ def test_a_workload_that_does_not_load_is_raised_with_the_users_line(tmp_path: P
 
 def test_a_measurement_that_fails_is_raised_with_the_users_line(tmp_path: Path) -> None:
     with inline(tmp_path, workload_settings={"at": 2}) as executor:
-        mistaken = StepTimeRequest(configuration=request_trial(1, "raise").configuration)
+        mistaken = StepTimeRequest(configuration=request_trial(1, "raise").plan.configuration)
         with pytest.raises(WorkloadError, match="RuntimeError: the user's own mistake") as caught:
             executor.measure_step_time(mistaken)
         assert "batch size 8" in str(caught.value) and "line.py:" in str(caught.value)

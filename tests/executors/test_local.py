@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -27,6 +26,7 @@ from tests.executors.line_workload import (
     wait_for,
     worker_pids,
 )
+from tests.factories import changed
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def log_of(executor: LocalExecutor) -> str:
 
 @pytest.mark.slow
 def test_logs_that_nobody_asked_to_keep_do_not_grow_and_still_tell_of_a_death(tmp_path: Path) -> None:
-    deadly = StepTimeRequest(configuration=request_trial(1, "segfault").configuration)
+    deadly = StepTimeRequest(configuration=request_trial(1, "segfault").plan.configuration)
     with opened(tmp_path, at=2) as executor:
         for number in (1, 2):
             executor.submit(request_endless_trial(number, "print", seconds=0.2))
@@ -167,7 +167,7 @@ def test_a_worker_that_finds_other_code_than_the_first_is_refused(tmp_path: Path
 @pytest.mark.slow
 def test_a_hang_is_killed_and_a_long_trial_that_makes_progress_is_not(tmp_path: Path) -> None:
     with opened(tmp_path, hang_seconds=2.5) as executor:
-        long = replace(request_endless_trial(1, seconds=5.0), eval_every_steps=10**9)
+        long = changed(request_endless_trial(1, seconds=5.0), eval_every_steps=10**9)
         assert run_to_the_end(executor, long)[0].state is TrialState.EXHAUSTED
 
         before = time.monotonic()

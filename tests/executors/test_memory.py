@@ -17,7 +17,7 @@ from bssearch.executors.base import Ended, Executor, ExecutorSettings, Observed
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import MemoryRequest, TrialOutcome, TrialRequest, TrialState
 from tests.executors.line_workload import request_endless_trial, worker_pids
-from tests.factories import make_spec
+from tests.factories import changed, make_spec
 
 MIB = 2**20
 LIMIT = 2**31
@@ -73,7 +73,7 @@ def hungry(folder: Path, limit_bytes: int | None = LIMIT, *, code: str = WORKLOA
 
 
 def request(size: int) -> MemoryRequest:
-    configuration = request_endless_trial(1).configuration
+    configuration = request_endless_trial(1).plan.configuration
     return MemoryRequest(configuration=replace(configuration, batch_size=size, micro_batch_size=size))
 
 
@@ -139,7 +139,7 @@ def data_bytes(pid: int) -> int:
 
 def train(executor: Executor, size: int, steps: int = 200) -> TrialOutcome:
     """Train at a micro-batch size until an evaluation finds so many steps done, or to its end."""
-    trial: TrialRequest = replace(
+    trial: TrialRequest = changed(
         request_endless_trial(size, seconds=600.0), configuration=request(size).configuration, eval_every_steps=steps
     )
     executor.submit(trial)

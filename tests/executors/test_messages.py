@@ -26,11 +26,12 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from tests.executors.line_workload import request_trial
+from tests.factories import changed
 
-REQUEST = replace(
+REQUEST = changed(
     request_trial(7),
     configuration=replace(
-        request_trial(7).configuration,
+        request_trial(7).plan.configuration,
         parameters={"momentum": 0.9, "nesterov": True, "horizon": 100, "name": "1", "one": 1.0, "none": None},
     ),
 )
@@ -79,22 +80,21 @@ COMMANDS: list[Command] = [
             folder=Path("/a b"),
             slots="auto",
             threads=2,
-            program=Program(default=REQUEST.configuration, metric="accuracy", command=("train", "{seed}")),
+            program=Program(default=REQUEST.plan.configuration, metric="accuracy", command=("train", "{seed}")),
             log_folder=Path("logs"),
         ),
         slot=1,
     ),
     messages.Assign(
-        work=MemoryRequest(configuration=REQUEST.configuration, reserve=True),
-        configuration=REQUEST.configuration,
-        parameters={"momentum": 0.9},
-        metric="accuracy",
+        work=MemoryRequest(configuration=REQUEST.plan.configuration, reserve=True),
+        program=Program(default=REQUEST.plan.configuration, metric="accuracy", script="train.py"),
+        given={"momentum": 0.9},
         device="cpu",
         revision="0",
     ),
-    MemoryRequest(configuration=REQUEST.configuration),
+    MemoryRequest(configuration=REQUEST.plan.configuration),
     "describe",
-    StepTimeRequest(configuration=REQUEST.configuration, threads=3),
+    StepTimeRequest(configuration=REQUEST.plan.configuration, threads=3),
     REQUEST,
     messages.Stop(number=3, state=TrialState.PRUNED, reason="too slow"),
     "exit",
@@ -127,11 +127,11 @@ def test_a_reply_arrives_as_it_was_sent(reply: Reply) -> None:
 def test_parameters_keep_their_types_and_with_them_the_configurations_key() -> None:
     decoded = decode_command(encode(REQUEST))
     assert isinstance(decoded, TrialRequest)
-    parameters = decoded.configuration.parameters
+    parameters = decoded.plan.configuration.parameters
     assert {name: type(value) for name, value in parameters.items()} == {
-        name: type(value) for name, value in REQUEST.configuration.parameters.items()
+        name: type(value) for name, value in REQUEST.plan.configuration.parameters.items()
     }
-    assert decoded.configuration.key == REQUEST.configuration.key
+    assert decoded.plan.configuration.key == REQUEST.plan.configuration.key
 
 
 @pytest.mark.parametrize("metric", [math.nan, math.inf, -math.inf])

@@ -47,7 +47,7 @@ def test_auto_is_a_slot_for_each_device(devices: int, slots: int, monkeypatch: p
 def test_devices_that_no_slot_uses_are_told_of_unless_a_program_may_use_them(
     is_program: bool, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = Program(default=request_trial(1).configuration, metric="score", script="train.py")
+    program = Program(default=request_trial(1).plan.configuration, metric="score", script="train.py")
     with executor_on(Node(8), monkeypatch, program=program if is_program else None) as executor:
         notice = executor.describe().notice or ""
     assert bool(notice) is not is_program and all(word in notice for word in words)
@@ -64,7 +64,7 @@ def test_slots_that_share_a_device_are_not_apart_and_know_how_many_they_are(monk
 def test_workers_have_segments_that_grow_and_programs_what_they_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    program = Program(default=request_trial(1).configuration, metric="score", script="train.py")
+    program = Program(default=request_trial(1).plan.configuration, metric="score", script="train.py")
     own = {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}
     cases: list[tuple[Any, Any, Any]] = [(None, {}, EXPANDABLE_SEGMENTS), (None, own, own), (program, {}, {})]
     for of, given, expected in cases:
@@ -88,7 +88,7 @@ def test_a_worker_keeps_to_its_slots_share_of_the_memory_and_says_that_it_has_no
 
 def times_of(size: int) -> StepTimeRequest:
     return StepTimeRequest(
-        configuration=replace(request_trial(1).configuration, batch_size=size, micro_batch_size=size)
+        configuration=replace(request_trial(1).plan.configuration, batch_size=size, micro_batch_size=size)
     )
 
 

@@ -13,6 +13,7 @@ from bssearch.executors.programs.reported_trial import ReportedTrial
 from bssearch.executors.programs.reports import Report
 from bssearch.records import COULD_NOT_PAUSE, Observation, SecondsBasis, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
+from tests.factories import changed
 
 REQUEST = replace(request_trial(1, seconds=10.0), target=Target(metric="accuracy", value=0.9))
 
@@ -44,7 +45,7 @@ def test_seconds_of_the_program_are_those_that_count() -> None:
     outcome = told.trial.outcome()
     assert (outcome.state, outcome.seconds_basis) == (TrialState.REACHED, SecondsBasis.REPORTED)
     assert outcome.time_to_target_s == pytest.approx(1.0 + 0.4 / 0.45)
-    assert outcome.samples == 20 * REQUEST.configuration.batch_size
+    assert outcome.samples == 20 * REQUEST.plan.configuration.batch_size
 
 
 def test_the_wall_clock_begins_with_step_0() -> None:
@@ -129,7 +130,7 @@ def test_a_metric_at_times_is_observed_at_those_and_the_limit_counts_at_all() ->
 
 
 def test_a_trial_that_trains_on_keeps_where_it_crossed() -> None:
-    told = Told(replace(REQUEST, stop_at_target=False))
+    told = Told(changed(REQUEST, stop_at_target=False))
     for step, accuracy in ((0, 0.1), (10, 0.95), (20, 0.97)):
         told.takes(step, step, step / 10, accuracy=accuracy)
     told.trial.left(0)

@@ -32,6 +32,7 @@ from bssearch.records import (
     TrialState,
 )
 from tests.executors.line_workload import outcomes, wait_for
+from tests.factories import changed, make_request
 from tests.waiting import wait_until_gone
 
 SCRIPT = """
@@ -118,7 +119,7 @@ if behaviour == "fails late":
     raise RuntimeError("after the end")
 """
 AT = Configuration(batch_size=4, micro_batch_size=4, learning_rate=0.05)
-REQUEST = TrialRequest(
+REQUEST = make_request(
     number=1,
     configuration=AT,
     seed=1,
@@ -239,7 +240,7 @@ def test_a_loader_of_another_size_is_a_warning(script: Script) -> None:
 def test_a_script_that_ignores_accumulation_is_refused(script: Script) -> None:
     at = Configuration(batch_size=8, micro_batch_size=4, accumulation_steps=2, learning_rate=0.05)
     for behaviour, missing in (("ignores", "trial.micro_batch_size"), ("", "trial.accumulation_steps")):
-        outcome, _ = script.run(behaviour, replace(REQUEST, configuration=at))
+        outcome, _ = script.run(behaviour, changed(REQUEST, configuration=at))
         assert outcome.state is TrialState.FAILED and missing in outcome.reason
 
 

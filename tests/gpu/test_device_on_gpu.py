@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from bssearch.errors import LaunchError
 from bssearch.records import MemoryRequest, TrialState
 from bssearch.training import nvml
 from tests.benchmarks.repeatability import BUSY_GPU, busy_process
+from tests.factories import changed
 from tests.gpu.conftest import MakeComputation
 from tests.gpu.runs import digits_request, run, run_in, worker
 from tests.training.toys import configuration
@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
+from tests.factories import changed
 
 
 class Wide:
@@ -66,9 +67,9 @@ def test_a_memory_limit_lets_small_micro_batches_through_and_no_large_ones(tmp_p
 def test_a_trial_without_enough_memory_ends_as_oom_and_the_worker_lives_on(tmp_path: Path) -> None:
     (tmp_path / "wide.py").write_text(WIDE)
     with worker("wide.py:Wide", folder=tmp_path, precision="fp32", memory_limit_bytes=GIB) as executor:
-        trial = replace(digits_request(), train_seconds_limit=1.0)
-        too_large, _ = run_in(executor, replace(trial, number=1, configuration=configuration(16384)))
-        small, _ = run_in(executor, replace(trial, number=2, configuration=configuration(256)))
+        trial = changed(digits_request(), train_seconds_limit=1.0)
+        too_large, _ = run_in(executor, changed(trial, number=1, configuration=configuration(16384)))
+        small, _ = run_in(executor, changed(trial, number=2, configuration=configuration(256)))
     assert too_large.state is TrialState.OOM
     assert small.state in {TrialState.REACHED, TrialState.EXHAUSTED}
     assert small.peak_memory_bytes is not None

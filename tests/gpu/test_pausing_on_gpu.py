@@ -11,6 +11,7 @@ import torch
 from bssearch.records import TrialRequest, TrialState
 from bssearch.training.computation import Computation, available_precisions
 from bssearch.workloads.digits import Digits
+from tests.factories import changed
 from tests.gpu.conftest import MakeComputation
 from tests.gpu.runs import curve, digits_request, run
 
@@ -33,7 +34,7 @@ def pause_after(computation: Computation, request: TrialRequest, steps: int) -> 
 
     paused, first = run(computation, request, NoisyDigits(), stop=stop, on_progress=lambda: progress.append(None))
     assert paused.state is TrialState.PAUSED and paused.steps > 0
-    outcome, second = run(computation, replace(request, resumes=True), NoisyDigits())
+    outcome, second = run(computation, changed(request, resumes=True), NoisyDigits())
     assert outcome.train_seconds > paused.train_seconds > 0
     assert outcome.steps > paused.steps
     return curve([*first, *second])
@@ -49,13 +50,13 @@ def test_the_curve_is_that_of_a_trial_that_was_never_paused(
         pytest.skip(f"the device has no {precision}")
     plain = digits_request()
     configuration = replace(
-        plain.configuration,
+        plain.plan.configuration,
         optimizer=optimizer,
         learning_rate=0.05 if optimizer == "sgd" else 0.003,
         parameters={"horizon_samples": 64 * 95, "schedule": "cosine", "ema_decay": 0.9, "clip_norm": 1.0},
     )
     target = replace(plain.target, value=1.0)
-    request = replace(plain, configuration=configuration, target=target, checkpoint=str(tmp_path / "trial"))
+    request = changed(plain, configuration=configuration, target=target, checkpoint=str(tmp_path / "trial"))
     made = computation(precision=precision, deterministic=True, data=data, loader_workers=0)
     _, whole = run(made, replace(request, checkpoint=None), NoisyDigits())
     assert len(whole) > 5

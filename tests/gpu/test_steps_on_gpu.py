@@ -11,6 +11,7 @@ from bssearch.records import TrialState
 from bssearch.training.computation import available_precisions
 from bssearch.workloads.digits import Digits
 from tests.evidence.task import can_build_kernels
+from tests.factories import changed
 from tests.gpu.conftest import MakeComputation
 from tests.gpu.runs import curve, digits_request, run, run_in, worker
 
@@ -44,7 +45,7 @@ class SteepDigits(Digits):
 
 def test_steps_whose_gradients_overflow_fp16_are_skipped_and_counted(computation: MakeComputation) -> None:
     plain = digits_request()
-    gentle = replace(plain, configuration=replace(plain.configuration, learning_rate=0.05 / 1024))
+    gentle = changed(plain, configuration=replace(plain.plan.configuration, learning_rate=0.05 / 1024))
     outcome, _ = run(computation(precision="fp16"), gentle, SteepDigits())
     assert outcome.skipped_steps is not None and 0 < outcome.skipped_steps < outcome.steps
     assert outcome.state is TrialState.REACHED
@@ -67,7 +68,7 @@ def test_a_compiled_model_takes_about_the_same_steps_and_is_compiled_once_per_sh
     graphs = counters["stats"]["unique_graphs"]
     other = digits_request()
     second, _ = run(
-        compiling, replace(other, configuration=replace(other.configuration, dropout=0.2, learning_rate=0.04))
+        compiling, changed(other, configuration=replace(other.plan.configuration, dropout=0.2, learning_rate=0.04))
     )
     assert counters["stats"]["unique_graphs"] == graphs > 0
     again, _ = run(compiling)
@@ -81,8 +82,8 @@ def test_a_compiled_model_takes_about_the_same_steps_and_is_compiled_once_per_sh
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_accumulation_is_the_same_under_cuda_graphs_of_a_compiled_model(computation: MakeComputation) -> None:
     trial = digits_request()
-    micro = replace(trial.configuration, micro_batch_size=16, accumulation_steps=4, dropout=0.0)
-    trial = replace(trial, configuration=micro, stop_at_target=False, train_seconds_limit=1.0)
+    micro = replace(trial.plan.configuration, micro_batch_size=16, accumulation_steps=4, dropout=0.0)
+    trial = changed(trial, configuration=micro, stop_at_target=False, train_seconds_limit=1.0)
     _, eager = run(computation(precision="fp32"), trial)
     _, graphs = run(computation(precision="fp32", compile="reduce-overhead"), trial)
     assert graphs[1].loss == pytest.approx(eager[1].loss, rel=1e-2)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bssearch.executors.base import Ended, Observed
+from bssearch.executors.base import Ended, Observed, Program
 from bssearch.executors.messages import Assign, Reply, Work
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.trial_run import HostClock, TrialRun
@@ -19,6 +19,7 @@ from bssearch.records import (
     Configuration,
     MemoryRequest,
     Observation,
+    ParameterValue,
     StepTimeRequest,
     TrialOutcome,
     TrialRequest,
@@ -84,7 +85,7 @@ class Started:
     time: FakeTime = field(default_factory=FakeTime)
 
     def __post_init__(self) -> None:
-        self.run = TrialRun(self.request, {}, "cpu", self.line, "abc", clock=clock_of(self.time))
+        self.run = TrialRun(self.request, assign(self.request), self.line, clock=clock_of(self.time))
         self.trial = LoopTrial(self.run, now=lambda: self.time.seconds)
         seed_everything(self.trial.seed)
 
@@ -183,16 +184,20 @@ def trained(form: str, request: TrialRequest, stop_at: int | None = None, **sett
     return started, training
 
 
-def assign(work: Work, at: Configuration | None = None, metric: str = "accuracy") -> Assign:
-    """Return what a worker asks of a program."""
-    return Assign(
-        work=work, configuration=at or configuration(), parameters={}, metric=metric, device="cpu", revision="abc"
-    )
+def assign(
+    work: Work,
+    at: Configuration | None = None,
+    metric: str = "accuracy",
+    given: Mapping[str, ParameterValue] | None = None,
+) -> Assign:
+    """Return what a worker asks of a program whose default is `at`."""
+    program = Program(default=at or configuration(), metric=metric)
+    return Assign(work=work, program=program, device="cpu", revision="abc", given=given or {})
 
 
 def step_time_request(**changes: Any) -> StepTimeRequest:
     """Return a request to time steps."""
-    return StepTimeRequest(configuration=configuration(), **changes)
+    return StepTimeRequest(**{"configuration": configuration(), **changes})
 
 
 def memory_request() -> MemoryRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ SEARCHED = ("batch_size", "learning_rate", "weight_decay", "depth")
 def loop(reads: Callable[[LoopTrial], object]) -> tuple[Started, LoopTrial]:
     """Return a trial of a study that searches more than the loop may read, after its first steps."""
     started = Started(asked())
-    run = TrialRun(started.request, PARAMETERS, "cpu", started.line, "abc")
+    run = TrialRun(started.request, assign(started.request, given=PARAMETERS), started.line)
     trial = LoopTrial(run, searched=SEARCHED)
     seed_everything(trial.seed)
     for _ in trial.batches(range(trial.batch_size), evaluate=lambda: {"accuracy": trial.steps / 3}):
@@ -59,7 +58,7 @@ def test_a_loop_is_warned_of_each_other_parameter_that_it_did_not_ask_for(
 @pytest.mark.parametrize(("searched", "told"), [((), None), (("depth",), "the study searches depth, and")])
 def test_what_a_loop_ignores_is_told_with_its_description(searched: tuple[str, ...], told: str | None) -> None:
     line = FakeLine()
-    described = DescribedLoop(replace(assign("describe"), parameters=PARAMETERS), line)
+    described = DescribedLoop(assign("describe", given=PARAMETERS), line)
     trial = LoopTrial(described, searched=searched)
     for _ in trial.batches([[0] * trial.batch_size] * 2, evaluate=lambda: {"accuracy": 0.5}):
         pass
@@ -71,7 +70,7 @@ def test_what_a_loop_ignores_is_told_with_its_description(searched: tuple[str, .
 @pytest.mark.parametrize(("rate", "is_told"), [(0.5, True), (None, False)])
 def test_an_optimizer_that_does_not_have_the_trials_learning_rate_is_told(rate: float | None, is_told: bool) -> None:
     started = Started(asked())
-    run = TrialRun(started.request, {}, "cpu", started.line, "abc")
+    run = TrialRun(started.request, assign(started.request), started.line)
     trial = LoopTrial(run, searched=SEARCHED)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate or trial.learning_rate)

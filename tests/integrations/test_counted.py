@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from bssearch.integrations.measuring import TimedLoop
 from bssearch.integrations.own_loop import MOST_SKIPPED, LoopTrial
 from bssearch.integrations.ranks import RankTrial
 from bssearch.records import TrialState
-from tests.factories import make_spec
+from tests.factories import changed, make_spec
 from tests.integrations.loops import ROWS, FakeLine, Started, asked, assign, clock_of, step_time_request
 from tests.integrations.test_ranks import FakeRanks, Group
 from tests.training.toys import FakeTime, configuration
@@ -331,7 +330,7 @@ def test_counts_go_on_where_a_trial_was_paused(stop: int, tmp_path: Path) -> Non
     request = asked(tmp_path, configuration=configuration(20, micro_batch_size=4, accumulation_steps=5))
     parts = []
     for part in (1, 2):
-        started = Started(replace(request, resumes=part == 2))
+        started = Started(changed(request, resumes=part == 2))
         started.stop_at(*((stop,) if part == 1 else (7, TrialState.PRUNED)))
         windows(started, at_end=False, drop_last=False)
         parts.append(counted(started))
@@ -342,7 +341,7 @@ def test_counts_go_on_where_a_trial_was_paused(stop: int, tmp_path: Path) -> Non
 
 def test_a_skipped_batch_is_behind_a_trial_that_goes_on_in_the_order_of_the_sampler(tmp_path: Path) -> None:
     def train(resumes: bool, stop: int | None, skips: int | None) -> list[list[int]]:
-        started = Started(replace(asked(tmp_path), resumes=resumes))
+        started = Started(changed(asked(tmp_path), resumes=resumes))
         started.stop_at(*((9, TrialState.PRUNED) if stop is None else (stop,)))
         optimizer = optimizer_of()
         started.trial.state(optimizer=optimizer)

@@ -12,8 +12,9 @@ from bssearch.executors.base import ExecutorSettings, Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.messages import Load
 from bssearch.executors.programs.script import LoadedScript
-from bssearch.records import Configuration, Observation, Target, TrainingSettings, TrialRequest, TrialState
+from bssearch.records import Configuration, Observation, Target, TrainingSettings, TrialState
 from tests.executors.test_script import single_threaded
+from tests.factories import make_request
 
 SCRIPT = """
 import torch
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bssearch
 from bssearch.workloads.digits import Digits
+from tests.factories import make_request
 
 trial = bssearch.current_trial(batch_size=32, learning_rate=0.05)
 digits = Digits()
@@ -60,7 +62,7 @@ def test_digits_as_a_workload_and_as_a_loop_take_identical_steps_to_the_target(
     at = Configuration(
         batch_size=64, micro_batch_size=micro, accumulation_steps=64 // micro, learning_rate=0.05, dropout=0.2
     )
-    request = TrialRequest(
+    request = make_request(
         number=1,
         configuration=at,
         seed=seed,

@@ -26,6 +26,7 @@ from bssearch.scaling import LearningRateRule
 from bssearch.training.batches import Growth, micro_batches
 from bssearch.workloads.data import Part
 from tests.documents import DOCUMENTS, blocks
+from tests.factories import changed
 from tests.integrations.loops import ROWS, FakeLine, Started, asked, assign, step_time_request
 from tests.integrations.test_branching import BRANCH
 from tests.integrations.test_ranks import FakeRanks, Group
@@ -168,7 +169,7 @@ def test_a_loop_has_the_rows_of_bssearchs_own(form: str, stages: tuple[tuple[int
     started = Started(grown(None, *stages, eval_every_steps=1))
     training = Growing(started, form, until=20)
     training.go()
-    expected = own_rows(started.request.configuration, started.trial.steps, started.trial.seed)
+    expected = own_rows(started.request.plan.configuration, started.trial.steps, started.trial.seed)
     assert len(expected) == 20
     assert training.flat == [list(itertools.chain(*step)) for step in expected]
     if form != "plain":
@@ -242,7 +243,7 @@ def check_pauses(whole: TrialRequest, form: str, order: str, *stops: int) -> Non
     expected = reference.go()
     rows, seen = list[Any](), list[Any]()
     for part, at in enumerate((*stops, None)):
-        started = Started(replace(whole, resumes=part > 0))
+        started = Started(changed(whole, resumes=part > 0))
         if at is not None:
             started.stop_at(at)
         training = Growing(started, form, order, until=11)
@@ -290,7 +291,7 @@ def test_a_loop_that_goes_on_from_a_pause_at_the_first_size_is_refused(tmp_path:
     started = Started(grown(tmp_path))
     started.stop_at(3)
     Growing(started, "plain", "shuffled").go()
-    started = Started(replace(started.request, resumes=True))
+    started = Started(changed(started.request, resumes=True))
     once = started.trial.accumulation_steps
     training = Growing(started, "plain", "shuffled")
     loader, micro_batches = training.loader(started.trial.micro_batch_size), 0
@@ -412,7 +413,7 @@ def test_a_schedule_by_the_noise_scale_is_refused_for_a_loop(form: str) -> None:
 def test_several_ranks_and_branches_are_refused() -> None:
     group = Group(1)
     group.said = "anything"
-    follower = Follower(assign("describe", at=grows()), {}, FakeRanks(group, 1))
+    follower = Follower(assign("describe", at=grows()), FakeRanks(group, 1))
     with pytest.raises(UsageError, match="a training of 1 ranks cannot let the batch grow"):
         RankTrial(follower, FakeRanks(group, 1))
     started = Started(replace(grown(), branch=BRANCH))
@@ -426,7 +427,8 @@ def test_what_cannot_grow_is_told_as_the_loop_is_described_and_steps_are_timed_a
     assert trial.batch_size == 10
     with pytest.raises(UsageError, match="noise scale"):
         trial.step()
-    timed = TimedLoop(step_time_request(), assign(step_time_request(), at=grows()), FakeLine())
+    timing = step_time_request(configuration=grows())
+    timed = TimedLoop(timing, assign(timing), FakeLine())
     trial = LoopTrial(timed)
     sizes = set()
     for _ in range(8):
@@ -441,7 +443,7 @@ def test_what_cannot_grow_is_told_as_the_loop_is_described_and_steps_are_timed_a
 
 def test_memory_that_runs_out_names_the_micro_batch_of_its_stage() -> None:
     started = Started(grown(eval_every_steps=100))
-    stages = LoopStages(started.request.configuration)
+    stages = LoopStages(started.request.plan.configuration)
     assert [stages.at(steps).micro_batch_size for steps in (0, 4, 5)] == [10, 10, 20]
     trial = started.trial
     for _ in range(5):
@@ -471,7 +473,8 @@ def test_the_loop_of_the_guide_grows_and_trains_alone(monkeypatch: pytest.Monkey
 
 def test_a_search_of_schedules_does_not_ask_for_their_parameters() -> None:
     started = Started(grown())
-    run = TrialRun(started.request, started.request.configuration.parameters, "cpu", started.line, "abc")
+    given = started.request.plan.configuration.parameters
+    run = TrialRun(started.request, assign(started.request, given=given), started.line)
     trial = LoopTrial(run, searched=("batch_schedule", "batch_stages"))
     for _ in trial.batches(lambda size: [torch.zeros(size)] * 3, lambda: {"accuracy": 3.0 * (trial.steps > 1)}):
         assert trial.accumulation_steps

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from bssearch.records import (
 )
 from bssearch.spec import StudySpec
 from tests.executors.test_script import single_threaded
+from tests.factories import changed
 from tests.integrations.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
 from tests.integrations.test_digits_as_loop import curve
 from tests.training.toys import FakeTime, configuration, request
@@ -389,6 +389,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.workloads.digits import Digits
+from tests.factories import changed
 
 
 class Module(lightning.LightningModule):
@@ -446,7 +447,7 @@ def test_digits_as_a_workload_and_with_a_trainer_take_identical_steps_to_the_tar
     at = Configuration(
         batch_size=64, micro_batch_size=micro, accumulation_steps=64 // micro, learning_rate=0.05, dropout=0.2
     )
-    wanted = replace(request(at, target=0.95, seed=seed, eval_every_steps=7), train_seconds_limit=60.0)
+    wanted = changed(request(at, target=0.95, seed=seed, eval_every_steps=7), train_seconds_limit=60.0)
     training = TrainingSettings(measure_noise=False)
     there: list[Any] = []
     here: list[Any] = []

@@ -15,12 +15,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.errors import UsageError
+from bssearch.executors.base import Program
 from bssearch.executors.messages import Assign
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.passes import RankSampler, SeededSampler
 from bssearch.integrations.ranks import Follower, Leader, RankTrial, ranks_of
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
+from tests.factories import changed
 from tests.integrations.loops import FakeLine
 
 T = TypeVar("T")
@@ -60,14 +62,14 @@ class FakeRanks:
 
 
 def assign(*, value: float = 10.0, seconds: float = 60.0, tested: bool = False) -> Assign:
-    request = replace(
+    request = changed(
         request_trial(1, seconds=seconds),
         configuration=SPLIT,
         target=Target(metric="accuracy", value=value),
         eval_every_steps=5,
-        evaluate_test=tested,
+        tested=tested,
     )
-    return Assign(work=request, configuration=SPLIT, parameters={}, metric="accuracy", device="cpu", revision="0")
+    return Assign(work=request, program=Program(default=SPLIT, metric="accuracy"), device="cpu", revision="0")
 
 
 def trained(assigned: Assign, line: FakeLine, train: Callable[[LoopTrial, int], None]) -> list[int]:
@@ -77,7 +79,7 @@ def trained(assigned: Assign, line: FakeLine, train: Callable[[LoopTrial, int], 
     def steps_of(rank: int) -> int:
         ranks = FakeRanks(group, rank)
         try:
-            make = Follower(assigned, {}, ranks) if rank else Leader(assigned, {}, line, ranks)
+            make = Follower(assigned, ranks) if rank else Leader(assigned, line, ranks)
             trial = RankTrial(make, ranks)
             assert trial.accumulation_steps == SPLIT.accumulation_steps
             train(trial, rank)

@@ -13,14 +13,14 @@ from bssearch.errors import UsageError
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.transformers import MOST_STEPS, check_libraries, fit, training_arguments
 from bssearch.integrations.trial_run import TrialRun
-from tests.integrations.loops import FakeLine, asked, clock_of
+from tests.integrations.loops import FakeLine, asked, assign, clock_of
 from tests.integrations.trainers import trainer_of
 from tests.training.toys import FakeTime
 
 
 def trial_with(**parameters: Any) -> LoopTrial:
     """Return a trial of twenty samples a batch whose study sets some parameters."""
-    run = TrialRun(asked(), parameters, "cpu", FakeLine(), "abc", clock=clock_of(FakeTime()))
+    run = TrialRun(asked(), assign(asked(), given=parameters), FakeLine(), clock=clock_of(FakeTime()))
     return LoopTrial(run)
 
 

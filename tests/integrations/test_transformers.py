@@ -205,7 +205,7 @@ def test_a_bound_of_the_trainers_own_ends_a_trial_and_is_its_reason(
 
 
 def test_the_test_part_is_evaluated_after_the_training(tmp_path: Path) -> None:
-    found = started(target=-1.0, evaluate_test=True)
+    found = started(target=-1.0, tested=True)
     trainer = trainer_of(found.trial, tmp_path)
     trainer.train()
     found.trial.test(lambda: both_names(trainer.evaluate(Texts(7))))

@@ -12,6 +12,7 @@ import torch
 
 from bssearch.errors import CheckpointError, TrialStopped, UsageError
 from bssearch.records import COULD_NOT_PAUSE, Observation, TrialState
+from tests.factories import changed
 from tests.integrations.loops import FORMS, Started, Training, asked, trained
 from tests.training.toys import configuration
 
@@ -129,7 +130,7 @@ def test_a_trial_goes_on_bit_by_bit_where_it_was_paused(
     seen: list[Observation] = []
     train_seconds: list[float] = []
     for stop in [*stops, None]:
-        part = Started(replace(whole, resumes=bool(seen or train_seconds)))
+        part = Started(changed(whole, resumes=bool(seen or train_seconds)))
         if stop is not None:
             part.stop_at(stop)
         weights = Training(part.trial, part.time, **order).go(form)
@@ -153,7 +154,7 @@ def test_a_trial_is_paused_once_all_of_a_loops_body_is_done(stop_at: int, tmp_pa
     """A scheduler may step after the report of an evaluation, which is due after each second step."""
     scheduled = []
     for part in (1, 2):
-        started = Started(replace(asked(tmp_path, train_seconds_limit=9.5), resumes=part == 2))
+        started = Started(changed(asked(tmp_path, train_seconds_limit=9.5), resumes=part == 2))
         if part == 1:
             started.stop_at(stop_at)
         training = Training(started.trial, started.time, keeps_state=False)
@@ -173,7 +174,7 @@ def test_a_trial_is_paused_once_all_of_a_loops_body_is_done(stop_at: int, tmp_pa
 def test_the_time_before_the_first_step_and_after_the_last_is_in_the_books_of_a_trial_in_parts(tmp_path: Path) -> None:
     whole = asked(tmp_path, target=0.013)
     for part in (1, 2):
-        started = Started(replace(whole, resumes=part == 2))
+        started = Started(changed(whole, resumes=part == 2))
         started.time.pass_by(50.0)
         if part == 1:
             started.stop_at(3)
@@ -211,7 +212,7 @@ def test_a_state_that_could_not_be_read_again_is_not_saved(tmp_path: Path) -> No
 
 
 def test_a_trial_that_is_to_go_on_needs_its_state_and_its_file(tmp_path: Path) -> None:
-    resumed = replace(asked(tmp_path), resumes=True)
+    resumed = changed(asked(tmp_path), resumes=True)
     with pytest.raises(CheckpointError, match=r"trial\.state"):
         trained("batches", resumed, keeps_state=False)
     with pytest.raises(CheckpointError, match="not there"):
@@ -276,7 +277,7 @@ def test_a_loop_that_goes_on_after_the_end_is_stopped_and_with_lets_it_through()
 def test_the_test_part_is_evaluated_once_where_it_is_asked_for_and_the_trial_ended_well(
     form: str, evaluates_test: bool, target: float, stop_at: int | None, tested: float | None
 ) -> None:
-    request = replace(asked(target=target), evaluate_test=evaluates_test)
+    request = changed(asked(target=target), tested=evaluates_test)
     started, training = trained(form, request, stop_at=stop_at)
     assert started.line.outcome.test_metric == tested
     assert len(training.evaluated) == len(started.line.observations) + (tested is not None)
@@ -287,12 +288,12 @@ def test_the_test_part_is_evaluated_once_where_it_is_asked_for_and_the_trial_end
 
 
 def test_a_loop_that_tests_has_ended_wherever_it_is() -> None:
-    started = Started(replace(asked(), evaluate_test=True))
+    started = Started(changed(asked(), tested=True))
     training = Training(started.trial, started.time)
     with pytest.raises(UsageError, match=r"test\(\) in the body of batches\(\)"):
         for _ in started.trial.batches(training.loader, training.evaluate):
             started.trial.test(training.evaluate)
-    started = Started(replace(asked(), evaluate_test=True))
+    started = Started(changed(asked(), tested=True))
     training, trial = Training(started.trial, started.time), started.trial
     while not trial.should_stop and trial.steps < 3:
         if trial.evaluation_due:
@@ -304,7 +305,7 @@ def test_a_loop_that_tests_has_ended_wherever_it_is() -> None:
 
 
 def test_a_loop_that_never_tests_ends_with_the_script() -> None:
-    started = Started(replace(asked(target=0.005), evaluate_test=True))
+    started = Started(changed(asked(target=0.005), tested=True))
     Training(started.trial, started.time).go("body")
     assert started.line.outcomes == []
     started.time.pass_by(20.0)
@@ -314,6 +315,6 @@ def test_a_loop_that_never_tests_ends_with_the_script() -> None:
 
 
 def test_a_trial_that_does_not_stop_at_the_target_trains_on_to_its_limit() -> None:
-    request = replace(asked(target=0.003, train_seconds_limit=8.5), stop_at_target=False)
+    request = changed(asked(target=0.003, train_seconds_limit=8.5), stop_at_target=False)
     outcome = trained("batches", request)[0].line.outcome
     assert (outcome.state, outcome.steps, outcome.steps_to_target) == (TrialState.REACHED, 9, 3)

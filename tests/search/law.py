@@ -117,16 +117,16 @@ class LawExecutor:
         if not self.running:
             return []
         request = self.running.pop(0)
-        if request.configuration.batch_size in self.fails:
+        if request.plan.configuration.batch_size in self.fails:
             return [Ended(request.number, TrialOutcome(state=TrialState.FAILED, reason="broken"))]
-        if request.configuration.micro_batch_size > min(self.fits_up_to, self.trains_up_to):
+        if request.plan.configuration.micro_batch_size > min(self.fits_up_to, self.trains_up_to):
             return [Ended(request.number, TrialOutcome(state=TrialState.OOM, reason="no memory left, by the law"))]
-        per_step = step_seconds(request.configuration.batch_size)
-        seconds = steps_needed(request.configuration) * per_step
-        reached = self.reachable and seconds <= request.train_seconds_limit
+        per_step = step_seconds(request.plan.configuration.batch_size)
+        seconds = steps_needed(request.plan.configuration) * per_step
+        reached = self.reachable and seconds <= request.plan.train_seconds_limit
         end = self.end_of(request, seconds)
         events: list[Event] = [Observed(request.number, self.observe(request, share, seconds)) for share in SHARES]
-        state = TrialState.REACHED if reached else request.limit_state
+        state = TrialState.REACHED if reached else request.plan.limit_state
         outcome = TrialOutcome(
             state=state,
             reason="by the law",
@@ -137,23 +137,27 @@ class LawExecutor:
             steps_to_target=math.ceil(seconds / per_step) if reached else None,
             best_metric=0.9 if reached else 0.9 * end / seconds,
             final_metric=0.9,
-            test_metric=0.89 if request.evaluate_test else None,
+            test_metric=0.89 if request.plan.is_tested else None,
         )
         return [*events, Ended(request.number, outcome)]
 
     def end_of(self, request: TrialRequest, seconds: float) -> float:
         """Return when a trial ends: at its target, or at its limit where it goes on past the target."""
-        return min(seconds, request.train_seconds_limit) if request.stop_at_target else request.train_seconds_limit
+        return (
+            min(seconds, request.plan.train_seconds_limit)
+            if request.plan.stop_at_target
+            else request.plan.train_seconds_limit
+        )
 
     def observe(self, request: TrialRequest, share: float, seconds: float) -> Observation:
         end = self.end_of(request, seconds)
         return Observation(
             step=round(share * 100),
-            samples=round(share * 100) * request.configuration.batch_size,
+            samples=round(share * 100) * request.plan.configuration.batch_size,
             train_seconds=share * end,
             metric=0.9 * min(1.0, share * end / seconds),
             loss=None,
-            learning_rate=request.configuration.learning_rate,
+            learning_rate=request.plan.configuration.learning_rate,
         )
 
     def kill(self) -> None:

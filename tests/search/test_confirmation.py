@@ -282,13 +282,13 @@ class NoisyLaw(LawExecutor):
 
     def events(self, timeout: float) -> list[Event]:
         request = self.running[0] if self.running else None
-        confirming = sum(one.evaluate_test for one in self.requests)
+        confirming = sum(one.plan.is_tested for one in self.requests)
         if self.stop_after is not None and confirming > self.stop_after:
             raise KeyboardInterrupt
         found = super().events(timeout)
         if request is None or not isinstance(found[-1], Ended):
             return found
-        outcome, factor = found[-1].outcome, random.Random(request.seed).lognormvariate(0, 0.07)
+        outcome, factor = found[-1].outcome, random.Random(request.plan.seed).lognormvariate(0, 0.07)
         if outcome.time_to_target_s is None or outcome.steps_to_target is None:
             return found
         steps = round(outcome.steps_to_target * factor)
@@ -442,7 +442,7 @@ class LuckyOnce(LawExecutor):
     """The law, which no run with the seed of a confirmation reaches."""
 
     def events(self, timeout: float) -> list[Event]:
-        self.reachable = bool(self.running) and not self.running[0].evaluate_test
+        self.reachable = bool(self.running) and not self.running[0].plan.is_tested
         return super().events(timeout)
 
 

@@ -77,9 +77,9 @@ def test_it_finds_the_optimum_of_the_law(ran: Ran) -> None:
     searched = [trial for trial in trials if trial.phase is Phase.SEARCH]
     assert len(searched) == 40
     assert min(Counter(trial.configuration.batch_size for trial in searched).values()) >= 2
-    confirming = [request for request in executor.requests if request.evaluate_test]
+    confirming = [request for request in executor.requests if request.plan.is_tested]
     assert len(confirming) == len(trials) - 40
-    assert all(request.limit_state is TrialState.EXHAUSTED for request in confirming)
+    assert all(request.plan.limit_state is TrialState.EXHAUSTED for request in confirming)
 
 
 def test_every_trial_keeps_who_started_it_and_its_spec_though_the_studys_changes(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_search_trial_after_the_confirmation_keeps_no_other_driver_from_confir
             number = 0
 
             def submit(self, request: TrialRequest) -> None:
-                if request.evaluate_test and not self.number:
+                if request.plan.is_tested and not self.number:
                     self.number, _ = enqueue(another, "toy", {"dropout": 0.44})
                 claim = f"confirm on {make_environment().host}"
                 free[request.number] = another.claim(
@@ -280,7 +280,7 @@ def test_a_search_trial_after_the_confirmation_keeps_no_other_driver_from_confir
 
         executor = Looks()
         run(spec, tmp_path, executor)
-    confirming = {one.number for one in executor.requests if one.evaluate_test}
+    confirming = {one.number for one in executor.requests if one.plan.is_tested}
     assert confirming and not any(free[number] for number in confirming)
     assert free[executor.number]
 
@@ -302,8 +302,8 @@ def test_an_enqueued_configuration_outlives_a_stop_and_a_spent_budget(tmp_path: 
         assert store.trial("toy", number).state is TrialState.CANCELLED
     executor = LawExecutor()
     run(spec, tmp_path, executor)
-    assert [request.configuration for request in executor.requests] == [configuration]
-    assert executor.requests[0].train_seconds_limit == 100.0
+    assert [request.plan.configuration for request in executor.requests] == [configuration]
+    assert executor.requests[0].plan.train_seconds_limit == 100.0
 
 
 def test_other_code_is_refused_unless_allowed_and_another_budget_is_told(tmp_path: Path) -> None:

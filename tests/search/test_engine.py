@@ -86,7 +86,7 @@ class TableExecutor(LawExecutor):
         if request.resumes:
             self.playing[request.number].request = request
         else:
-            self.playing[request.number] = Playing(row(request.configuration, request.seed), request)
+            self.playing[request.number] = Playing(row(request.plan.configuration, request.plan.seed), request)
 
     def events(self, timeout: float) -> list[Event]:
         if not self.running:
@@ -100,7 +100,7 @@ class TableExecutor(LawExecutor):
         if isinstance(found, TrialOutcome):
             return [self.end(request.number, found)]
         seen = Observed(request.number, found)
-        if playing.has_reached and request.stop_at_target:
+        if playing.has_reached and request.plan.stop_at_target:
             return [seen, self.end(request.number, playing.outcome(TrialState.REACHED, "as recorded"))]
         return [seen]
 

@@ -66,12 +66,12 @@ class CriticalLaw(LawExecutor):
         if not self.running:
             return []
         request = self.running.pop(0)
-        steps, samples, seconds = walked(request.configuration, 1 + 0.01 * (request.seed % 7 - 3))
-        reached = seconds <= request.train_seconds_limit
-        end = min(seconds, request.train_seconds_limit)
+        steps, samples, seconds = walked(request.plan.configuration, 1 + 0.01 * (request.plan.seed % 7 - 3))
+        reached = seconds <= request.plan.train_seconds_limit
+        end = min(seconds, request.plan.train_seconds_limit)
         events: list[Event] = [Observed(request.number, self.observe(request, share, seconds)) for share in (0.0, 1.0)]
         outcome = TrialOutcome(
-            state=TrialState.REACHED if reached else request.limit_state,
+            state=TrialState.REACHED if reached else request.plan.limit_state,
             reason="by the law",
             steps=steps if reached else max(1, round(steps * end / seconds)),
             samples=samples,
@@ -92,7 +92,7 @@ class EndsGrowth(CriticalLaw):
     state: TrialState = TrialState.FAILED
 
     def events(self, timeout: float) -> list[Event]:
-        if self.running and self.running[0].configuration.grows:
+        if self.running and self.running[0].plan.configuration.grows:
             return [Ended(self.running.pop(0).number, TrialOutcome(state=self.state, reason="as the test has it"))]
         return super().events(timeout)
 

@@ -35,7 +35,7 @@ def run(folder: Path, executor: LawExecutor, spec: StudySpec = SPEC) -> Answer:
 
 
 def splits(executor: LawExecutor) -> set[tuple[int, int]]:
-    return {(one.configuration.batch_size, one.configuration.micro_batch_size) for one in executor.requests}
+    return {(one.plan.configuration.batch_size, one.plan.configuration.micro_batch_size) for one in executor.requests}
 
 
 def test_batch_sizes_that_do_not_fit_at_once_are_timed_and_run_in_micro_batches(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_trial_that_runs_out_is_tried_again_in_smaller_micro_batches(tmp_path:
     assert sum(one.phase is Phase.SEARCH and not one.state.is_missing for one in trials) == BUDGET["trials"]
     assert {row.batch_size for row in answer.batches} == set(SIZES)
     after = [one for one in executor.requests if one.number > max(trial.number for trial in ran_out) + slots]
-    assert max(one.configuration.micro_batch_size for one in after) == 16
+    assert max(one.plan.configuration.micro_batch_size for one in after) == 16
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Unlucky(LawExecutor):
     times: int = 1
 
     def events(self, timeout: float) -> list[Event]:
-        if self.running and self.times and self.running[0].configuration.micro_batch_size >= 32:
+        if self.running and self.times and self.running[0].plan.configuration.micro_batch_size >= 32:
             self.times -= 1
             return [Ended(self.running.pop(0).number, TrialOutcome(state=TrialState.OOM, reason="CUDA out of memory"))]
         return super().events(timeout)
@@ -97,7 +97,7 @@ def test_a_size_that_fits_into_a_new_process_is_used_again_after_one_trial_ran_o
     (again,) = [trial for trial in trials if trial.retry_of == ran_out.number]
     assert again.configuration == ran_out.configuration
     assert executor.sizes_run == [ran_out.configuration.micro_batch_size]
-    assert all(one.configuration.accumulation_steps == 1 for one in executor.requests)
+    assert all(one.plan.configuration.accumulation_steps == 1 for one in executor.requests)
     assert answer.largest_that_fits.batch_size == 128
 
 
@@ -113,10 +113,10 @@ def test_the_second_trial_that_runs_out_of_memory_at_a_size_lowers_the_boundary_
 def test_memory_that_ends_during_confirmation_repeats_the_runs_of_that_batch_size(tmp_path: Path) -> None:
     class Shrinks(LawExecutor):
         def events(self, timeout: float) -> list[Event]:
-            confirming = bool(self.running and self.running[0].evaluate_test)
-            before = sum(one.evaluate_test for one in self.requests)
+            confirming = bool(self.running and self.running[0].plan.is_tested)
+            before = sum(one.plan.is_tested for one in self.requests)
             if confirming and before == 5:
-                self.trains_up_to = min(self.trains_up_to, self.running[0].configuration.micro_batch_size - 1)
+                self.trains_up_to = min(self.trains_up_to, self.running[0].plan.configuration.micro_batch_size - 1)
             return super().events(timeout)
 
     executor = Shrinks()

@@ -53,12 +53,12 @@ def test_the_fewest_samples_are_those_of_the_smallest_batch_size(tmp_path: Path)
     assert found.optimal.batch_size == 8
     assert not_none(found.optimal.objective_value).median == found.optimal.samples_to_target
     assert "samples" in headline(found)
-    capped = [one for one in executor.requests if one.limit_state is TrialState.CAPPED]
+    capped = [one for one in executor.requests if one.plan.limit_state is TrialState.CAPPED]
     assert capped
     fewest = 100 * (1 + 30 / 8) * 8
     for request in capped:
-        size = request.configuration.batch_size
-        assert request.train_seconds_limit >= 1.3 * fewest / size * step_seconds(size) * 0.99
+        size = request.plan.configuration.batch_size
+        assert request.plan.train_seconds_limit >= 1.3 * fewest / size * step_seconds(size) * 0.99
 
 
 def test_cost_is_time_at_a_price(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_energy_takes_a_device_that_measures_it(tmp_path: Path) -> None:
 def test_the_metric_in_a_budget_trains_every_trial_to_the_full_limit(tmp_path: Path) -> None:
     executor = LawExecutor()
     found = run(tmp_path, "metric_in_budget", executor)
-    assert {request.train_seconds_limit for request in executor.requests} == {100.0}
-    assert not any(request.stop_at_target for request in executor.requests)
+    assert {request.plan.train_seconds_limit for request in executor.requests} == {100.0}
+    assert not any(request.plan.stop_at_target for request in executor.requests)
     assert not_none(found.optimal.objective_value).median == pytest.approx(0.9, abs=0.1)
     assert found.speedup.over_default is None
     assert "comes to accuracy" in headline(found)
@@ -115,7 +115,7 @@ def metric_at(configuration: Configuration, train_seconds: float) -> float:
 
 
 def curve(request: TrialRequest) -> Iterator[Observation | TrialOutcome]:
-    configuration = request.configuration
+    configuration = request.plan.configuration
     for place in range(1000):
         seconds = place * EVERY
         step = round(seconds / step_seconds(configuration.batch_size))
@@ -158,7 +158,7 @@ class Curves(FakeExecutor):
         if isinstance(event, Ended):
             return True
         request = next(one for one in self.requests if one.number == event.number)
-        return not request.stop_at_target and event.observation.metric >= TARGET
+        return not request.plan.stop_at_target and event.observation.metric >= TARGET
 
 
 def _powered(event: Event) -> Event:

@@ -56,9 +56,9 @@ class SteppingLaw(LawExecutor):
         if request.number in self.stopped:
             return [Ended(request.number, self._stopped(request, *self.stopped.pop(request.number)))]
         self.done[request.number] += 1
-        seconds = steps_needed(request.configuration) * step_seconds(request.configuration.batch_size)
+        seconds = steps_needed(request.plan.configuration) * step_seconds(request.plan.configuration.batch_size)
         now = self.done[request.number] / STEPS * self.full
-        end = min(seconds, request.train_seconds_limit)
+        end = min(seconds, request.plan.train_seconds_limit)
         if now >= end:
             return [Ended(request.number, self._ended(request, seconds, end))]
         self.running.append(request)
@@ -70,11 +70,11 @@ class SteppingLaw(LawExecutor):
         step = self.done[request.number]
         return Observation(
             step=step,
-            samples=step * request.configuration.batch_size,
+            samples=step * request.plan.configuration.batch_size,
             train_seconds=now,
             metric=0.9 * now / seconds,
             loss=None,
-            learning_rate=request.configuration.learning_rate,
+            learning_rate=request.plan.configuration.learning_rate,
         )
 
     def _stopped(self, request: TrialRequest, state: TrialState, reason: str) -> TrialOutcome:
@@ -88,10 +88,10 @@ class SteppingLaw(LawExecutor):
         return TrialOutcome(state=state, reason=reason, steps=self.done[request.number], train_seconds=now)
 
     def _ended(self, request: TrialRequest, seconds: float, end: float) -> TrialOutcome:
-        reached = seconds <= request.train_seconds_limit
-        per_step = step_seconds(request.configuration.batch_size)
+        reached = seconds <= request.plan.train_seconds_limit
+        per_step = step_seconds(request.plan.configuration.batch_size)
         return TrialOutcome(
-            state=TrialState.REACHED if reached else request.limit_state,
+            state=TrialState.REACHED if reached else request.plan.limit_state,
             reason="by the law",
             steps=round(end / per_step),
             train_seconds=end,
@@ -99,7 +99,7 @@ class SteppingLaw(LawExecutor):
             time_to_target_s=seconds if reached else None,
             steps_to_target=round(seconds / per_step) if reached else None,
             best_metric=0.9,
-            test_metric=0.89 if request.evaluate_test else None,
+            test_metric=0.89 if request.plan.is_tested else None,
         )
 
 
@@ -226,7 +226,7 @@ def test_confirmation_fills_slots_of_their_own_device_that_the_last_search_trial
 
         def submit(self, request: TrialRequest) -> None:
             super().submit(request)
-            confirming = [one for one in self.running if one.evaluate_test]
+            confirming = [one for one in self.running if one.plan.is_tested]
             self.most_confirmed = max(self.most_confirmed, len(confirming))
             self.beside += 0 < len(confirming) < len(self.running)
 
@@ -317,8 +317,8 @@ def test_only_search_trials_are_saved_and_only_where_they_may_take_disk(tmp_path
         pruner = {"name": "balanced", "slack": 1.0, "checkpoint_gib": room}
         budget = {"trials": 6, "trial_train_seconds": 4.0}
         run(study_spec(pruner=pruner, budget=budget, confirm={"top": 1, "runs": 1}), folder, executor)
-    searching = [one for one in saving.requests if not one.evaluate_test]
-    confirming = [one for one in saving.requests if one.evaluate_test]
+    searching = [one for one in saving.requests if not one.plan.is_tested]
+    confirming = [one for one in saving.requests if one.plan.is_tested]
     assert searching and confirming
     assert len({one.checkpoint for one in searching}) == len({one.number for one in searching})
     assert None not in {one.checkpoint for one in searching}

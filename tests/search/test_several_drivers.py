@@ -52,14 +52,14 @@ class SlowLaw(LawExecutor):
 
     def submit(self, request: TrialRequest) -> None:
         with self.lock:
-            if request.evaluate_test:
+            if request.plan.is_tested:
                 self.everywhere["confirm"] += 1
                 type(self).most_confirmations_at_once = max(self.most_confirmations_at_once, self.everywhere["confirm"])
         super().submit(request)
 
     def events(self, timeout: float) -> list[Event]:
         threading.Event().wait(0.03)
-        confirming = bool(self.running and self.running[0].evaluate_test)
+        confirming = bool(self.running and self.running[0].plan.is_tested)
         events = super().events(timeout)
         with self.lock:
             self.everywhere["confirm"] -= confirming

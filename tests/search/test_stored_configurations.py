@@ -63,7 +63,7 @@ def forge(folder: Path, number: int, *, activation: str = FORGED, **columns: obj
 
 def given(executor: LawExecutor) -> set[object]:
     """Return every activation that reached the executor, in whatever request."""
-    asked = [request.configuration for request in executor.requests] + executor.splits_timed
+    asked = [request.plan.configuration for request in executor.requests] + executor.splits_timed
     return {one.parameters["model.activation"] for one in asked}
 
 
@@ -117,7 +117,7 @@ def test_many_refused_trials_neither_end_the_study_nor_give_up_their_batch_size(
     trials = trials_in(tmp_path)
     for number in forged:
         assert_refused(trials[number])
-    assert 16 in {request.configuration.batch_size for request in executor.requests}
+    assert 16 in {request.plan.configuration.batch_size for request in executor.requests}
     assert answer.optimal.batch_size in {16, 32}
 
 

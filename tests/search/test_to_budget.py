@@ -34,11 +34,14 @@ class TrainsOn(LawExecutor):
     def events(self, timeout: float) -> list[Event]:
         request = self.running[0] if self.running else None
         found = super().events(timeout)
-        if request is None or request.stop_at_target or not isinstance(found[-1], Ended):
+        if request is None or request.plan.stop_at_target or not isinstance(found[-1], Ended):
             return found
-        final = 0.99 - 0.0005 * request.configuration.batch_size + 0.1 * request.configuration.dropout
+        final = 0.99 - 0.0005 * request.plan.configuration.batch_size + 0.1 * request.plan.configuration.dropout
         outcome = replace(
-            found[-1].outcome, train_seconds=request.train_seconds_limit, final_metric=final, test_metric=final - 0.01
+            found[-1].outcome,
+            train_seconds=request.plan.train_seconds_limit,
+            final_metric=final,
+            test_metric=final - 0.01,
         )
         return [*found[:-1], Ended(request.number, outcome)]
 
@@ -121,8 +124,10 @@ def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interlea
     answer = go_on(folder, executor)
     trials = trials_in(folder)
     assert len(trials) == len(executor.requests)
-    assert all(not one.stop_at_target and one.evaluate_test for one in executor.requests)
-    assert {(one.train_seconds_limit, one.limit_state) for one in executor.requests} == {(LIMIT, TrialState.EXHAUSTED)}
+    assert all(not one.plan.stop_at_target and one.plan.is_tested for one in executor.requests)
+    assert {(one.plan.train_seconds_limit, one.plan.limit_state) for one in executor.requests} == {
+        (LIMIT, TrialState.EXHAUSTED)
+    }
     seeds = [trial.seed for trial in trials]
     half = len(seeds) // 2
     assert (set(seeds[:half]), set(seeds[half:])) == tuple({trial_seed(SPEC.seed, Phase.CONFIRM, n)} for n in range(2))

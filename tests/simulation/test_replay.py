@@ -9,7 +9,7 @@ import pytest
 from bssearch.errors import UsageError
 from bssearch.pruners.base import Action, Pruner, Standings
 from bssearch.pruners.cap import Cap
-from bssearch.records import Observation, TrialOutcome, TrialState
+from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
 from tests.benchmarks.simulate.replay import Playing, Replay, ended_before, replays, with_target
 from tests.factories import make_plan
 from tests.simulation.lines import TARGET, line, table
@@ -74,7 +74,7 @@ def test_what_comes_after_the_budget_does_not_happen(budget: float, hits: int) -
 
 def playing(replay: Replay, limit: float, state: TrialState = TrialState.CAPPED) -> Playing:
     plan = make_plan(train_seconds_limit=limit, limit_state=state)
-    return Playing(replay, plan.request(1, TARGET, checkpoint=None))
+    return Playing(replay, TrialRequest(number=1, plan=plan, target=TARGET))
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_trial_that_has_met_its_target_trains_on_to_its_limit(
 @pytest.mark.parametrize("state", [TrialState.CAPPED, TrialState.EXHAUSTED])
 def test_a_trial_that_would_train_on_but_never_meets_its_target_ends_as_any_other(state: TrialState) -> None:
     outcome = ticking(
-        request(stop_at_target=False, train_seconds_limit=8.5, limit_state=state, evaluate_test=True), [0.5, 0.7]
+        request(stop_at_target=False, train_seconds_limit=8.5, limit_state=state, tested=True), [0.5, 0.7]
     ).outcome
     assert (outcome.state, outcome.steps, outcome.time_to_target_s) == (state, 9, None)
     assert (outcome.last_miss_step, outcome.first_hit_step) == (5, None)
@@ -69,7 +69,7 @@ def test_a_trial_that_would_train_on_but_never_meets_its_target_ends_as_any_othe
 def test_the_horizon_ends_a_trial_that_trains_on_and_its_test_part_is_seen() -> None:
     decaying = configuration(20, parameters={"schedule": "linear", "horizon_samples": 260})
     toy = Toy(on_evaluate=metric_by_evaluation([0.5, 0.95, 0.96, 0.97, 0.98]))
-    outcome = Run(request(decaying, stop_at_target=False, evaluate_test=True), toy).outcome
+    outcome = Run(request(decaying, stop_at_target=False, tested=True), toy).outcome
     assert (outcome.state, outcome.steps, outcome.first_hit_step) == (TrialState.REACHED, 13, 5)
     assert outcome.reason.endswith("then trained on: the schedule's horizon ended at step 13")
     assert (outcome.final_metric, outcome.test_metric) == (0.97, 0.98)

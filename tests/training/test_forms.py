@@ -21,6 +21,7 @@ from bssearch.training.gradient_noise import GradientPasses
 from bssearch.training.loop import describe_model
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.data import Data
+from tests.factories import changed
 from tests.training.forms import FORMS, Datasets, Listed, Streams, Texts, TwoOptimizers, Weighed, loaded
 from tests.training.test_batches import META, computation_on
 from tests.training.toys import FakeTime, Run, configuration, on_cpu, request
@@ -46,7 +47,7 @@ def run(form: type[Texts], data: Data, folder: Path, stop_after: int | None = No
         return (TrialState.PAUSED, "later") if late else None
 
     return Run(
-        replace(asked, target=Target(metric="loss", value=1e9), stop_at_target=False),
+        changed(asked, target=Target(metric="loss", value=1e9), stop_at_target=False),
         form(),
         data,
         clock=time.clock(),

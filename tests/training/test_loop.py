@@ -42,7 +42,7 @@ def timeless(outcome: TrialOutcome) -> dict[str, Any]:
 
 
 def test_the_target_ends_a_trial_at_the_first_evaluation_that_meets_it() -> None:
-    run = Run(request(target=0.9, evaluate_test=True))
+    run = Run(request(target=0.9, tested=True))
     outcome = run.outcome
     assert outcome.state is TrialState.REACHED
     assert [seen.step for seen in run.observations] == list(range(0, outcome.steps + 1, 5))
@@ -58,17 +58,17 @@ def test_metrics_that_the_workload_reports_are_told_of_the_test_part_and_no_othe
     toy, quiet = Toy(), Toy()
     loss = MetricInfo(low=0.0, reported=True)
     toy.metrics = {"accuracy": MetricInfo(reported=True), "loss": loss}
-    tested, untested = (Run(request(evaluate_test=tests), toy).outcome for tests in (True, False))
+    tested, untested = (Run(request(tested=tests), toy).outcome for tests in (True, False))
     assert tested.further_test_metrics is not None and sorted(tested.further_test_metrics) == ["loss"]
     assert 0 < tested.further_test_metrics["loss"] < 0.6 and tested.test_metric is not None
     assert untested.further_test_metrics is None
-    assert Run(request(evaluate_test=True), quiet).outcome.further_test_metrics is None
+    assert Run(request(tested=True), quiet).outcome.further_test_metrics is None
 
 
 def test_a_reported_metric_that_is_no_number_is_left_out() -> None:
     toy = Toy(on_evaluate=lambda metrics: {**metrics, "loss": math.nan})
     toy.metrics = {"accuracy": MetricInfo(), "loss": MetricInfo(reported=True)}
-    outcome = Run(request(evaluate_test=True), toy).outcome
+    outcome = Run(request(tested=True), toy).outcome
     assert outcome.test_metric is not None and outcome.further_test_metrics is None
 
 
@@ -101,7 +101,7 @@ def test_observations_say_what_had_been_done_by_then() -> None:
 
 def test_the_same_request_gives_the_same_trial_bit_for_bit() -> None:
     dropping = configuration(dropout=0.3)
-    first, second = (Run(request(dropping, evaluate_test=True)) for _ in range(2))
+    first, second = (Run(request(dropping, tested=True)) for _ in range(2))
     other = Run(request(dropping, seed=4))
     assert curve(first) == curve(second) != curve(other)
     assert timeless(first.outcome) == timeless(second.outcome)
@@ -207,7 +207,7 @@ def test_the_four_ledgers_of_a_real_run_add_up_to_its_wall_time(every: int) -> N
     """The clock counts calls of functions, whatever the load: work outside the ledgers is a number of calls."""
     with CallClock() as clock:
         outcome = Run(
-            request(target=2.0, train_seconds_limit=30_000, evaluate_test=True, eval_every_steps=every),
+            request(target=2.0, train_seconds_limit=30_000, tested=True, eval_every_steps=every),
             clock=clock,
             on_observation=lambda: [len("") for _ in range(200)],
         ).outcome
@@ -269,7 +269,7 @@ def test_a_stop_is_honoured_within_one_step_and_not_evaluated(asked_at: int) -> 
     toy = Toy(on_loss=step_done)
     warm_up_steps = 2
     run = Run(
-        request(target=2.0, evaluate_test=True),
+        request(target=2.0, tested=True),
         toy,
         stop=lambda: (TrialState.PRUNED, "worse than most") if steps >= asked_at + warm_up_steps else None,
     )
@@ -287,7 +287,7 @@ def test_progress_is_told_at_every_step_and_evaluation() -> None:
 
 def test_the_horizon_ends_a_trial_with_an_evaluation() -> None:
     decaying = configuration(20, parameters={"schedule": "linear", "horizon_samples": 130})
-    run = Run(request(decaying, target=2.0, evaluate_test=True))
+    run = Run(request(decaying, target=2.0, tested=True))
     assert (run.outcome.state, run.outcome.steps) == (TrialState.EXHAUSTED, 7)
     assert "horizon ended at step 7" in run.outcome.reason
     assert [seen.step for seen in run.observations] == [0, 5, 7]
@@ -404,7 +404,7 @@ def test_the_test_part_is_seen_only_when_asked_and_only_at_the_end(state: TrialS
         time = FakeTime()
         toy = Watched(on_loss=lambda time=time: time.pass_by(1.0))  # type: ignore[misc]
         outcome = Run(
-            request(target=2.0, train_seconds_limit=8.5, limit_state=state, evaluate_test=asked),
+            request(target=2.0, train_seconds_limit=8.5, limit_state=state, tested=asked),
             toy,
             clock=time.clock(),
         ).outcome

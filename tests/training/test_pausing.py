@@ -24,6 +24,7 @@ from bssearch.records import Configuration, Goal, Observation, Target, TrialOutc
 from bssearch.space import OPTIMIZERS
 from bssearch.training import course, gradient_noise, trial_checkpoint
 from bssearch.training.clock import LEDGERS, Clock
+from tests.factories import changed
 from tests.torchvision import import_timm
 from tests.training.test_loop import timeless
 from tests.training.toys import FakeTime, Run, Toy, configuration, on_cpu, request
@@ -75,7 +76,7 @@ class Parts:
             return (TrialState.PAUSED, "later") if late or stop_seen in seen else None
 
         run = Run(
-            replace(self.request, resumes=bool(self.outcomes), **changes),
+            changed(self.request, resumes=bool(self.outcomes), **changes),
             self.toy(on_loss=lambda: self.time.pass_by(1.0)),
             clock=clock,
             stop=stop,
@@ -107,7 +108,7 @@ ADAMW = configuration(
 def asked(configuration: Configuration, folder: Path, **changes: Any) -> TrialRequest:
     """Return a request that no part of a test reaches the target of, to be saved in the folder."""
     settings = {"target": 1.0, "train_seconds_limit": 90.0, "checkpoint": str(folder / "trial"), **changes}
-    return replace(request(configuration, **settings), eval_every_steps=5)
+    return changed(request(configuration, **settings), eval_every_steps=5)
 
 
 def trained(parts: Parts) -> tuple[list[Observation], dict[str, Any], float]:
@@ -184,8 +185,8 @@ def test_the_limit_is_that_of_the_new_request(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop_after", [7, 21])
 def test_a_trial_paused_after_its_target_goes_on_and_keeps_its_first_crossing(stop_after: int, tmp_path: Path) -> None:
-    met = replace(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.7), stop_at_target=False)
-    met = replace(met, train_seconds_limit=40.0)
+    met = changed(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.7), stop_at_target=False)
+    met = changed(met, train_seconds_limit=40.0)
     whole, parts = check_goes_on(lambda: Parts(met), {"stop_after": stop_after})
     reached, (paused, again) = whole.outcomes[0], parts.outcomes
     assert reached.state is TrialState.REACHED and (reached.first_hit_step or 99) <= 20
@@ -242,7 +243,7 @@ class TestLedgers:
         Run(wanted, stop=lambda: (TrialState.PAUSED, "later"), on_progress=lambda: shown.append(1))
         assert len(shown) > 100
         shown.clear()
-        again = replace(wanted, resumes=True)
+        again = changed(wanted, resumes=True)
         Run(again, stop=lambda: (TrialState.PRUNED, "enough"), on_progress=lambda: shown.append(1))
         assert len(shown) > 100
 

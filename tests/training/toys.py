@@ -27,6 +27,7 @@ from bssearch.training.computation import Computation
 from bssearch.training.contention import SPINS, CorePace
 from bssearch.training.loop import Trial
 from bssearch.workloads.base import Data, Part
+from tests.factories import make_request
 
 CPU = torch.device("cpu")
 
@@ -155,7 +156,7 @@ def request(
         "eval_every_steps": 5,
         **changes,
     }
-    return TrialRequest(configuration=changed_configuration or configuration(), **settings)
+    return make_request(configuration=changed_configuration or configuration(), **settings)
 
 
 class Run:

@@ -103,7 +103,7 @@ def test_a_trial_of_the_shipped_study_learns_and_its_outcome_tells_what_was_forg
     loaded: tuple[FineTune, Data],
 ) -> None:
     spec = load_spec("finetune")
-    asked = request(replace(spec.default_configuration, learning_rate=1e-3), target=0.7, evaluate_test=True)
+    asked = request(replace(spec.default_configuration, learning_rate=1e-3), target=0.7, tested=True)
     outcome = Run(asked, *loaded).outcome
     assert outcome.state is TrialState.REACHED
     further = outcome.further_test_metrics or {}

@@ -33,6 +33,7 @@ from bssearch.records import (
     Configuration,
     Observation,
     Phase,
+    TrialPlan,
     TrialRequest,
     TrialState,
     to_json,
@@ -477,7 +478,7 @@ class Branching:
         if stored:
             return stored[0]
         outcome, curve = run_request(self._study.executor, request)
-        if outcome.state is TrialState.OOM and request.configuration.micro_batch_size > self._plan.batch_sizes[0]:
+        if outcome.state is TrialState.OOM and request.plan.configuration.micro_batch_size > self._plan.batch_sizes[0]:
             self._most_at_once = self._plan.batch_sizes[0]  # in micro-batches of what B fits, all fit
             return self._branch(point, batch_size, repeat)
         if outcome.state is TrialState.OOM:
@@ -492,9 +493,9 @@ class Branching:
             start_samples=point.samples,
             samples=self._plan.samples,
             batch_size=batch_size,
-            micro_batch_size=request.configuration.micro_batch_size,
-            learning_rate=request.configuration.learning_rate,
-            seed=request.seed,
+            micro_batch_size=request.plan.configuration.micro_batch_size,
+            learning_rate=request.plan.configuration.learning_rate,
+            seed=request.plan.seed,
             start_metric=next((one.metric for one in curve if one.samples == 0), None),
             metric=None if outcome.state is TrialState.DIVERGED else self._end(curve),
         )
@@ -511,14 +512,18 @@ class Branching:
         micro = choose_micro_batch(batch_size, self._most_at_once, self._memory) or 1
         return TrialRequest(
             number=1,
-            configuration=configuration_at(spec, batch_size, micro, self._rule),
-            seed=trial_seed(spec.seed, Phase.PROBE, repeat),
+            plan=TrialPlan(
+                configuration=configuration_at(spec, batch_size, micro, self._rule),
+                sampled=None,
+                phase=Phase.PROBE,
+                seed=trial_seed(spec.seed, Phase.PROBE, repeat),
+                train_seconds_limit=NO_LIMIT_SECONDS,
+                limit_state=TrialState.CAPPED,
+                eval_every_steps=self._plan.samples_between // batch_size,
+                stop_at_target=False,
+                threads=spec.executor.threads,
+            ),
             target=spec.record_target,
-            train_seconds_limit=NO_LIMIT_SECONDS,
-            limit_state=TrialState.CAPPED,
-            eval_every_steps=self._plan.samples_between // batch_size,
-            stop_at_target=False,
-            threads=spec.executor.threads,
             branch=Branch(
                 checkpoint=str(point.path.resolve()),
                 samples=self._plan.samples,

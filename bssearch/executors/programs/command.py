@@ -173,17 +173,17 @@ class LoadedCommand(LoadedProgram):
             return trial.ending is not None
 
         with self.started(
-            request.configuration,
-            seed=request.seed,
-            evaluate_every=request.eval_every_steps,
-            threads=request.threads,
+            request.plan.configuration,
+            seed=request.plan.seed,
+            evaluate_every=request.plan.eval_every_steps,
+            threads=request.plan.threads,
         ) as process:
             try:
                 if process.connects(is_over):
                     talk = Conversation(process, stop, relaying(on_progress, on_observation), process.kernel_kills)
                     return outcome_of(talk.hold(self.assigned(request)), request, stop(), process.last_lines)
                 if process.has_reported:
-                    self.check_places(request.configuration)
+                    self.check_places(request.plan.configuration)
                 while not is_over() and process.goes_on():
                     for report in process.reports(TICK_SECONDS):
                         on_progress()

@@ -123,7 +123,7 @@ def outcome_of(
             return stopped(asked)
         return TrialOutcome(state=state, reason=reason, traceback=printed or None)
     outcome = found.reply.outcome
-    left_early = outcome.state is TrialState.EXHAUSTED and outcome.train_seconds <= request.train_seconds_limit
+    left_early = outcome.state is TrialState.EXHAUSTED and outcome.train_seconds <= request.plan.train_seconds_limit
     if left_early and found.exit_code != 0 and asked is None and not found.overstayed:
         return replace(outcome, state=state, reason=f"{reason} after {outcome.steps} steps", traceback=printed or None)
     return with_end(outcome, found, THE_COMMAND)

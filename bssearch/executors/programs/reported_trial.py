@@ -35,7 +35,7 @@ class ReportedTrial:
     def __init__(self, request: TrialRequest, on_observation: Callable[[Observation], None], started: float) -> None:
         self.ending: Ending | None = None
         self.steps = 0
-        self._request = request
+        self._request, self._plan = request, request.plan
         self._on_observation = on_observation
         self._course = Course(request, None)
         self._started = started
@@ -112,7 +112,7 @@ class ReportedTrial:
             state=self.ending.state,
             reason=self.ending.reason,
             steps=self.steps,
-            samples=self.steps * self._request.configuration.batch_size,
+            samples=self.steps * self._plan.configuration.batch_size,
             train_seconds=self._seconds,
             other_seconds=max(0.0, wall - self._seconds),
             wall_seconds=wall,
@@ -148,7 +148,7 @@ class ReportedTrial:
 
     def _observe(self, report: Report, seconds: float) -> None:
         self.steps, self._seconds = report.step, seconds
-        target, configuration = self._request.target, self._request.configuration
+        target, configuration = self._request.target, self._plan.configuration
         loss = report.values.get(LOSS)
         metric = report.values.get(target.metric)
         for name, value in ((target.metric, metric), ("the loss", loss)):

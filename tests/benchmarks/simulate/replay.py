@@ -115,7 +115,7 @@ class Playing:
     def next_at(self) -> float:
         """Return the train seconds of what happens next: an evaluation, or the end at the limit."""
         if self._ends_next:
-            return max(self.trained, min(self.request.train_seconds_limit, self.replay.train_seconds[-1]))
+            return max(self.trained, min(self.request.plan.train_seconds_limit, self.replay.train_seconds[-1]))
         return self.replay.train_seconds[self.place]
 
     def advance(self) -> Observation | TrialOutcome:
@@ -123,7 +123,7 @@ class Playing:
         self.trained, ends = self.next_at, self._ends_next
         if ends:
             is_over = self.place == len(self.replay.train_seconds)
-            return self.outcome(TrialState.EXHAUSTED if is_over else self.request.limit_state, "as recorded")
+            return self.outcome(TrialState.EXHAUSTED if is_over else self.request.plan.limit_state, "as recorded")
         gain = self.replay.gains[self.place]
         # A table need not tell steps; whatever took time took one, so that nothing counts as met before the first.
         step = max(self.replay.steps[self.place] if self.replay.steps else self.place, int(self.trained > 0))
@@ -131,11 +131,11 @@ class Playing:
         self.best = max(self.best, gain) if not math.isnan(gain) else self.best
         self.last = Observation(
             step=step,
-            samples=step * self.request.configuration.batch_size,
+            samples=step * self.request.plan.configuration.batch_size,
             train_seconds=self.trained,
             metric=self.request.target.gain(gain),
             loss=None,
-            learning_rate=self.request.configuration.learning_rate,
+            learning_rate=self.request.plan.configuration.learning_rate,
         )
         return self.last
 
@@ -153,7 +153,7 @@ class Playing:
             state=state,
             reason=reason,
             steps=step,
-            samples=step * self.request.configuration.batch_size,
+            samples=step * self.request.plan.configuration.batch_size,
             train_seconds=self.trained,
             wall_seconds=self.trained,
             time_to_target_s=self.replay.target_seconds if reached else None,
@@ -167,7 +167,7 @@ class Playing:
     @property
     def _ends_next(self) -> bool:
         place, rows = self.place, self.replay.train_seconds
-        return place == len(rows) or rows[place] > self.request.train_seconds_limit
+        return place == len(rows) or rows[place] > self.request.plan.train_seconds_limit
 
 
 class VirtualClock(Host):
@@ -254,7 +254,7 @@ class VirtualClock(Host):
         self._feed(events.Evaluated(number, found))
         if number not in self._begun:
             return
-        if playing.has_reached and playing.request.stop_at_target:
+        if playing.has_reached and playing.request.plan.stop_at_target:
             self._end(number, playing.outcome(TrialState.REACHED, "as recorded"))
         else:
             self._schedule(number)
@@ -289,12 +289,13 @@ class VirtualClock(Host):
 
     def _start(self, plan: TrialPlan) -> None:
         number = plan.resumed if plan.resumed is not None else len(self.trials) + 1
+        request = TrialRequest(number=number, plan=plan, target=self._target)
         if plan.resumed is None:
-            self._playing[number] = Playing(self._rows(plan), plan.request(number, self._target, checkpoint=None))
+            self._playing[number] = Playing(self._rows(plan), request)
             trial = TrialRecord.planned(plan, number=number, lease=LEASE, created_at=self._moment)
         else:
             playing = self._playing[number]
-            playing.request = plan.request(number, self._target, checkpoint=None)
+            playing.request = request
             trial = replace(
                 self.trials[number],
                 state=TrialState.RUNNING,
