@@ -17,7 +17,7 @@ from bssearch.boards.named import boards_of, check_boards
 from bssearch.boards.process import BoardProcess
 from bssearch.errors import BSSearchError, TargetNotReachedError
 from bssearch.history import History
-from bssearch.records import Observation, TrialRecord, TrialState
+from bssearch.records import TrialObserved, TrialRecord, TrialState
 from bssearch.search.finding import answer
 from bssearch.search.listener import Listener, Listeners
 from bssearch.spec import StudySpec
@@ -67,9 +67,9 @@ class Reporter(Listener):
             parameters["retry_of"] = trial.retry_of
         self._tell("started", number=trial.number, at=at, parameters=parameters)
 
-    def observed(self, number: int, observation: Observation) -> None:
+    def observed(self, observed: TrialObserved) -> None:
         """Report an evaluation."""
-        one = observation
+        number, one = observed.number, observed.observation
         figures = {
             "train_seconds": one.train_seconds,
             "samples": one.samples,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bssearch.errors import InterruptedRunError, LaunchError
-from bssearch.executors.base import Ended, Executor, Observed
+from bssearch.executors.base import Executor
 from bssearch.records import (
     Configuration,
     MemoryUse,
     Observation,
     Phase,
     ProbeRecord,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialPlan,
     TrialRequest,
@@ -93,11 +95,11 @@ def run_request(
                     executor.stop(request.number, TrialState.CANCELLED, "stopped by the user")
                 for event in executor.events(timeout=POLL_SECONDS):
                     match event:
-                        case Observed(_, observation):
+                        case TrialObserved(_, observation):
                             curve.append(observation)
                             if until_step is not None and observation.step >= until_step:
                                 executor.stop(request.number, TrialState.CANCELLED, "it has been looked at")
-                        case Ended(_, outcome):
+                        case TrialEnded(_, outcome):
                             if interrupts.count:
                                 raise InterruptedRunError("stopped; nothing is stored of it")
                             return outcome, curve

@@ -16,12 +16,12 @@ from bssearch.records import (
     MemoryUse,
     NoiseMeasurement,
     NoiseRequest,
-    Observation,
     ParameterValue,
     StepTime,
     StepTimeRequest,
     TrainingSettings,
-    TrialOutcome,
+    TrialEnded,
+    TrialObserved,
     TrialRequest,
     TrialState,
     WorkloadDescription,
@@ -107,32 +107,11 @@ class ExecutorSettings:
         return 1 if self.slots == "auto" else self.slots
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """A running trial was evaluated."""
-
-    number: int
-    observation: Observation
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A trial ended, for whatever reason; its slot is free again. ``log`` is what the user's code printed in it.
-
-    A ``broken`` worker (its device failed) can run no other trial.
-    """
-
-    number: int
-    outcome: TrialOutcome
-    log: str = ""
-    broken: bool = False
-
-
-Event = Observed | Ended
+Event = TrialObserved | TrialEnded
 
 
 class Executor(Protocol):
-    """Runs trials in slots. Whatever happens to a trial, its `Ended` event comes exactly once, and nothing after it.
+    """Runs trials in slots. Whatever happens to a trial, its `TrialEnded` comes exactly once, and nothing after it.
 
     A class that is registered as an executor is made from `ExecutorSettings`, its one argument.
     """

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol, Self
 
 from bssearch.errors import UsageError
-from bssearch.executors.base import AskStop, Ended, Observed
+from bssearch.executors.base import AskStop
 from bssearch.executors.devices import device_of
 from bssearch.executors.failures import judge_exit, no_noise_scale
 from bssearch.executors.messages import (
@@ -29,7 +29,16 @@ from bssearch.executors.messages import (
     decode_reply,
     encode,
 )
-from bssearch.records import NoiseRequest, Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
+from bssearch.records import (
+    NoiseRequest,
+    Observation,
+    TrialEnded,
+    TrialObserved,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    WorkloadDescription,
+)
 
 TICK_SECONDS = 0.05
 """How often it is looked at whether a program is to stop: a choice, small beside a trial."""
@@ -68,7 +77,7 @@ class Conversation:
         kernel_kills: int | None,
         leave_seconds: float = LEAVE_SECONDS,
     ) -> None:
-        self.reply: Ended | Refused | Answer | None = None
+        self.reply: TrialEnded | Refused | Answer | None = None
         self.exit_code = 0
         self.overstayed = False
         self.kernel_kills = kernel_kills
@@ -125,7 +134,7 @@ class Conversation:
         try:
             for line in self._lines.feed(chunk):
                 reply = decode_reply(line)
-                if isinstance(reply, Ended | Refused | Answer):
+                if isinstance(reply, TrialEnded | Refused | Answer):
                     self.reply, self._ended_at = reply, time.monotonic()
                 else:
                     self._take(reply)
@@ -188,7 +197,7 @@ def answer_in(found: Conversation) -> Answer | None:
     """Return a program's answer, None where it ended without one; raise the error that it answered with."""
     if isinstance(found.reply, Refused):
         raise found.reply.as_error()
-    assert not isinstance(found.reply, Ended), "no trial was asked for"
+    assert not isinstance(found.reply, TrialEnded), "no trial was asked for"
     return found.reply
 
 
@@ -197,7 +206,7 @@ def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observat
 
     def take(reply: Reply) -> None:
         on_progress()
-        if isinstance(reply, Observed):
+        if isinstance(reply, TrialObserved):
             on_observation(reply.observation)
 
     return take

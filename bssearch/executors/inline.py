@@ -21,7 +21,7 @@ from inspect import GEN_RUNNING, getgeneratorstate
 from typing import IO, Any, TypeVar, cast
 
 from bssearch.errors import LaunchError, UsageError
-from bssearch.executors.base import Ended, Event, ExecutorSettings, Observed, check_threads
+from bssearch.executors.base import Event, ExecutorSettings, check_threads
 from bssearch.executors.devices import uuid_of
 from bssearch.executors.failures import printed
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
@@ -36,6 +36,8 @@ from bssearch.records import (
     Observation,
     StepTime,
     StepTimeRequest,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -225,7 +227,7 @@ class InlineExecutor:
                 outcome = failed(error)
             else:
                 trial.observe(observation)
-                self._events.append(Observed(trial.request.number, observation))
+                self._events.append(TrialObserved(trial.request.number, observation))
                 return
             self._end(trial, outcome)
 
@@ -241,7 +243,9 @@ class InlineExecutor:
         self._trial = self._observations = None
         ended = trial_ended(trial.request.number, outcome)
         self._broken |= ended.broken
-        self._events.append(Ended(ended.number, trial.finished(ended.outcome), printed(self._log, trial.log_start)))
+        self._events.append(
+            TrialEnded(ended.number, trial.finished(ended.outcome), printed(self._log, trial.log_start))
+        )
 
     @contextmanager
     def _logged(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
-from bssearch.executors.base import AskStop, Ended
+from bssearch.executors.base import AskStop
 from bssearch.executors.failures import code_has_changed, describe_exception
 from bssearch.executors.messages import Load, Measured, Measurement, Refused
 from bssearch.records import (
@@ -20,6 +20,7 @@ from bssearch.records import (
     NoiseRequest,
     Observation,
     StepTimeRequest,
+    TrialEnded,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -220,14 +221,14 @@ def failed(error: BaseException) -> TrialOutcome:
     )
 
 
-def trial_ended(number: int, outcome: TrialOutcome) -> Ended:
+def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
     """Let go of what a trial held on the device; return how it ended: failed where its figures are not finite."""
     broken = not _device_works()
     try:
         to_json(outcome)
     except (TypeError, ValueError) as error:
         outcome = failed(error)
-    return Ended(number, outcome, broken=broken)
+    return TrialEnded(number, outcome, broken=broken)
 
 
 def _ran_out_of_memory(error: BaseException | None) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast, get_args
 from pydantic import TypeAdapter
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
-from bssearch.executors.base import Ended, ExecutorSettings, Observed, Program
+from bssearch.executors.base import ExecutorSettings, Program
 from bssearch.records import (
     Configuration,
     MemoryRequest,
@@ -27,6 +27,8 @@ from bssearch.records import (
     ParameterValue,
     StepTime,
     StepTimeRequest,
+    TrialEnded,
+    TrialObserved,
     TrialPlan,
     TrialRequest,
     TrialState,
@@ -133,7 +135,7 @@ class Refused:
 Command = Load | Literal["describe", "exit"] | Measurement | TrialRequest | Stop | Assign
 """``exit``: leave; a running trial ends as cancelled first."""
 
-Reply = Loaded | Literal["heartbeat"] | Answer | Refused | Observed | Ended
+Reply = Loaded | Literal["heartbeat"] | Answer | Refused | TrialObserved | TrialEnded
 """``heartbeat``: the running trial has made progress since the last one."""
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from bssearch.errors import BSSearchError, LaunchError
-from bssearch.executors.base import Ended, Event, ExecutorSettings, Observed, check_threads
+from bssearch.executors.base import Event, ExecutorSettings, check_threads
 from bssearch.executors.failures import printed, tail, words_of_no_memory
 from bssearch.executors.messages import Answer, Load, Loaded, Measurement, Refused, Reply, Stop
 from bssearch.executors.process import Inbox, Worker, WorkerProcess, allocator_environment
@@ -27,6 +27,8 @@ from bssearch.records import (
     Observation,
     StepTime,
     StepTimeRequest,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -200,10 +202,10 @@ class Slot:
                 self.failure = Failure(reply.as_error(), reply.out_of_memory)
                 if self.state is not SlotState.CONDEMNED:
                     self._move(SlotState.REFUSED, SlotState.LOADING, SlotState.ANSWERING)
-            case Observed() if self.trial is not None:
+            case TrialObserved() if self.trial is not None:
                 self.trial.observe(reply.observation)
                 return reply
-            case Ended():
+            case TrialEnded():
                 self._has_done(SlotState.TRAINING)
                 ended = self._end_trial(reply.outcome)
                 if reply.broken:
@@ -234,7 +236,7 @@ class Slot:
                 worker.write_stack()
         worker.kill()
 
-    def bury(self) -> Ended | None:
+    def bury(self) -> TrialEnded | None:
         """→ EMPTY: reap a worker whose end was told; return the end of the trial that it ran."""
         worker = self._living
         death = worker.bury()
@@ -272,14 +274,14 @@ class Slot:
         if self.state is job:
             self.state = SlotState.READY
 
-    def _end_trial(self, outcome: TrialOutcome) -> Ended | None:
+    def _end_trial(self, outcome: TrialOutcome) -> TrialEnded | None:
         trial, self.trial = self.trial, None
         if trial is None:
             return None
         log = printed(self.log, trial.log_start)
         if not self._keeps_log:
             self._empty_log()
-        return Ended(trial.request.number, trial.finished(outcome), log)
+        return TrialEnded(trial.request.number, trial.finished(outcome), log)
 
     def _empty_log(self) -> None:
         """Forget what is in the log; the worker goes on at its new end."""

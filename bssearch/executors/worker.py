@@ -24,7 +24,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
-from bssearch.executors.base import Observed
 from bssearch.executors.devices import name_of, uuid_of
 from bssearch.executors.lifeline import Watcher, die_with_parent, end_group
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
@@ -45,7 +44,15 @@ from bssearch.executors.messages import (
 )
 from bssearch.executors.programs.command import LoadedCommand
 from bssearch.executors.programs.script import LoadedScript
-from bssearch.records import MemoryRequest, NoiseRequest, Observation, StepTimeRequest, TrialRequest, TrialState
+from bssearch.records import (
+    MemoryRequest,
+    NoiseRequest,
+    Observation,
+    StepTimeRequest,
+    TrialObserved,
+    TrialRequest,
+    TrialState,
+)
 
 Trainable = LoadedWorkload | LoadedScript | LoadedCommand
 
@@ -182,7 +189,7 @@ class Worker:
 
     def _run(self, request: TrialRequest) -> None:
         def on_observation(observation: Observation) -> None:
-            self._channel.send(Observed(request.number, observation))
+            self._channel.send(TrialObserved(request.number, observation))
 
         def on_progress() -> None:
             self._progress += 1

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from bssearch.executors.base import Ended, Event, Observed, Program
+from bssearch.executors.base import Event, Program
 from bssearch.executors.devices import device_of, uuid_of
 from bssearch.executors.failures import no_noise_scale
 from bssearch.executors.messages import Assign, Refused, Reply, Work
@@ -26,6 +26,8 @@ from bssearch.records import (
     NoiseRequest,
     StepTime,
     StepTimeRequest,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -175,7 +177,7 @@ class CalledExecutor:
         (piece, running), self._trial = self._trial, None
         piece.stop, piece.is_dropped = (TrialState.CANCELLED, "killed: the run was stopped"), True
         outcome = running.finished(TrialOutcome(state=TrialState.CANCELLED, reason="killed: the run was stopped"))
-        self._events.append(Ended(running.request.number, outcome))
+        self._events.append(TrialEnded(running.request.number, outcome))
 
     def close(self) -> None:
         """End what runs, as cancelled."""
@@ -207,12 +209,12 @@ class CalledExecutor:
         if self._trial is None or piece is not self._trial[0]:
             return
         running = self._trial[1]
-        if isinstance(reply, Observed):
+        if isinstance(reply, TrialObserved):
             running.observe(reply.observation)
             self._events.append(reply)
-        elif isinstance(reply, Ended):
+        elif isinstance(reply, TrialEnded):
             self._trial = None
-            self._events.append(Ended(reply.number, running.finished(reply.outcome)))
+            self._events.append(TrialEnded(reply.number, running.finished(reply.outcome)))
 
     def _raise_if_interrupted(self) -> None:
         if self._interrupted.is_set():

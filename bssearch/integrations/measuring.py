@@ -11,7 +11,6 @@ import torch
 
 from bssearch.batch_schedule import constant_configurations
 from bssearch.errors import UsageError
-from bssearch.executors.base import Ended
 from bssearch.executors.loaded import failed, program_refused
 from bssearch.executors.messages import Answer, Assign, Reply
 from bssearch.integrations.assignment import Assignment, Line, LoopStages, Metrics, ended_by, number_of
@@ -36,6 +35,7 @@ from bssearch.records import (
     MemoryUse,
     StepTime,
     StepTimeRequest,
+    TrialEnded,
     TrialRequest,
 )
 from bssearch.training.contention import CorePace, ReferenceKernel
@@ -340,5 +340,5 @@ def end_work(
 def failure_of(assign: Assign, error: BaseException) -> Reply:
     """Return what is said of work in which the user's code has failed."""
     if isinstance(assign.work, TrialRequest):
-        return Ended(assign.work.number, failed(error))
+        return TrialEnded(assign.work.number, failed(error))
     return program_refused(error, assign.memory_limit_bytes)

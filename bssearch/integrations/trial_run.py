@@ -18,11 +18,12 @@ import psutil
 import torch
 
 from bssearch.errors import CheckpointError, UsageError
-from bssearch.executors.base import Ended, Observed
 from bssearch.executors.messages import Assign
 from bssearch.integrations.assignment import Assignment, Evaluate, Line, Metrics, ended_by, number_of
 from bssearch.records import (
     Observation,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -446,7 +447,7 @@ class TrialRun(Assignment):
             self.contention.look()
             if self._reference is not None:
                 self._reference.look()
-            self._line.send(Observed(self._request.number, observation))
+            self._line.send(TrialObserved(self._request.number, observation))
         if ending is not None:
             self._end(ending)
 
@@ -500,7 +501,7 @@ class TrialRun(Assignment):
             return
         self._has_ended = True
         self._clock.pause()
-        self._line.send(Ended(self._request.number, self._outcome(self._ending)))
+        self._line.send(TrialEnded(self._request.number, self._outcome(self._ending)))
 
     def close(self) -> None:
         """End what measures the memory, of a trial that may not have ended."""

@@ -155,6 +155,27 @@ class TrialOutcome:
     device_uuid: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TrialObserved:
+    """A running trial was evaluated: a worker's message, which driver, engine and boards get as it is."""
+
+    number: int
+    observation: Observation
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEnded:
+    """A trial has ended: a worker's message. ``log`` is the output of the user's code during the trial.
+
+    A ``broken`` worker (its device failed) can run no other trial.
+    """
+
+    number: int
+    outcome: TrialOutcome
+    log: str = ""
+    broken: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """Seconds of one optimizer step and one evaluation: medians; or ``out_of_memory``.

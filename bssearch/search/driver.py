@@ -8,7 +8,7 @@ that dies leaves behind, the others try again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import assert_never
@@ -21,11 +21,26 @@ from bssearch.records import (
     Lease,
     Phase,
     ProbeRecord,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialPlan,
     TrialState,
 )
-from bssearch.search import events
+from bssearch.search.actions import (
+    Action,
+    Claim,
+    Failed,
+    Finished,
+    Release,
+    SearchEnded,
+    Settle,
+    Start,
+    Stop,
+    Tell,
+    TimeSteps,
+    Wait,
+)
 from bssearch.search.calibration import (
     COMPARING_VISITS,
     FIRST_VISITS,
@@ -34,7 +49,7 @@ from bssearch.search.calibration import (
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
-from bssearch.search.engine import CONTINUE, Engine, Host, NextRun
+from bssearch.search.engine import CONTINUE, Engine, NextRun
 from bssearch.search.finding import SearchEnd, quick_prior
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.leases.claims import Claims
@@ -50,6 +65,8 @@ from bssearch.spec.admission import admitted
 from bssearch.storage.repository import Store
 from bssearch.storage.revisions import Changes
 
+NOTHING_SAVED = frozenset[int](), 0
+
 TIMING = "time steps"
 """The name of the claim under which step times are measured: by one driver of a study at a time."""
 
@@ -60,11 +77,10 @@ LOOK_SECONDS = 1.0
 """How long after it found nothing to do a driver looks again at what the others have done. A choice."""
 
 
-class Driver(Host):
+class Driver:
     """Runs one study to its end. The store holds everything; the driver keeps what runs and is not yet written.
 
-    With a list as ``journal`` every event that the engine is told is kept there. With a ``shift`` it may have to make
-    room for other studies before it has done.
+    With a ``shift`` it may have to make room for other studies before it has done.
     """
 
     def __init__(
@@ -75,7 +91,6 @@ class Driver(Host):
         environment: Environment,
         listener: Listener,
         *,
-        journal: list[events.Event] | None = None,
         shift: Shift | None = None,
     ) -> None:
         self.spec = spec
@@ -89,10 +104,10 @@ class Driver(Host):
         self._claims = Claims(store, spec.name, self.owner)
         self._waiting = WaitingTrials(spec, store, self._claims, listener.note)
         self._recorder = Recorder(store, spec.name)
-        super().__init__(self._engine(), journal)
+        self.engine = self._engine()
         self._revision = 0
         self._probes: dict[int, ProbeRecord] = {}
-        self._saved = events.SavedTrials(frozenset())
+        self._saved = NOTHING_SAVED
         self._is_done = False
         self._error: BSSearchError | None = None
         self._is_stopping = False
@@ -113,7 +128,7 @@ class Driver(Host):
                 if self.interrupts.count and not self._is_stopping:  # Ctrl-C: the engine ends in good order
                     self._is_stopping = True
                     self.listener.note("stopping; press Ctrl-C again to kill")
-                    self._feed(events.Interrupted())
+                    self._do(self.engine.interrupted())
                 self._raise_if_failed()
                 self._shift.raise_if_over(self.engine.running)
                 self._offer_slots()
@@ -159,32 +174,36 @@ class Driver(Host):
         finally:
             self._abandon()
 
-    def _carry_out(self, action: events.Action) -> None:
+    def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
         match action:
-            case events.Start(plan):
+            case Start(plan):
                 self._start(plan)
-            case events.Stop(number, state, reason):
+            case Stop(number, state, reason):
                 self.executor.stop(number, state, reason)
-            case events.Wait():
+            case Wait():
                 self._note_wait(action)
                 self._next_look = time.monotonic() + LOOK_SECONDS
-            case events.TimeSteps(to_compare):
+            case TimeSteps(to_compare):
                 self._time_steps(COMPARING_VISITS if to_compare else self._first_visits)
-            case events.Claim():
-                self._feed(events.Claimed(self._claims.take(self._confirming)))
-            case events.Release():
+            case Claim():
+                self._do(self.engine.claimed(self._claims.take(self._confirming)))
+            case Release():
                 self._claims.give_back(self._confirming)
-            case events.Settle():
+            case Settle():
                 trials = [trial for one in action.numbers if (trial := self.engine.history.trial(one)) is not None]
                 self._waiting.settle(trials, action.state, for_disk=action.for_disk)
                 self._refresh()
-            case events.SearchEnded(reason):
+            case SearchEnded(reason):
                 self._search_ended(reason)
-            case events.Tell(message):
+            case Tell(message):
                 self.listener.note(message)
-            case events.Finished():
+            case Finished():
                 self._is_done = True
-            case events.Failed(error):
+            case Failed(error):
                 self._error = error
             case _:
                 assert_never(action)
@@ -197,47 +216,48 @@ class Driver(Host):
             self._waiting.checkpoints.held()  # Known before the turn: a store elsewhere may be slow.
             with self.store.turn(self.spec.name) if self._is_contended else nullcontext():
                 self._refresh()
-                self._feed(events.SlotFree(self._began + time.monotonic()))
+                self._do(self.engine.slot_free(self._began + time.monotonic()))
 
     def _refresh(self) -> None:
         """Tell the engine what the store and the folder of checkpoints hold that it does not know."""
         changes = self.store.changes(self.spec.name, since=self._revision)
         if changes.revision != self._revision or changes.is_rewritten or self._revision == 0:
             self._revision = changes.revision
-            self._feed(self._changed(changes))
+            self._tell_changes(changes)
             if changes.is_rewritten:
-                self._saved = events.SavedTrials(frozenset())  # The engine has forgotten which there are.
+                self._saved = NOTHING_SAVED  # The engine has forgotten which there are.
             self._waiting.forget_ended(changes.trials, self.engine.running)
         self._find_saved()
 
-    def _changed(self, changes: Changes) -> events.Changed:
-        """Return the event of trials that have changed, with the evaluations of those that ended elsewhere."""
+    def _tell_changes(self, changes: Changes) -> None:
+        """Tell the engine of trials that have changed, with the evaluations of those that ended elsewhere."""
         ended = [
             trial.number
             for trial in changes.trials
             if trial.phase is Phase.SEARCH
             and (changes.is_rewritten or (trial.state.is_finished and trial.lease_owner != self.owner))
         ]
-        return events.Changed(
+        actions = self.engine.changed(
             changes.trials,
             self.store.evaluations(self.spec.name, ended) if ended else {},
             self.store.probes(self.spec.name, self.environment) if changes.has_new_probes else None,
-            changes.is_rewritten,
-            quick_prior(self.store, self.spec) if changes.has_new_probes else None,
+            is_rewritten=changes.is_rewritten,
+            quick=quick_prior(self.store, self.spec) if changes.has_new_probes else None,
         )
+        self._do(actions)
 
     def _find_saved(self) -> None:
         """Tell the engine which checkpoints can be had here, where those are others than before."""
         found = self._waiting.found()
         if found != self._saved:
             self._saved = found
-            self._feed(found)
+            self._do(self.engine.found_saved(*found))
 
     def _try_to_save(self) -> None:
         """Tell the engine whether trials can be saved here, where that is not as it takes it to be."""
         if self._waiting.are_saved and self._waiting.checkpoints.is_writable() is not self.engine.pruning.can_wait:
-            can_wait = self.engine.pruning.can_wait
-            self._feed(events.CannotSave(self._waiting.checkpoints.refusal) if can_wait else events.CanSave())
+            refusal, engine = self._waiting.checkpoints.refusal, self.engine
+            self._do(engine.cannot_save(refusal) if engine.pruning.can_wait else engine.can_save())
 
     def _time_steps(self, visits: int) -> None:
         """Have every batch size visited so many times, by this driver or another, while nothing runs here."""
@@ -259,7 +279,7 @@ class Driver(Host):
                     trials=trials,
                     tell=self.listener.note,
                 )
-        self._feed(events.Timed(self.store.probes(self.spec.name, self.environment)))
+        self._do(self.engine.timed(self.store.probes(self.spec.name, self.environment)))
 
     def _wait_for_claim(self, name: str) -> None:
         """Wait while another driver holds a claim; raise `InterruptedRunError` on Ctrl-C or at the end of the shift."""
@@ -283,7 +303,7 @@ class Driver(Host):
             self.listener.note(f"lost with their driver, to be tried again: trial {numbers}")
         self._looked = time.monotonic()
 
-    def _note_wait(self, wait: events.Wait) -> None:
+    def _note_wait(self, wait: Wait) -> None:
         if wait.for_others or wait.for_claim:
             self._shift.wait()
         if wait.for_others:
@@ -307,11 +327,11 @@ class Driver(Host):
         """Take in what has happened, and keep the store up to date."""
         for event in self.executor.events(timeout=POLL_SECONDS):
             match event:
-                case executors.Observed(number, observation):
-                    self._recorder.observe(number, observation)
-                    self.listener.observed(number, observation)
-                    self._feed(events.Evaluated(number, observation))
-                case executors.Ended(number, outcome, log):
+                case TrialObserved():
+                    self._recorder.observe(event)
+                    self.listener.observed(event)
+                    self._do(self.engine.evaluated(event))
+                case TrialEnded(number, outcome, log):
                     self._end(number, self.engine.as_stored(number, self._waiting.stored(number, outcome)), log)
                     self._next_look = time.monotonic()
         self._recorder.flush_if_due()
@@ -328,8 +348,8 @@ class Driver(Host):
         waited = None if plan.resumed is None else self.engine.history.trial(plan.resumed)
         checkpoint = self._waiting.file_for(plan, trial.number)
         if checkpoint is None and self._waiting.is_to_be_saved(plan):
-            self._feed(events.CannotSave(self._waiting.checkpoints.refusal))
-        self._feed(events.Started(plan, trial, is_savable=checkpoint is not None))
+            self._do(self.engine.cannot_save(self._waiting.checkpoints.refusal))
+        self._do(self.engine.started(plan, trial, is_savable=checkpoint is not None))
         self.listener.started(trial, self.engine.history)
         try:
             request = admitted(self.spec, plan, trial.number, checkpoint=checkpoint)
@@ -347,7 +367,7 @@ class Driver(Host):
         self._recorder.flush()
         trial = self._recorder.finish(number, outcome, log, self.engine.step_seconds(number))
         self._waiting.ended(trial)
-        self._feed(events.Ended(trial))
+        self._do(self.engine.ended(trial))
         if trial.state is TrialState.LOST and outcome.state is not TrialState.LOST:
             self.listener.note(f"trial {number} was taken over by another driver; what it measured here is left out")
             return

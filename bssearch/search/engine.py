@@ -1,57 +1,58 @@
-"""The one that decides what a search does: a state machine over one study, told by events, answering with actions.
+"""The engine decides what a search does: a state machine over one study.
 
-It knows no store, no executor, no files and no clock: the driver of a study tells it what happened there, and a
-simulation what happened in its own time (`bssearch.search.events`). What it decides follows from the events alone, and
-but for what runs here at the moment, from what the store holds: one that is made anew in the middle of a study goes on
-as the one before it would have.
+Each event is a method of `Engine`, and returns the actions that follow (`bssearch.search.actions`). The engine knows no
+store, no executor, no files and no clock: the driver of a study, or a simulation, calls it. Its decisions follow from
+the calls alone and, but for the trials that run here, from the store: a new engine continues a study as the old one
+would have.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol, assert_never
+from types import MappingProxyType
+from typing import Protocol
 
+from bssearch.analysis.law.quick import QuickPrior
 from bssearch.errors import BSSearchError, InterruptedRunError
 from bssearch.history import INTERRUPTED, History, is_interrupted
 from bssearch.pruners.base import Pruner
 from bssearch.pruners.controller import PruningController
-from bssearch.records import Observation, Phase, TrialOutcome, TrialPlan, TrialRecord, TrialState
+from bssearch.records import (
+    Observation,
+    Phase,
+    ProbeRecord,
+    TrialObserved,
+    TrialOutcome,
+    TrialPlan,
+    TrialRecord,
+    TrialState,
+)
 from bssearch.samplers.base import Sampler, make_sampler
 from bssearch.search import confirmation
-from bssearch.search.ended import Refusals, could_not_pause, lines_about, met_at_once
-from bssearch.search.events import (
+from bssearch.search.actions import (
     Action,
-    CannotSave,
-    CanSave,
-    Changed,
     Claim,
-    Claimed,
-    Ended,
-    Evaluated,
-    Event,
     Failed,
     Finished,
-    Interrupted,
     Release,
-    SavedTrials,
     SearchEnded,
     Settle,
-    SlotFree,
     Start,
-    Started,
     Stop,
     Tell,
-    Timed,
     TimeSteps,
     Wait,
 )
+from bssearch.search.ended import Refusals, could_not_pause, lines_about, met_at_once
 from bssearch.search.planner import Planner
 from bssearch.spec import StudySpec
 
 CONTINUE = "the same command goes on where this one stopped"
+
+Evaluations = Sequence[tuple[float, float]]
+"""Those of a trial in the order of time: train seconds and metric."""
 
 NextRun = Callable[[History], TrialPlan | None]
 """A plan of runs to be made one after the other: the next one, None where all are made or running."""
@@ -138,37 +139,6 @@ class Engine:
         """Return the trials that run here."""
         return tuple(self._running)
 
-    def handle(self, event: Event) -> list[Action]:
-        """Take in an event; return what is to be done now, in this order."""
-        match event:
-            case Evaluated():
-                return self._evaluated(event)
-            case SlotFree():
-                self.history.now = event.now
-                return self._next()
-            case Started():
-                return self._started(event)
-            case Ended():
-                return self._ended(event.trial)
-            case Changed():
-                return self._changed(event)
-            case SavedTrials():
-                return self._found_saved(event)
-            case Timed():
-                self.history.probes = dict(event.probes)
-                self._was_timed = True
-            case Claimed(granted):
-                return self._claimed(granted)
-            case CannotSave():
-                return self._wait_no_more(event.reason)
-            case CanSave():
-                self.pruning.standings.can_wait = self.spec.pruner.checkpoint_gib > 0
-            case Interrupted():
-                return self._interrupted()
-            case _:
-                assert_never(event)
-        return []
-
     def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
         """Return the outcome of a trial that runs here as it counts.
 
@@ -189,8 +159,8 @@ class Engine:
         """Return the newest evaluation of a trial that runs here."""
         return self._running[number].last
 
-    def _claimed(self, granted: bool) -> list[Action]:
-        """Confirm, or wait for the other driver that does."""
+    def claimed(self, granted: bool) -> list[Action]:
+        """The answer to a `Claim`: confirm, or wait for the other driver that does."""
         if not granted:
             return [Wait(for_claim=self._stage is Stage.CLAIM)]
         self._has_claim = True
@@ -198,8 +168,9 @@ class Engine:
             self._stage = Stage.REPEAT
         return []
 
-    def _next(self) -> list[Action]:
-        """Decide what a free slot is for."""
+    def slot_free(self, now: float) -> list[Action]:
+        """A slot is free, at a moment in seconds since 1970."""
+        self.history.now = now
         if self._stage in {Stage.STOPPING, Stage.DONE}:
             return []
         if not self._was_timed or self.history.untimed:
@@ -269,33 +240,43 @@ class Engine:
         ended = [] if self._ending is None else [SearchEnded(self._ending)]
         return [*ended, *(one for one in settled if one.numbers)]
 
-    def _started(self, event: Started) -> list[Action]:
-        number, step_seconds = event.trial.number, self.history.step_seconds(event.plan.configuration)
-        self._running[number] = Running(event.plan, event.is_savable, step_seconds)
-        self._take(event.trial)
+    def timed(self, probes: Mapping[int, ProbeRecord]) -> list[Action]:
+        """The steps of all batch sizes have been timed: the step times are now these."""
+        self.history.probes = dict(probes)
+        self._was_timed = True
         return []
 
-    def _evaluated(self, event: Evaluated) -> list[Action]:
-        running, observation = self._running[event.number], event.observation
+    def started(self, plan: TrialPlan, trial: TrialRecord, *, is_savable: bool) -> list[Action]:
+        """The store has started the trial of a plan, and it runs here. ``is_savable``: it has a file to be saved to."""
+        step_seconds = self.history.step_seconds(plan.configuration)
+        self._running[trial.number] = Running(plan, is_savable, step_seconds)
+        self._take(trial)
+        return []
+
+    def evaluated(self, observed: TrialObserved) -> list[Action]:
+        """A trial that runs here was evaluated."""
+        number, observation = observed.number, observed.observation
+        running = self._running[number]
         running.last = observation
         if running.plan.phase is not Phase.SEARCH:
             return []
-        self.history.observe(event.number, observation.train_seconds, observation.metric)
+        self.history.observe(number, observation.train_seconds, observation.metric)
         if self.spec.record_target.is_met_by(observation.metric):
             return []  # Its end says when it got there.
         is_exempt = not self._searches or running.plan.uncapped or running.stopping is not None
-        halt = self.pruning.judge(event.number, observation, uncapped=is_exempt)
+        halt = self.pruning.judge(number, observation, uncapped=is_exempt)
         if halt is None:
             return []
         running.stopping = halt.state
-        return [Stop(event.number, halt.state, halt.reason)]
+        return [Stop(number, halt.state, halt.reason)]
 
-    def _ended(self, trial: TrialRecord) -> list[Action]:
+    def ended(self, trial: TrialRecord) -> list[Action]:
+        """A trial that ran here has ended and is stored; LOST: another driver had taken it over."""
         running = self._running.pop(trial.number)
         self._take(trial)
         actions: list[Action] = []
         if running.stopping is TrialState.PAUSED and trial.state is TrialState.PRUNED and trial.outcome is not None:
-            actions += self._wait_no_more(trial.outcome.reason)
+            actions += self.cannot_save(trial.outcome.reason)
         actions += [Tell(line) for line in lines_about(trial, self.history)]
         if not (trial.is_refused and not running.plan.is_new_search):
             actions += self._failed(self._refusals.of(trial, self.history))
@@ -303,22 +284,35 @@ class Engine:
             actions += self._stopped()
         return actions
 
-    def _changed(self, event: Changed) -> list[Action]:
-        if event.is_rewritten:
+    def changed(
+        self,
+        trials: Sequence[TrialRecord] = (),
+        evaluations: Mapping[int, Evaluations] = MappingProxyType({}),
+        probes: Mapping[int, ProbeRecord] | None = None,
+        *,
+        is_rewritten: bool = False,
+        quick: QuickPrior | None = None,
+    ) -> list[Action]:
+        """The store holds something new: changed trials, the evaluations of those that ended, the step times.
+
+        ``probes`` has, by batch size, the step time of its micro-batches; None if unchanged. ``is_rewritten``: forget
+        everything known before. ``quick`` is the stored quick answer; None if there is none, or it is known.
+        """
+        if is_rewritten:
             self._forget()
-        if event.probes is not None:
-            self.history.probes = dict(event.probes)
-        if event.quick is not None:
-            self.history.quick = event.quick
-        for trial in event.trials:
-            if trial.number in event.evaluations:
-                self.history.observe_all(trial.number, event.evaluations[trial.number])
+        if probes is not None:
+            self.history.probes = dict(probes)
+        if quick is not None:
+            self.history.quick = quick
+        for trial in trials:
+            if trial.number in evaluations:
+                self.history.observe_all(trial.number, evaluations[trial.number])
             self._take(trial)
         if self._is_new:
             self._is_new = False
-            if any(could_not_pause(trial) for trial in event.trials):
+            if any(could_not_pause(trial) for trial in trials):
                 self.pruning.wait_no_more()
-        problems = (met_at_once(trial, self.history) for trial in event.trials)
+        problems = (met_at_once(trial, self.history) for trial in trials)
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
@@ -337,23 +331,28 @@ class Engine:
         self.history.take(trial)
         self.pruning.take(trial)
 
-    def _found_saved(self, event: SavedTrials) -> list[Action]:
-        """Take note of the checkpoints that lie here; give one up where all take more disk than they may."""
-        self.pruning.found_saved(event.saved)
-        if event.bytes <= self.spec.pruner.checkpoint_gib * 2**30:
+    def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
+        """Checkpoints of paused trials lie here; one is given up if all take more bytes than they may."""
+        self.pruning.found_saved(saved)
+        if size <= self.spec.pruner.checkpoint_gib * 2**30:
             return []
         number = self.pruning.least_promising()
         return [] if number is None else [Settle([number], TrialState.PRUNED, for_disk=True)]
 
-    def _wait_no_more(self, reason: str) -> list[Action]:
-        """Take note that trials cannot be saved here: those that would have waited are stopped from now on."""
+    def can_save(self) -> list[Action]:
+        """Trials can be saved here again, though some could not before this run began."""
+        self.pruning.standings.can_wait = self.spec.pruner.checkpoint_gib > 0
+        return []
+
+    def cannot_save(self, reason: str) -> list[Action]:
+        """No trial can be saved here, and why: those that would have been paused are stopped from now on."""
         if not self.pruning.can_wait:
             return []
         self.pruning.wait_no_more()
         return [Tell(f"trials are stopped for good from now on where they would have waited: {reason}")]
 
-    def _interrupted(self) -> list[Action]:
-        """Stop what runs, saved where it can be; the run fails once all has ended."""
+    def interrupted(self) -> list[Action]:
+        """Somebody wants the search to stop: running trials are paused or cancelled, then the run fails."""
         self._stage = Stage.STOPPING
         if not self._running:
             return self._stopped()
@@ -372,22 +371,3 @@ class Engine:
             return []
         self._stage = Stage.DONE
         return [Failed(error)]
-
-
-class Host(ABC):
-    """The driver of a study, or a simulation; a list as ``journal`` keeps every event that the engine is told."""
-
-    def __init__(self, engine: Engine, journal: list[Event] | None) -> None:
-        self.engine = engine
-        self.journal = journal
-
-    def _feed(self, event: Event) -> None:
-        """Tell the engine of an event, and do what it asks for."""
-        if self.journal is not None:
-            self.journal.append(event)
-        for action in self.engine.handle(event):
-            self._carry_out(action)
-
-    @abstractmethod
-    def _carry_out(self, action: Action) -> None:
-        """Do what the engine asks for; what comes of it is the next event."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bssearch.history import History
-from bssearch.records import Observation, StudyRecord, TrialRecord
+from bssearch.records import StudyRecord, TrialObserved, TrialRecord
 
 
 class Listener:
@@ -18,7 +18,7 @@ class Listener:
     def started(self, trial: TrialRecord, history: History) -> None:
         """A trial has started."""
 
-    def observed(self, number: int, observation: Observation) -> None:
+    def observed(self, observed: TrialObserved) -> None:
         """A trial was evaluated."""
 
     def ended(self, trial: TrialRecord, history: History) -> None:
@@ -49,10 +49,10 @@ class Listeners(Listener):
         for one in self._listeners:
             one.started(trial, history)
 
-    def observed(self, number: int, observation: Observation) -> None:
+    def observed(self, observed: TrialObserved) -> None:
         """Pass it on."""
         for one in self._listeners:
-            one.observed(number, observation)
+            one.observed(observed)
 
     def ended(self, trial: TrialRecord, history: History) -> None:
         """Pass it on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from bssearch.errors import DatabaseError
-from bssearch.records import Observation, TrialOutcome, TrialRecord, TrialState
+from bssearch.records import Observation, TrialObserved, TrialOutcome, TrialRecord, TrialState
 from bssearch.search.finding import SearchEnd, save_finding
 from bssearch.storage.repository import Store
 
@@ -27,18 +27,18 @@ class Recorder:
 
     def __init__(self, store: Store, study: str) -> None:
         self._store, self._study = store, study
-        self._unwritten: list[tuple[int, Observation]] = []
+        self._unwritten: list[TrialObserved] = []
         self._flushed = self._next_finding = time.monotonic()
         self._finding_seconds = FINDING_SECONDS
 
-    def observe(self, number: int, observation: Observation) -> None:
+    def observe(self, observed: TrialObserved) -> None:
         """Take in an evaluation; it is written with others."""
-        self._unwritten.append((number, observation))
+        self._unwritten.append(observed)
 
     def flush(self) -> None:
         """Write all evaluations now."""
         if self._unwritten:
-            self._store.append_observations(self._study, self._unwritten)
+            self._store.append_observations(self._study, [(one.number, one.observation) for one in self._unwritten])
             self._unwritten = []
         self._flushed = time.monotonic()
 

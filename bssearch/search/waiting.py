@@ -9,7 +9,6 @@ from bssearch.errors import CheckpointError
 from bssearch.history import INTERRUPTED
 from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.records import COULD_NOT_PAUSE, Phase, TrialOutcome, TrialPlan, TrialRecord, TrialState
-from bssearch.search import events
 from bssearch.search.leases.claims import Claims
 from bssearch.search.leases.owner import is_alive
 from bssearch.spec import StudySpec
@@ -34,13 +33,13 @@ class WaitingTrials:
         """Return whether trials of this study are to be saved."""
         return self._spec.pruner.checkpoint_gib > 0
 
-    def found(self) -> events.SavedTrials:
-        """Return which checkpoints this driver can have; say where the place in which they are kept is away."""
+    def found(self) -> tuple[frozenset[int], int]:
+        """Return which checkpoints this driver can have, and their bytes; say if their place is away."""
         held, away = self.checkpoints.held(), self.checkpoints.away
         if away and away != self._told:
             self._told = away
             self._note(f"what waits cannot go on for now: {away}")
-        return events.SavedTrials(held.saved, held.bytes)
+        return held.saved, held.bytes
 
     def file_for(self, plan: TrialPlan, number: int) -> str | None:
         """Return the file that a search trial is saved to where it is paused or interrupted; None where none can be."""

@@ -33,12 +33,13 @@ import typer
 
 from bssearch import registry
 from bssearch.boards.process import BoardProcess
-from bssearch.executors.base import ExecutorSettings, Observed
+from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import (
     Configuration,
     Observation,
     Target,
+    TrialObserved,
     TrialPlan,
     TrialState,
 )
@@ -147,7 +148,7 @@ def _evaluations(plan: TrialPlan) -> Iterator[Iterator[Observation]]:
 def _observed(executor: LocalExecutor) -> Iterator[Observation]:
     while True:
         for event in executor.events(timeout=0.2):
-            if not isinstance(event, Observed):
+            if not isinstance(event, TrialObserved):
                 raise RuntimeError(f"the trial has ended: {event}")
             yield event.observation
 

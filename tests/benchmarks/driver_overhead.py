@@ -26,9 +26,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from bssearch.executors.base import Ended, Event, Observed
+from bssearch.executors.base import Event
 from bssearch.history import History
-from bssearch.records import TrialRequest
+from bssearch.records import TrialEnded, TrialObserved, TrialRequest
 from bssearch.samplers.base import Choice
 from bssearch.search.driver import Driver
 from bssearch.search.engine import Engine
@@ -75,8 +75,8 @@ class EmptyTrials(law.LawExecutor):
         total = law.steps_needed(request.plan.configuration) * law.step_seconds(request.plan.configuration.batch_size)
         shares = [n / (OBSERVATIONS - 1) for n in range(OBSERVATIONS)]
         self.free_since = time.monotonic()
-        assert isinstance(found[-1], Ended)
-        return [*(Observed(request.number, self.observe(request, share, total)) for share in shares), found[-1]]
+        assert isinstance(found[-1], TrialEnded)
+        return [*(TrialObserved(request.number, self.observe(request, share, total)) for share in shares), found[-1]]
 
 
 @dataclass

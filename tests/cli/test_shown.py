@@ -32,11 +32,11 @@ from bssearch.commands.display import Display, Lines, batch_table, ended_line
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import status, trial_document
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.executors.base import Ended, Event
+from bssearch.executors.base import Event
 from bssearch.history import History
 from bssearch.pages.csv_rows import write_csv
 from bssearch.pruners.controller import PruningController
-from bssearch.records import GradientNoise, MemoryBasis, Observation, Phase, TrialRecord, TrialState
+from bssearch.records import GradientNoise, MemoryBasis, Observation, Phase, TrialEnded, TrialRecord, TrialState
 from bssearch.storage.repository import open_store
 from tests.analysis.test_report import answer, confirmed
 from tests.factories import make_curve, make_environment, make_probe, make_spec, make_trial
@@ -452,10 +452,10 @@ class Slowing(LawExecutor):
 
     def events(self, timeout: float) -> list[Event]:
         found = super().events(timeout)
-        if found and isinstance(found[-1], Ended) and self.requests[-1].plan.is_tested:
+        if found and isinstance(found[-1], TrialEnded) and self.requests[-1].plan.is_tested:
             end = found[-1]
             slow = replace(end.outcome, wall_seconds=end.outcome.wall_seconds * len(self.requests))
-            return [*found[:-1], Ended(end.number, slow)]
+            return [*found[:-1], TrialEnded(end.number, slow)]
         return found
 
 

@@ -26,8 +26,8 @@ from bssearch.commands.probe.branch import (
     sentences,
 )
 from bssearch.errors import LaunchError, UsageError
-from bssearch.executors.base import Ended, Event, Observed
-from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
+from bssearch.executors.base import Event
+from bssearch.records import Observation, TrialEnded, TrialObserved, TrialOutcome, TrialRequest, TrialState
 from bssearch.scaling import LearningRateRule
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
@@ -253,12 +253,12 @@ class BranchingExecutor(ProbedExecutor):
             end = TrialState.OOM
         if isinstance(end, TrialState):
             return [
-                Observed(1, observation(0, 0.5)),
-                Ended(1, TrialOutcome(state=end, reason="as the test has it")),
+                TrialObserved(1, observation(0, 0.5)),
+                TrialEnded(1, TrialOutcome(state=end, reason="as the test has it")),
             ]
         wobble = 0.001 * (request.plan.seed % 7 - 3)
         last = observation(request.branch.samples, end + wobble)
-        return [Observed(1, observation(0, 0.5)), Observed(1, last), Ended(1, exhausted(last.samples))]
+        return [TrialObserved(1, observation(0, 0.5)), TrialObserved(1, last), TrialEnded(1, exhausted(last.samples))]
 
 
 def observation(samples: int, metric: float) -> Observation:

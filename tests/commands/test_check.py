@@ -13,8 +13,8 @@ import yaml
 from bssearch.cli.check import print_check
 from bssearch.commands.check import LONGEST_S, STEPS, Check, check
 from bssearch.errors import LaunchError, SpecError
-from bssearch.executors.base import Ended, Event, Observed
-from bssearch.records import Observation, StepTime, StepTimeRequest, TrialOutcome, TrialState
+from bssearch.executors.base import Event
+from bssearch.records import Observation, StepTime, StepTimeRequest, TrialEnded, TrialObserved, TrialOutcome, TrialState
 from bssearch.spec import StudySpec, load_spec
 from tests.factories import SPEC, make_spec
 from tests.search.law import LawExecutor
@@ -170,7 +170,7 @@ def test_a_metric_that_never_moves_is_named() -> None:
                 for step in range(4)
             ]
             outcome = TrialOutcome(state=TrialState.CAPPED, reason="limit", steps=3, best_metric=0.1)
-            return [*(Observed(request.number, one) for one in seen), Ended(request.number, outcome)]
+            return [*(TrialObserved(request.number, one) for one in seen), TrialEnded(request.number, outcome)]
 
     assert "metric_never_moves" in codes(Stuck())
 

@@ -15,13 +15,15 @@ from bssearch.analysis.law.quick import QuickAnswer, QuickPrior
 from bssearch.commands.quick import SLOWER, quick, track_record
 from bssearch.commands.run import run_study
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.executors.base import Ended, Event, Observed
+from bssearch.executors.base import Event
 from bssearch.history import History
 from bssearch.records import (
     Configuration,
     GradientNoise,
     NoiseMeasurement,
     NoiseRequest,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialRecord,
     TrialState,
@@ -63,9 +65,9 @@ class NoisyExecutor(ProbedExecutor):
         gone = TrialOutcome(state=TrialState.DIVERGED, reason="loss is nan", train_seconds=0.001)
         diverged = {request.number for request in self.requests if self.diverges(request.plan.configuration)}
         return [
-            replace(one, outcome=gone) if isinstance(one, Ended) and one.number in diverged else one
+            replace(one, outcome=gone) if isinstance(one, TrialEnded) and one.number in diverged else one
             for one in super().events(timeout)
-            if not (isinstance(one, Observed) and one.number in diverged)
+            if not (isinstance(one, TrialObserved) and one.number in diverged)
         ]
 
 
@@ -336,7 +338,7 @@ def test_a_default_that_had_too_little_time_to_train_is_told_to_take_more(ask: A
     @dataclass
     class Still(NoisyExecutor):
         def events(self, timeout: float) -> list[Event]:
-            return [one for one in super().events(timeout) if not isinstance(one, Observed)]
+            return [one for one in super().events(timeout) if not isinstance(one, TrialObserved)]
 
     with pytest.raises(UsageError, match="does not train") as error:
         ask(Still(), seconds=1e-3)

@@ -88,8 +88,7 @@ def sustained(task: Task) -> Found:
 
 def slots(task: Task) -> Found:
     """Run six trials at once on one GPU against its isolated step time: what sharing a device does to a step."""
-    from bssearch.executors.base import Ended
-    from bssearch.records import TrialOutcome
+    from bssearch.records import TrialEnded, TrialOutcome
     from bssearch.search.calibration import measure_step_time_at
     from bssearch.space import UNKNOWN
     from tests.evidence.trials import for_seconds
@@ -106,7 +105,7 @@ def slots(task: Task) -> Found:
             executor.submit(for_seconds(spec, configuration, seconds, alone.eval_every_steps or 1, number + 1))
         outcomes: list[TrialOutcome] = []
         while len(outcomes) < count:
-            outcomes += [event.outcome for event in executor.events(timeout=1.0) if isinstance(event, Ended)]
+            outcomes += [event.outcome for event in executor.events(timeout=1.0) if isinstance(event, TrialEnded)]
     shared = [one.train_seconds / one.steps for one in outcomes if one.steps]
     return {
         "slots": count,

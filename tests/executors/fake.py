@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from bssearch.curves import Crossing, crossing, with_crossing
-from bssearch.executors.base import Ended, Event, Observed
+from bssearch.executors.base import Event
 from bssearch.executors.loaded import failed
 from bssearch.records import (
     GradientNoise,
@@ -26,6 +26,8 @@ from bssearch.records import (
     Observation,
     StepTime,
     StepTimeRequest,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -229,7 +231,7 @@ class FakeExecutor:
 
     def _observe(self, number: int, playing: _Playing, observation: Observation) -> None:
         target, previous = playing.request.target, playing.last
-        self._events.append(Observed(number, observation))
+        self._events.append(TrialObserved(number, observation))
         playing.last = observation
         if playing.best is None or target.gain(observation.metric) > target.gain(playing.best):
             playing.best = observation.metric
@@ -253,7 +255,7 @@ class FakeExecutor:
 
     def _end(self, number: int, outcome: TrialOutcome) -> None:
         playing = self._playing.pop(number)
-        self._events.append(Ended(number, outcome, playing.log.getvalue()))
+        self._events.append(TrialEnded(number, outcome, playing.log.getvalue()))
 
     def _fits(self, micro_batch_size: int) -> bool:
         return self._largest_micro_batch is None or micro_batch_size <= self._largest_micro_batch

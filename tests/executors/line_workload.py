@@ -10,9 +10,18 @@ from pathlib import Path
 
 import psutil
 
-from bssearch.executors.base import Ended, Event, Executor, ExecutorSettings, Observed
+from bssearch.executors.base import Event, Executor, ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
-from bssearch.records import Configuration, ParameterValue, Target, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import (
+    Configuration,
+    ParameterValue,
+    Target,
+    TrialEnded,
+    TrialObserved,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+)
 from tests.factories import changed, make_request
 
 # What the workload does in a trial is chosen by the trial's dropout, so that one worker can do all of it in turn.
@@ -160,17 +169,17 @@ def wait_for(executor: Executor, satisfied: Callable[[list[Event]], bool], secon
 
 def outcomes(events: list[Event]) -> dict[int, TrialOutcome]:
     """Return the outcome of each ended trial; none may have ended twice."""
-    ended = [event for event in events if isinstance(event, Ended)]
+    ended = [event for event in events if isinstance(event, TrialEnded)]
     numbers = [event.number for event in ended]
     assert len(numbers) == len(set(numbers)), f"ended twice: {numbers}"
     return {event.number: event.outcome for event in ended}
 
 
-def run_to_the_end(executor: Executor, request: TrialRequest) -> tuple[TrialOutcome, list[Observed]]:
+def run_to_the_end(executor: Executor, request: TrialRequest) -> tuple[TrialOutcome, list[TrialObserved]]:
     executor.submit(request)
     events = wait_for(executor, lambda events: request.number in outcomes(events))
     assert executor.events(0.0) == []
-    return outcomes(events)[request.number], [event for event in events if isinstance(event, Observed)]
+    return outcomes(events)[request.number], [event for event in events if isinstance(event, TrialObserved)]
 
 
 def worker_pids(executor: LocalExecutor) -> list[int]:

@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from bssearch.errors import LaunchError, UsageError, WorkloadError
-from bssearch.executors.base import Ended
 from bssearch.executors.messages import Load
 from bssearch.executors.programs import command_process
 from bssearch.executors.programs.command import LARGEST_FILE, LoadedCommand
@@ -31,6 +30,7 @@ from bssearch.records import (
     SecondsBasis,
     StepTime,
     StepTimeRequest,
+    TrialEnded,
     TrialState,
 )
 from tests import waiting
@@ -388,7 +388,7 @@ def test_a_trial_that_hangs_ends_with_its_worker_and_with_all_that_it_started(tm
         patch.setattr("tempfile.tempdir", str(temporary))
         with closing(LocalExecutor(settings(tmp_path, words, hang_seconds=1.5))) as executor:
             executor.submit(request())
-            outcome = outcomes(wait_for(executor, lambda events: any(isinstance(one, Ended) for one in events)))[1]
+            outcome = outcomes(wait_for(executor, lambda events: any(isinstance(one, TrialEnded) for one in events)))[1]
             assert (tmp_path / "started").exists() and "hang: no training progress" in outcome.reason
             deadline = time.monotonic() + 5.0
             while napping() and time.monotonic() < deadline:

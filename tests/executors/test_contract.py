@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.executors.base import Ended, Event, Executor, ExecutorSettings, Observed, make_executor
+from bssearch.executors.base import Event, Executor, ExecutorSettings, make_executor
 from bssearch.records import (
     MemoryRequest,
     NoiseRequest,
     Observation,
     StepTimeRequest,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -96,7 +98,7 @@ def executor(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ex
 
 
 def seen(events: list[Event]) -> list[Observation]:
-    return [event.observation for event in events if isinstance(event, Observed)]
+    return [event.observation for event in events if isinstance(event, TrialObserved)]
 
 
 def request_learning_trial(number: int, behaviour: str = "learn", *, seconds: float) -> TrialRequest:
@@ -187,7 +189,7 @@ def test_what_a_trial_prints_comes_with_its_end_and_is_its_own(executor: Executo
     for behaviour in ("say", "learn", "say"):
         executor.submit(request_learning_trial(1, behaviour, seconds=0.15))
         ended = wait_for(executor, lambda events: 1 in outcomes(events))
-        logs += [event.log for event in ended if isinstance(event, Ended)]
+        logs += [event.log for event in ended if isinstance(event, TrialEnded)]
     assert [log.strip() for log in logs] == ["said by the workload", "", "said by the workload"]
 
 

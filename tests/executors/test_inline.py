@@ -17,9 +17,9 @@ import torch
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import trials_frame
 from bssearch.errors import LaunchError, SpecError, UsageError, WorkloadError
-from bssearch.executors.base import Ended, ExecutorSettings
+from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.inline import PYTHON_THRESHOLDS, InlineExecutor
-from bssearch.records import StepTimeRequest, TrainingSettings, TrialState
+from bssearch.records import StepTimeRequest, TrainingSettings, TrialEnded, TrialState
 from bssearch.spec import StudySpec
 from tests.executors.line_workload import (
     outcomes,
@@ -84,7 +84,7 @@ def test_an_interrupt_in_the_workload_ends_the_trial_as_cancelled_and_is_raised(
         executor.submit(request_endless_trial(1))
         with pytest.raises(KeyboardInterrupt):
             wait_for(executor, lambda events: 1 in outcomes(events))
-        [ended] = [event for event in executor.events(0.0) if isinstance(event, Ended)]
+        [ended] = [event for event in executor.events(0.0) if isinstance(event, TrialEnded)]
     assert (ended.number, ended.outcome.state) == (1, TrialState.CANCELLED)
     assert ended.outcome.steps > 0
 

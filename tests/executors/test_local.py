@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from bssearch.errors import LaunchError, WorkloadError
-from bssearch.executors.base import Ended, Observed
 from bssearch.executors.slots import LocalExecutor, SlotState
-from bssearch.records import StepTimeRequest, TrialState
+from bssearch.records import StepTimeRequest, TrialEnded, TrialObserved, TrialState
 from tests.executors.line_workload import (
     opened,
     outcomes,
@@ -59,8 +58,8 @@ def test_logs_that_nobody_asked_to_keep_do_not_grow_and_still_tell_of_a_death(tm
     with opened(tmp_path, at=2) as executor:
         for number in (1, 2):
             executor.submit(request_endless_trial(number, "print", seconds=0.2))
-            ended = wait_for(executor, lambda events: any(isinstance(event, Ended) for event in events))
-            assert ["from a child" in event.log for event in ended if isinstance(event, Ended)] == [True]
+            ended = wait_for(executor, lambda events: any(isinstance(event, TrialEnded) for event in events))
+            assert ["from a child" in event.log for event in ended if isinstance(event, TrialEnded)] == [True]
             assert log_of(executor) == ""
         with pytest.raises(LaunchError, match="worker killed by SIGSEGV") as death:
             executor.measure_step_time(deadly)
@@ -197,7 +196,7 @@ def test_trials_that_share_a_device_are_contended_and_a_kill_cancels_them_at_onc
         events += wait_for(executor, lambda events: 1 in outcomes(events))
         ended = outcomes(events)
         assert ended[1].contended and ended[2].contended
-        assert {event.number for event in events if isinstance(event, Observed)} == {1, 2}
+        assert {event.number for event in events if isinstance(event, TrialObserved)} == {1, 2}
         assert not any(executor._trials_on(("", "cpu")))
 
         executor.submit(request_endless_trial(3, "hang"))

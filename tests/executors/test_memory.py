@@ -13,9 +13,9 @@ from bssearch.commands.opening import Launch
 from bssearch.commands.opening import opened as opened_study
 from bssearch.commands.probe.memory import next_size, probe_memory
 from bssearch.errors import LaunchError
-from bssearch.executors.base import Ended, Executor, ExecutorSettings, Observed
+from bssearch.executors.base import Executor, ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
-from bssearch.records import MemoryRequest, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import MemoryRequest, TrialEnded, TrialObserved, TrialOutcome, TrialRequest, TrialState
 from tests.executors.line_workload import request_endless_trial, worker_pids
 from tests.factories import changed, make_spec
 
@@ -145,7 +145,7 @@ def train(executor: Executor, size: int, steps: int = 200) -> TrialOutcome:
     executor.submit(trial)
     while True:
         for event in executor.events(1.0):
-            if isinstance(event, Observed) and event.observation.step == steps:
+            if isinstance(event, TrialObserved) and event.observation.step == steps:
                 executor.stop(size, TrialState.CANCELLED, "enough")
-            if isinstance(event, Ended):
+            if isinstance(event, TrialEnded):
                 return replace(event.outcome, steps=min(event.outcome.steps, steps))

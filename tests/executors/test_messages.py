@@ -10,7 +10,7 @@ import pytest
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors import messages
-from bssearch.executors.base import Ended, ExecutorSettings, Observed, Program
+from bssearch.executors.base import ExecutorSettings, Program
 from bssearch.executors.messages import Command, Lines, Reply, decode_command, decode_reply, encode
 from bssearch.records import (
     Environment,
@@ -20,6 +20,8 @@ from bssearch.records import (
     Observation,
     StepTime,
     StepTimeRequest,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -105,8 +107,8 @@ REPLIES: list[Reply] = [
     messages.Refused(error="workload", message="no", hint=None),
     "heartbeat",
     STEP_TIME,
-    Observed(number=3, observation=OBSERVATION),
-    Ended(number=3, outcome=OUTCOME, broken=True),
+    TrialObserved(number=3, observation=OBSERVATION),
+    TrialEnded(number=3, outcome=OUTCOME, broken=True),
 ]
 
 
@@ -137,7 +139,7 @@ def test_parameters_keep_their_types_and_with_them_the_configurations_key() -> N
 @pytest.mark.parametrize("metric", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinities_are_refused(metric: float) -> None:
     with pytest.raises(ValueError):
-        encode(Observed(number=1, observation=replace(OBSERVATION, metric=metric)))
+        encode(TrialObserved(number=1, observation=replace(OBSERVATION, metric=metric)))
 
 
 @pytest.mark.parametrize("line", [b"", b"hello", b"{}", b'{"kind": "run"}', b'{"kind": "heartbeat"}'])

@@ -13,12 +13,20 @@ import pytest
 
 from bssearch.errors import LaunchError
 from bssearch.executors import devices
-from bssearch.executors.base import Ended, ExecutorSettings, Observed, Program
+from bssearch.executors.base import ExecutorSettings, Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.messages import Load
 from bssearch.executors.process import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
 from bssearch.executors.slots import COMPILE_SECONDS, LocalExecutor
-from bssearch.records import Observation, StepTimeRequest, TrainingSettings, TrialRequest, TrialState
+from bssearch.records import (
+    Observation,
+    StepTimeRequest,
+    TrainingSettings,
+    TrialEnded,
+    TrialObserved,
+    TrialRequest,
+    TrialState,
+)
 from bssearch.training import memory
 from tests.executors.line_workload import request_trial, write_workload
 from tests.executors.scripted_worker import Node, ScriptedWorker
@@ -129,7 +137,7 @@ def test_before_its_first_evaluation_a_model_may_be_compiled_for_longer_than_a_t
         executor.submit(request_trial(2))
         worker = node.workers[-1]
         seen = Observation(step=1, samples=8, train_seconds=0.1, metric=0.1, loss=None, learning_rate=0.1)
-        worker.say(Observed(number=2, observation=seen))
+        worker.say(TrialObserved(number=2, observation=seen))
         executor.events(0.0)
         assert states_after(executor, worker, 299.0) == []
         assert states_after(executor, worker, 301.0) == [TrialState.FAILED]
@@ -142,7 +150,7 @@ def states_after(executor: LocalExecutor, worker: ScriptedWorker, silence: float
     assert trial is not None
     trial.started = worker.last_heard
     executor._pump(0.0)
-    return [event.outcome.state for event in executor.events(0.0) if isinstance(event, Ended)]
+    return [event.outcome.state for event in executor.events(0.0) if isinstance(event, TrialEnded)]
 
 
 def test_a_trial_is_told_with_the_gpu_of_its_slot_though_the_worker_died(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +159,7 @@ def test_a_trial_is_told_with_the_gpu_of_its_slot_though_the_worker_died(monkeyp
         executor.submit(request_trial(2))
         node.workers[1].kill()
         (ended,) = executor.events(10.0)
-    assert isinstance(ended, Ended) and ended.number == 2
+    assert isinstance(ended, TrialEnded) and ended.number == 2
     assert (ended.outcome.state, ended.outcome.device, ended.outcome.device_uuid) == ("failed", "cuda:1", "GPU-1")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from bssearch.executors.base import Ended, ExecutorSettings
+from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.messages import (
     Load,
     Loaded,
@@ -23,7 +23,7 @@ from bssearch.executors.messages import (
     encode,
 )
 from bssearch.executors.ray.actor import MOST_LOG_BYTES, Heard, SlotActor
-from bssearch.records import TrialState, WorkloadDescription
+from bssearch.records import TrialEnded, TrialState, WorkloadDescription
 from tests.executors.line_workload import request_endless_trial, write_workload
 
 CHATTY = """
@@ -77,7 +77,7 @@ def test_a_long_log_comes_in_pieces_and_before_the_reply_that_followed_it(tmp_pa
             assert len(one.log) <= MOST_LOG_BYTES
             log += one.log
             replies = [decode_reply(line) for line in one.replies]
-            if any(isinstance(reply, Ended) for reply in replies):
+            if any(isinstance(reply, TrialEnded) for reply in replies):
                 break
         assert log.count(b"!") >= 1 and log.endswith(b"!\n")
         assert actor._log.stat().st_size == 0, "what has been passed on does not fill the node's disk"
@@ -87,7 +87,7 @@ def test_a_stop_goes_in_and_a_dead_worker_is_told_once_with_its_signal(tmp_path:
     with started(tmp_path) as actor:
         actor.tell(encode(request_endless_trial(1)))
         actor.tell(encode(Stop(number=1, state=TrialState.PRUNED, reason="as asked")))
-        (ended,) = [one for one in until(actor, Ended) if isinstance(one, Ended)]
+        (ended,) = [one for one in until(actor, TrialEnded) if isinstance(one, TrialEnded)]
         assert (ended.outcome.state, ended.outcome.reason) == (TrialState.PRUNED, "as asked")
         assert actor._worker is not None
         os.kill(actor._worker.pid, signal.SIGKILL)

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from bssearch.executors.base import Event, ExecutorSettings, Observed
+from bssearch.executors.base import Event, ExecutorSettings
 from bssearch.executors.ray import executor as ray_executor
 from bssearch.executors.ray.executor import RayExecutor
-from bssearch.records import TrialState
+from bssearch.records import TrialObserved, TrialState
 from tests.cli.task import environment
 from tests.executors.line_workload import (
     outcomes,
@@ -68,7 +68,7 @@ def pid_of(executor: RayExecutor, slot: int) -> int:
 
 def trained(events: list[Event]) -> set[int]:
     """Return the trials that have been evaluated after a step."""
-    return {event.number for event in events if isinstance(event, Observed) and event.observation.step > 0}
+    return {event.number for event in events if isinstance(event, TrialObserved) and event.observation.step > 0}
 
 
 def test_an_actor_and_a_node_that_are_killed_are_each_a_lost_trial_and_no_other(

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from bssearch.errors import LaunchError, UsageError
-from bssearch.executors.base import Ended, ExecutorSettings, make_executor
+from bssearch.executors.base import ExecutorSettings, make_executor
 from bssearch.executors.messages import Load
 from bssearch.executors.ray import executor as ray_executor
 from bssearch.executors.ray.actor import Heard
 from bssearch.executors.ray.cluster import Cluster, Node, said_by
 from bssearch.executors.ray.executor import RayExecutor
-from bssearch.records import TrialState
+from bssearch.records import TrialEnded, TrialState
 from bssearch.settings import environment_with
 from tests.executors.fake_ray import Actor, FakeRay, RayTaskError
 from tests.executors.line_workload import outcomes, request_trial, wait_for
@@ -212,7 +212,7 @@ def test_a_slot_without_a_node_any_more_is_given_up_and_the_last_one_is_an_error
         wait_for(executor, lambda events: 1 in outcomes(events))
         executor.submit(request_trial(3))
         (ended,) = executor.events(0.0)
-        assert isinstance(ended, Ended) and (ended.number, ended.outcome.state) == (3, TrialState.LOST)
+        assert isinstance(ended, TrialEnded) and (ended.number, ended.outcome.state) == (3, TrialState.LOST)
         assert "no node of the Ray cluster had 1 CPU and a GPU free" in ended.outcome.reason
         assert executor.slots == 1
         here[1].is_gone = True

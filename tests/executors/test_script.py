@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.executors.base import Ended, ExecutorSettings, Program
+from bssearch.executors.base import ExecutorSettings, Program
 from bssearch.executors.messages import Load
 from bssearch.executors.process import THREAD_VARIABLES
 from bssearch.executors.programs.script import LoadedScript
@@ -27,6 +27,7 @@ from bssearch.records import (
     StepTime,
     StepTimeRequest,
     Target,
+    TrialEnded,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -358,7 +359,7 @@ def test_nothing_is_left_of_a_worker_that_ends_in_a_trial(how: str, script: Scri
         os.kill(worker.pid, signal.SIGKILL)
     else:
         getattr(executor, how)()
-    ended = outcomes(wait_for(executor, lambda events: any(isinstance(one, Ended) for one in events)))[1]
+    ended = outcomes(wait_for(executor, lambda events: any(isinstance(one, TrialEnded) for one in events)))[1]
     assert ended.state is (TrialState.FAILED if how == "sigkill" else TrialState.CANCELLED)
     for pid in below:
         wait_until_gone(pid)

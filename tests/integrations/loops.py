@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bssearch.executors.base import Ended, Observed, Program
+from bssearch.executors.base import Program
 from bssearch.executors.messages import Assign, Reply, Work
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.trial_run import HostClock, TrialRun
@@ -21,6 +21,8 @@ from bssearch.records import (
     Observation,
     ParameterValue,
     StepTimeRequest,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -50,9 +52,9 @@ class FakeLine:
 
     def send(self, reply: Reply) -> None:
         match reply:
-            case Observed():
+            case TrialObserved():
                 self.observations.append(reply.observation)
-            case Ended():
+            case TrialEnded():
                 self.outcomes.append(reply.outcome)
             case _:
                 self.replies.append(reply)

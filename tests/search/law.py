@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from bssearch.executors.base import Ended, Event, Observed
+from bssearch.executors.base import Event
 from bssearch.records import (
     Configuration,
     MemoryRequest,
@@ -17,6 +17,8 @@ from bssearch.records import (
     Observation,
     StepTime,
     StepTimeRequest,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -118,14 +120,14 @@ class LawExecutor:
             return []
         request = self.running.pop(0)
         if request.plan.configuration.batch_size in self.fails:
-            return [Ended(request.number, TrialOutcome(state=TrialState.FAILED, reason="broken"))]
+            return [TrialEnded(request.number, TrialOutcome(state=TrialState.FAILED, reason="broken"))]
         if request.plan.configuration.micro_batch_size > min(self.fits_up_to, self.trains_up_to):
-            return [Ended(request.number, TrialOutcome(state=TrialState.OOM, reason="no memory left, by the law"))]
+            return [TrialEnded(request.number, TrialOutcome(state=TrialState.OOM, reason="no memory left, by the law"))]
         per_step = step_seconds(request.plan.configuration.batch_size)
         seconds = steps_needed(request.plan.configuration) * per_step
         reached = self.reachable and seconds <= request.plan.train_seconds_limit
         end = self.end_of(request, seconds)
-        events: list[Event] = [Observed(request.number, self.observe(request, share, seconds)) for share in SHARES]
+        events: list[Event] = [TrialObserved(request.number, self.observe(request, share, seconds)) for share in SHARES]
         state = TrialState.REACHED if reached else request.plan.limit_state
         outcome = TrialOutcome(
             state=state,
@@ -139,7 +141,7 @@ class LawExecutor:
             final_metric=0.9,
             test_metric=0.89 if request.plan.is_tested else None,
         )
-        return [*events, Ended(request.number, outcome)]
+        return [*events, TrialEnded(request.number, outcome)]
 
     def end_of(self, request: TrialRequest, seconds: float) -> float:
         """Return when a trial ends: at its target, or at its limit where it goes on past the target."""

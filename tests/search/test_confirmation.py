@@ -17,9 +17,9 @@ import pytest
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import confirm_study, run_study, with_confirmation
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
-from bssearch.executors.base import Ended, Event
+from bssearch.executors.base import Event
 from bssearch.history import History
-from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, TrialEnded, TrialPlan, TrialRecord, TrialState
 from bssearch.search.confirmation import beside, ending, finalists, remaining
 from bssearch.search.leases.owner import _start, is_alive, living, this_driver
 from bssearch.search.seeds import trial_seed
@@ -286,14 +286,14 @@ class NoisyLaw(LawExecutor):
         if self.stop_after is not None and confirming > self.stop_after:
             raise KeyboardInterrupt
         found = super().events(timeout)
-        if request is None or not isinstance(found[-1], Ended):
+        if request is None or not isinstance(found[-1], TrialEnded):
             return found
         outcome, factor = found[-1].outcome, random.Random(request.plan.seed).lognormvariate(0, 0.07)
         if outcome.time_to_target_s is None or outcome.steps_to_target is None:
             return found
         steps = round(outcome.steps_to_target * factor)
         noisy = replace(outcome, time_to_target_s=outcome.time_to_target_s * factor, steps_to_target=steps)
-        return [*found[:-1], Ended(request.number, noisy)]
+        return [*found[:-1], TrialEnded(request.number, noisy)]
 
 
 def noisy_study(folder: Path, **confirm: Any) -> StudySpec:

@@ -22,9 +22,10 @@ from bssearch.errors import (
     TargetNotReachedError,
     UsageError,
 )
-from bssearch.executors.base import Ended, Event
+from bssearch.executors.base import Event
 from bssearch.records import (
     Phase,
+    TrialEnded,
     TrialOutcome,
     TrialRecord,
     TrialRequest,
@@ -114,7 +115,7 @@ def test_what_the_code_of_a_trial_printed_is_stored_and_white_space_is_not(tmp_p
         def events(self, timeout: float) -> list[Event]:
             logs = {1: "a line\n", 2: " \n"}
             return [
-                replace(one, log=logs.get(one.number, "")) if isinstance(one, Ended) else one
+                replace(one, log=logs.get(one.number, "")) if isinstance(one, TrialEnded) else one
                 for one in super().events(timeout)
             ]
 
@@ -227,7 +228,7 @@ def test_a_target_met_before_the_first_step_is_refused_each_time(tmp_path: Path)
             outcome = TrialOutcome(
                 state=TrialState.REACHED, reason="", time_to_target_s=0.0, steps_to_target=0, best_metric=0.95
             )
-            return [Ended(request.number, outcome)]
+            return [TrialEnded(request.number, outcome)]
 
     for _ in range(2):
         with pytest.raises(SpecError, match=r"target.value = 0.9 is met before the first step: trial 1 .* = 0.95"):

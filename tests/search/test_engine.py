@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,20 @@ import pytest
 from bssearch import registry
 from bssearch.analysis.law.quick import QuickPrior
 from bssearch.errors import InterruptedRunError
-from bssearch.executors.base import Ended, Event, Observed
+from bssearch.executors.base import Event
 from bssearch.records import (
     COULD_NOT_PAUSE,
     Configuration,
     ProbeRecord,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialPlan,
     TrialRecord,
     TrialRequest,
     TrialState,
 )
-from bssearch.search import events
+from bssearch.search import actions
 from bssearch.search.driver import Driver
 from bssearch.search.engine import Engine
 from bssearch.search.listener import Listener
@@ -99,7 +102,7 @@ class TableExecutor(LawExecutor):
         found = playing.advance()
         if isinstance(found, TrialOutcome):
             return [self.end(request.number, found)]
-        seen = Observed(request.number, found)
+        seen = TrialObserved(request.number, found)
         if playing.has_reached and request.plan.stop_at_target:
             return [seen, self.end(request.number, playing.outcome(TrialState.REACHED, "as recorded"))]
         return [seen]
@@ -114,24 +117,54 @@ class TableExecutor(LawExecutor):
 
     def end(self, number: int, outcome: TrialOutcome) -> Event:
         self.running = [one for one in self.running if one.number != number]
-        return Ended(number, outcome)
+        return TrialEnded(number, outcome)
 
 
-class Recorded(Driver):
-    """A driver that keeps what its engine was told and what it answered."""
+@dataclass(frozen=True)
+class Call:
+    """A call of one of an engine's events."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self.journal: list[events.Event] = []
-        self.answers: list[list[events.Action]] = []
-        super().__init__(*args, journal=self.journal, **options)
-        handle = self.engine.handle
+    event: str
+    given: tuple[Any, ...]
+    options: dict[str, Any]
 
-        def keep(event: events.Event) -> list[events.Action]:
-            found = handle(event)
-            self.answers.append(found)
-            return found
+    def on(self, engine: Engine) -> list[actions.Action]:
+        answer: list[actions.Action] = getattr(engine, self.event)(*self.given, **self.options)
+        return answer
 
-        self.engine.handle = keep  # type: ignore[method-assign]
+
+EVENTS = {
+    *("changed", "slot_free", "started", "evaluated", "ended", "timed"),
+    *("claimed", "found_saved", "can_save", "cannot_save", "interrupted"),
+}
+
+
+class Recorded(Engine):
+    """An engine that keeps its calls, and what it answered."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.journal: list[Call] = []
+        self.answers: list[list[actions.Action]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return partial(self.keep, name) if name in EVENTS else found
+
+    def keep(self, event: str, *given: Any, **options: Any) -> list[actions.Action]:
+        call: Callable[..., list[actions.Action]] = super().__getattribute__(event)
+        self.journal.append(Call(event, given, options))
+        self.answers.append(call(*given, **options))
+        return self.answers[-1]
+
+
+class RecordedDriver(Driver):
+    """A driver of a recorded engine."""
+
+    engine: Recorded
+
+    def _engine(self, *_: Any) -> Recorded:
+        return Recorded(self.spec, slots=self.executor.slots, device_name=self.environment.device_name)
 
 
 def open_study(store: Store, spec: StudySpec) -> None:
@@ -221,9 +254,9 @@ class InterruptedAfter(Listener):
             self.driver.interrupts.ask()
 
 
-def told(actions: Sequence[events.Action]) -> list[object]:
+def told(answer: Sequence[actions.Action]) -> list[object]:
     """Return actions so that they compare: two errors that say the same are not equal."""
-    return [str(one.error) if isinstance(one, events.Failed) else one for one in actions]
+    return [str(one.error) if isinstance(one, actions.Failed) else one for one in answer]
 
 
 @pytest.mark.parametrize("sampler", ["auto", "tpe"])
@@ -232,55 +265,53 @@ def test_the_log_of_a_run_with_pauses_and_an_interrupt_gives_the_same_actions(sa
     with open_store(url_in(tmp_path)) as store:
         open_study(store, spec)
         executor, listener = TableExecutor(slots=2), InterruptedAfter(9)
-        first = Recorded(spec, store, executor, make_environment(), listener)
+        first = RecordedDriver(spec, store, executor, make_environment(), listener)
         listener.driver = first
         with pytest.raises(InterruptedRunError):
             first.run()
-        again = Recorded(spec, store, executor, make_environment(), Listener())
+        again = RecordedDriver(spec, store, executor, make_environment(), Listener())
         again.run()
         states = [trial.state for trial in store.trials(spec.name)]
-    for run in (first, again):
+    for run in (first.engine, again.engine):
         engine = Engine(spec, slots=2, device_name="Test CPU")
-        again_said = [engine.handle(event) for event in run.journal]
+        again_said = [call.on(engine) for call in run.journal]
         assert list(map(told, again_said)) == list(map(told, run.answers))
-    kinds = {type(event) for event in first.journal}
-    assert {events.Interrupted, events.Evaluated, events.Ended, events.SavedTrials} <= kinds
-    asked = {action.state for one in first.answers for action in one if isinstance(action, events.Stop)}
+    assert {"interrupted", "evaluated", "ended", "found_saved"} <= {call.event for call in first.engine.journal}
+    asked = {action.state for one in first.engine.answers for action in one if isinstance(action, actions.Stop)}
     assert TrialState.PAUSED in asked
-    assert any(one.plan.resumed for one in again.journal if isinstance(one, events.Started))
+    assert any(call.given[0].resumed for call in again.engine.journal if call.event == "started")
     assert TrialState.RUNNING not in states and TrialState.PAUSED not in states
 
 
-def rebuilt(spec: StudySpec, seen: Sequence[events.Event], workers: int) -> Engine:
+def rebuilt(spec: StudySpec, seen: Sequence[Call], workers: int) -> Engine:
     """Return an engine that is told what the store and the folder of checkpoints hold after some events."""
     trials: dict[int, TrialRecord] = {}
     evaluations: dict[int, list[tuple[float, float]]] = {}
-    started: dict[int, events.Started] = {}
-    told: dict[type[events.Event], events.Event] = {}
-    for event in seen:
-        match event:
-            case events.Started():
-                trials[event.trial.number], started[event.trial.number] = event.trial, event
-            case events.Ended():
-                trials[event.trial.number] = event.trial
-                del started[event.trial.number]
-            case events.Changed():
-                trials |= {trial.number: trial for trial in event.trials}
-            case events.Evaluated():
-                at = event.observation
-                evaluations.setdefault(event.number, []).append((at.train_seconds, at.metric))
-            case events.SavedTrials() | events.Timed():
-                told[type(event)] = event
+    started: dict[int, Call] = {}
+    told: dict[str, Call] = {}
+    for call in seen:
+        match call.event, *call.given:
+            case "started", _, trial:
+                trials[trial.number], started[trial.number] = trial, call
+            case "ended", trial:
+                trials[trial.number] = trial
+                del started[trial.number]
+            case "changed", changed:
+                trials |= {trial.number: trial for trial in changed}
+            case "evaluated", TrialObserved(number, at):
+                evaluations.setdefault(number, []).append((at.train_seconds, at.metric))
+            case (("found_saved" | "timed"), *_):
+                told[call.event] = call
     engine = Engine(spec, slots=workers)
-    engine.handle(events.Changed([trials[number] for number in sorted(trials)], evaluations))
-    for event in [*told.values(), *started.values()]:
-        engine.handle(event)
+    engine.changed([trials[number] for number in sorted(trials)], evaluations)
+    for call in [*told.values(), *started.values()]:
+        call.on(engine)
     return engine
 
 
-def actions_of(engine: Engine, event: events.Event) -> list[events.Action]:
+def silent(answer: Sequence[actions.Action]) -> list[actions.Action]:
     """Return what an engine asks for, but for what it says to people."""
-    return [action for action in engine.handle(event) if not isinstance(action, events.Tell | events.SearchEnded)]
+    return [action for action in answer if not isinstance(action, actions.Tell | actions.SearchEnded)]
 
 
 @dataclass
@@ -289,31 +320,25 @@ class Live:
 
     spec: StudySpec
     workers: int
-    journal: list[events.Event]
-    answers: list[list[events.Action]]
+    journal: list[Call]
+    answers: list[list[actions.Action]]
+
+    def places(self, event: str) -> list[int]:
+        """Return where an event is in the journal."""
+        return [at for at, call in enumerate(self.journal) if call.event == event]
 
     @property
     def searched(self) -> int:
         """Return how many events there were until the search was over."""
-        claims = (at for at, event in enumerate(self.journal) if isinstance(event, events.Claimed))
-        return next(claims)
+        return self.places("claimed")[0]
 
 
 def live(spec: StudySpec, workers: int) -> Live:
-    engine = Engine(spec, slots=workers)
-    answers: list[list[events.Action]] = []
-    handle = engine.handle
-
-    def keep(event: events.Event) -> list[events.Action]:
-        found = handle(event)
-        answers.append([action for action in found if not isinstance(action, events.Tell | events.SearchEnded)])
-        return found
-
-    engine.handle = keep  # type: ignore[method-assign]
+    engine = Recorded(spec, slots=workers)
     clock = VirtualClock(engine, row_of, probes=probes_of(spec), workers=workers)
     for _ in clock.run():
         pass
-    return Live(spec, workers, clock.journal or [], answers)
+    return Live(spec, workers, engine.journal, list(map(silent, engine.answers)))
 
 
 def probes_of(spec: StudySpec) -> dict[int, ProbeRecord]:
@@ -324,7 +349,7 @@ def assert_a_new_engine_goes_on_as_the_old_one(run: Live, cuts: Sequence[int]) -
     for cut in cuts:
         engine = rebuilt(run.spec, run.journal[:cut], run.workers)
         for at in range(cut, run.searched):
-            assert actions_of(engine, run.journal[at]) == run.answers[at], f"made anew after {cut}, at event {at}"
+            assert silent(run.journal[at].on(engine)) == run.answers[at], f"made anew after {cut}, at event {at}"
 
 
 CASES = [
@@ -338,45 +363,42 @@ CASES = [
 @pytest.mark.parametrize(("sampler", "pruner", "workers"), CASES)
 def test_an_engine_made_anew_in_mid_study_decides_as_the_live_one(sampler: str, pruner: str, workers: int) -> None:
     run = live(study(sampler, pruner, slots=workers), workers)
-    ends = [at + 1 for at, event in enumerate(run.journal[: run.searched]) if isinstance(event, events.SavedTrials)]
-    looks = [at for at, event in enumerate(run.journal[: run.searched]) if isinstance(event, events.Evaluated)]
+    ends = [at + 1 for at in run.places("found_saved") if at < run.searched]
+    looks = [at for at in run.places("evaluated") if at < run.searched]
     assert_a_new_engine_goes_on_as_the_old_one(run, [*ends[2::4], *looks[7::40]])
 
 
 @pytest.mark.parametrize(("bytes_there", "given_up"), [(2**29, 0), (2**29 + 1, 1)])
 def test_what_waits_is_given_up_where_it_takes_more_disk_than_it_may(bytes_there: int, given_up: int) -> None:
     run = live(study("tpe", "balanced", trials=20, pruner_disk=0.5), 1)
-    at = next(at for at, event in enumerate(run.journal) if isinstance(event, events.SavedTrials) and event.saved)
-    event = run.journal[at]
-    assert isinstance(event, events.SavedTrials)
-    actions = rebuilt(run.spec, run.journal[:at], 1).handle(replace(event, bytes=bytes_there))
-    assert [isinstance(action, events.Settle) for action in actions] == [True] * given_up
+    at, saved = next((at, run.journal[at].given[0]) for at in run.places("found_saved") if run.journal[at].given[0])
+    answer = rebuilt(run.spec, run.journal[:at], 1).found_saved(saved, bytes_there)
+    assert [isinstance(action, actions.Settle) for action in answer] == [True] * given_up
 
 
 def test_a_plan_that_another_driver_forestalled_changes_nothing() -> None:
     run = live(study("tpe", "balanced"), 1)
-    looks = [at for at, event in enumerate(run.journal) if isinstance(event, events.SlotFree)][3]
-    engine = rebuilt(run.spec, run.journal[:looks], 1)
-    first = engine.handle(run.journal[looks])
-    assert isinstance(first[0], events.Start)
-    assert engine.handle(run.journal[looks]) == first
+    look = run.places("slot_free")[3]
+    engine = rebuilt(run.spec, run.journal[:look], 1)
+    first = run.journal[look].on(engine)
+    assert isinstance(first[0], actions.Start)
+    assert run.journal[look].on(engine) == first
 
 
 def test_a_claim_that_another_driver_holds_is_waited_for() -> None:
     run = live(study("tpe", "balanced"), 1)
     engine = rebuilt(run.spec, run.journal[: run.searched], 1)
-    now = events.SlotFree(0.0)
-    assert events.Claim() in engine.handle(now)
-    assert engine.handle(events.Claimed(False)) == [events.Wait(for_claim=True)]
-    assert engine.handle(now) == [events.Claim()]
-    assert engine.handle(events.Claimed(True)) == []
-    (action,) = engine.handle(now)
-    assert isinstance(action, events.Start) and action.plan.phase.value == "confirm"
+    assert actions.Claim() in engine.slot_free(0.0)
+    assert engine.claimed(False) == [actions.Wait(for_claim=True)]
+    assert engine.slot_free(0.0) == [actions.Claim()]
+    assert engine.claimed(True) == []
+    (action,) = engine.slot_free(0.0)
+    assert isinstance(action, actions.Start) and action.plan.phase.value == "confirm"
 
 
 def test_the_quick_answer_that_it_is_told_outlives_a_history_that_is_rewritten() -> None:
     engine, quick = Engine(make_spec()), QuickPrior(64, (32, 128), (50.0, 100.0, 200.0), noise_scale=100.0)
-    engine.handle(events.Changed(quick=quick))
-    engine.handle(events.Changed())
-    engine.handle(events.Changed(is_rewritten=True))
+    engine.changed(quick=quick)
+    engine.changed()
+    engine.changed(is_rewritten=True)
     assert engine.history.quick == quick

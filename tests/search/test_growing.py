@@ -15,8 +15,17 @@ from bssearch.commands.dry_run import longest_seconds, pruned_seconds
 from bssearch.commands.enqueue import enqueue, with_schedule
 from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError, UsageError, WorkloadError
-from bssearch.executors.base import Ended, Event, Observed
-from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialOutcome, TrialState
+from bssearch.executors.base import Event
+from bssearch.records import (
+    Configuration,
+    Phase,
+    StepTime,
+    StepTimeRequest,
+    TrialEnded,
+    TrialObserved,
+    TrialOutcome,
+    TrialState,
+)
 from bssearch.search.finding import answer
 from bssearch.search.seeds import trial_seed
 from bssearch.storage.repository import Store, open_store
@@ -69,7 +78,9 @@ class CriticalLaw(LawExecutor):
         steps, samples, seconds = walked(request.plan.configuration, 1 + 0.01 * (request.plan.seed % 7 - 3))
         reached = seconds <= request.plan.train_seconds_limit
         end = min(seconds, request.plan.train_seconds_limit)
-        events: list[Event] = [Observed(request.number, self.observe(request, share, seconds)) for share in (0.0, 1.0)]
+        events: list[Event] = [
+            TrialObserved(request.number, self.observe(request, share, seconds)) for share in (0.0, 1.0)
+        ]
         outcome = TrialOutcome(
             state=TrialState.REACHED if reached else request.plan.limit_state,
             reason="by the law",
@@ -82,7 +93,7 @@ class CriticalLaw(LawExecutor):
             best_metric=0.9 if reached else 0.5,
             final_metric=0.9,
         )
-        return [*events, Ended(request.number, outcome)]
+        return [*events, TrialEnded(request.number, outcome)]
 
 
 @dataclass
@@ -93,7 +104,7 @@ class EndsGrowth(CriticalLaw):
 
     def events(self, timeout: float) -> list[Event]:
         if self.running and self.running[0].plan.configuration.grows:
-            return [Ended(self.running.pop(0).number, TrialOutcome(state=self.state, reason="as the test has it"))]
+            return [TrialEnded(self.running.pop(0).number, TrialOutcome(state=self.state, reason="as the test has it"))]
         return super().events(timeout)
 
 

@@ -15,8 +15,8 @@ from bssearch.commands.opening import Launch, opened
 from bssearch.commands.probe.memory import probe_memory
 from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError
-from bssearch.executors.base import Ended, Event
-from bssearch.records import Phase, TrialOutcome, TrialState
+from bssearch.executors.base import Event
+from bssearch.records import Phase, TrialEnded, TrialOutcome, TrialState
 from bssearch.search.calibration import COMPARING_VISITS
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
@@ -85,7 +85,9 @@ class Unlucky(LawExecutor):
     def events(self, timeout: float) -> list[Event]:
         if self.running and self.times and self.running[0].plan.configuration.micro_batch_size >= 32:
             self.times -= 1
-            return [Ended(self.running.pop(0).number, TrialOutcome(state=TrialState.OOM, reason="CUDA out of memory"))]
+            return [
+                TrialEnded(self.running.pop(0).number, TrialOutcome(state=TrialState.OOM, reason="CUDA out of memory"))
+            ]
         return super().events(timeout)
 
 

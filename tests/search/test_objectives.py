@@ -18,7 +18,7 @@ from bssearch.analysis.headline import headline
 from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, LaunchError, UsageError
-from bssearch.executors.base import Ended, Event, Observed
+from bssearch.executors.base import Event
 from bssearch.records import (
     Configuration,
     DeviceUse,
@@ -26,6 +26,8 @@ from bssearch.records import (
     ModelDescription,
     Observation,
     Phase,
+    TrialEnded,
+    TrialObserved,
     TrialOutcome,
     TrialRecord,
     TrialRequest,
@@ -155,14 +157,14 @@ class Curves(FakeExecutor):
     def _is_moment(self, event: Event) -> bool:
         if event.number != self._interrupted_in:
             return False
-        if isinstance(event, Ended):
+        if isinstance(event, TrialEnded):
             return True
         request = next(one for one in self.requests if one.number == event.number)
         return not request.plan.stop_at_target and event.observation.metric >= TARGET
 
 
 def _powered(event: Event) -> Event:
-    if isinstance(event, Observed):
+    if isinstance(event, TrialObserved):
         return event
     return replace(event, outcome=replace(event.outcome, device_use=DeviceUse(mean_power_watts=WATTS)))
 

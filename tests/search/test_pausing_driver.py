@@ -14,8 +14,17 @@ import pytest
 
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError
-from bssearch.executors.base import Ended, Event, Observed
-from bssearch.records import Observation, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
+from bssearch.executors.base import Event
+from bssearch.records import (
+    Observation,
+    Phase,
+    TrialEnded,
+    TrialObserved,
+    TrialOutcome,
+    TrialRecord,
+    TrialRequest,
+    TrialState,
+)
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_spec, not_none
@@ -54,15 +63,15 @@ class SteppingLaw(LawExecutor):
             return []
         request = self.running.pop(0)
         if request.number in self.stopped:
-            return [Ended(request.number, self._stopped(request, *self.stopped.pop(request.number)))]
+            return [TrialEnded(request.number, self._stopped(request, *self.stopped.pop(request.number)))]
         self.done[request.number] += 1
         seconds = steps_needed(request.plan.configuration) * step_seconds(request.plan.configuration.batch_size)
         now = self.done[request.number] / STEPS * self.full
         end = min(seconds, request.plan.train_seconds_limit)
         if now >= end:
-            return [Ended(request.number, self._ended(request, seconds, end))]
+            return [TrialEnded(request.number, self._ended(request, seconds, end))]
         self.running.append(request)
-        return [Observed(request.number, self._seen(request, now, seconds))]
+        return [TrialObserved(request.number, self._seen(request, now, seconds))]
 
     full = 100.0
 

@@ -12,9 +12,9 @@ import pytest
 from bssearch.analysis.answer import Answer
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import confirm_study, run_study
-from bssearch.executors.base import Ended, Event
+from bssearch.executors.base import Event
 from bssearch.history import History
-from bssearch.records import Configuration, Phase, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, TrialEnded, TrialRecord, TrialState
 from bssearch.search.seeds import trial_seed
 from bssearch.search.to_budget import finalists, more_regularised, next_run
 from bssearch.space import SearchSpace
@@ -34,7 +34,7 @@ class TrainsOn(LawExecutor):
     def events(self, timeout: float) -> list[Event]:
         request = self.running[0] if self.running else None
         found = super().events(timeout)
-        if request is None or request.plan.stop_at_target or not isinstance(found[-1], Ended):
+        if request is None or request.plan.stop_at_target or not isinstance(found[-1], TrialEnded):
             return found
         final = 0.99 - 0.0005 * request.plan.configuration.batch_size + 0.1 * request.plan.configuration.dropout
         outcome = replace(
@@ -43,7 +43,7 @@ class TrainsOn(LawExecutor):
             final_metric=final,
             test_metric=final - 0.01,
         )
-        return [*found[:-1], Ended(request.number, outcome)]
+        return [*found[:-1], TrialEnded(request.number, outcome)]
 
 
 @pytest.fixture(scope="module")

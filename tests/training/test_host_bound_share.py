@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from bssearch.executors.base import Ended
 from bssearch.executors.messages import decode_reply, encode
 from bssearch.probes import step_time
 from bssearch.probes.step_time import measure_step_time
-from bssearch.records import StepTime, StepTimeRequest
+from bssearch.records import StepTime, StepTimeRequest, TrialEnded
 from bssearch.training.clock import RUN_AHEAD, CudaClock
 from bssearch.training.trainer import Trainer
 from tests.training.fake_cuda import FakeCuda
@@ -130,8 +129,8 @@ def test_a_trial_tells_its_share_with_the_look_at_its_first_loss_as_a_wait(
     outcome = Run(asked, toy, clock=cuda.clock()).outcome
     assert outcome.host_bound_share == pytest.approx(0.1 / 0.5)
     assert Run(asked, Toy()).outcome.host_bound_share is None
-    ended = decode_reply(encode(Ended(number=7, outcome=outcome)))
-    assert isinstance(ended, Ended) and ended.outcome.host_bound_share == outcome.host_bound_share
+    ended = decode_reply(encode(TrialEnded(number=7, outcome=outcome)))
+    assert isinstance(ended, TrialEnded) and ended.outcome.host_bound_share == outcome.host_bound_share
 
 
 def test_a_step_time_tells_its_share(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,14 +21,13 @@ from typing import Self
 import psutil
 
 from bssearch.errors import LaunchError, WorkloadError
-from bssearch.executors.base import Ended
 from bssearch.executors.conversation import TICK_SECONDS, Conversation, stopped, with_end
 from bssearch.executors.failures import judge_command, kernel_memory_kills
 from bssearch.executors.lifeline import DieWithParent, Watcher, become_subreaper
 from bssearch.executors.messages import CHUNK_BYTES, TRIAL_VARIABLE, Reply
 from bssearch.executors.process import has_exited, report_folder_prefix
 from bssearch.executors.programs.reports import Report, ReportReader
-from bssearch.records import TrialOutcome, TrialRequest, TrialState
+from bssearch.records import TrialEnded, TrialOutcome, TrialRequest, TrialState
 
 THE_COMMAND = "the command"
 """What a command is called in what is said of it."""
@@ -118,7 +117,7 @@ def outcome_of(
     One that leaves with an error before its trial was over has failed, although its line says that its loop ended.
     """
     state, reason = judge_command(found.exit_code, found.kernel_kills, printed)
-    if not isinstance(found.reply, Ended):
+    if not isinstance(found.reply, TrialEnded):
         if asked is not None:
             return stopped(asked)
         return TrialOutcome(state=state, reason=reason, traceback=printed or None)

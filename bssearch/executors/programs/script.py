@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bssearch.errors import LaunchError, WorkloadError
-from bssearch.executors.base import AskStop, Ended, Program
+from bssearch.executors.base import AskStop, Program
 from bssearch.executors.conversation import (
     LEAVE_SECONDS,
     Conversation,
@@ -28,7 +28,15 @@ from bssearch.executors.conversation import (
 )
 from bssearch.executors.failures import code_has_changed, judge_exit, kernel_memory_kills
 from bssearch.executors.messages import Answer, Load, Reply, Work
-from bssearch.records import MAKE_TRAINER, Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
+from bssearch.records import (
+    MAKE_TRAINER,
+    Observation,
+    TrialEnded,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    WorkloadDescription,
+)
 
 HOST = "bssearch.integrations.script_host"
 """The module that runs a script; it stands above this room, so it is started by its name."""
@@ -178,7 +186,7 @@ class LoadedScript(LoadedProgram):
         """Run a trial to its end; raise `LaunchError` if the script cannot be started."""
         found = self._converse(request, stop, relaying(on_progress, on_observation))
         asked = stop()
-        if isinstance(found.reply, Ended):
+        if isinstance(found.reply, TrialEnded):
             return with_end(found.reply.outcome, found, THE_SCRIPT, self.leave_seconds)
         if asked is not None:
             return stopped(asked)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from bssearch.executors.base import Ended, Observed
 from bssearch.executors.failures import Death
 from bssearch.executors.messages import Reply, decode_command, encode
 from bssearch.executors.process import Inbox, WorkerProcess
 from bssearch.executors.slots import LogFolder
+from bssearch.records import TrialEnded, TrialObserved
 
 MOST_LOG_BYTES = 1 << 16
 """Of a log as much is passed on at a time: a choice; Ray passes less than 100 KiB on without a store for objects."""
@@ -100,7 +100,7 @@ class SlotActor:
         if self._log_passed < self._log_due:
             return Heard(log, ())
         replies, self._waiting = [one for one in self._waiting if one is not None], []
-        if any(isinstance(one, Ended) for one in replies):
+        if any(isinstance(one, TrialEnded) for one in replies):
             self._empty_log()
         return Heard(log, tuple(encode(one) for one in replies), self._death)
 
@@ -125,7 +125,7 @@ class SlotActor:
         with suppress(queue.Empty):
             self._waiting.append(self._inbox.get(timeout=seconds)[1])
             gathered = time.monotonic() + GATHER_SECONDS
-            while self._waiting[-1] == "heartbeat" or isinstance(self._waiting[-1], Observed):
+            while self._waiting[-1] == "heartbeat" or isinstance(self._waiting[-1], TrialObserved):
                 self._waiting.append(self._inbox.get(timeout=max(0.0, gathered - time.monotonic()))[1])
         if None in self._waiting:
             self._bury()

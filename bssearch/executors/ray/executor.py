@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bssearch.errors import LaunchError, UsageError
-from bssearch.executors.base import Ended, ExecutorSettings
+from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.failures import Death
 from bssearch.executors.messages import Command, Load, Loaded, Refused, Reply, decode_reply, encode
 from bssearch.executors.process import Inbox, Worker
@@ -23,6 +23,7 @@ from bssearch.executors.ray.actor import Heard, Place, SlotActor
 from bssearch.executors.ray.cluster import Cluster, Node, said_by
 from bssearch.executors.slots import Slot, SlotExecutor
 from bssearch.records import (
+    TrialEnded,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -219,7 +220,7 @@ class RayExecutor(SlotExecutor):
                 raise
             self._slots.remove(gone)
             self.slots = len(self._slots)
-            self._events.append(Ended(request.number, TrialOutcome(state=TrialState.LOST, reason=str(error))))
+            self._events.append(TrialEnded(request.number, TrialOutcome(state=TrialState.LOST, reason=str(error))))
 
     def close(self) -> None:
         """End what runs, as cancelled, and let go of the actors, and of a Ray that was started here."""

@@ -16,14 +16,15 @@ from bssearch.records import (
     Observation,
     ProbeRecord,
     Target,
+    TrialObserved,
     TrialOutcome,
     TrialPlan,
     TrialRecord,
     TrialRequest,
     TrialState,
 )
-from bssearch.search import events
-from bssearch.search.engine import Engine, Host
+from bssearch.search import actions
+from bssearch.search.engine import Engine
 
 BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
 """When every simulation begins, by its own clock."""
@@ -170,12 +171,12 @@ class Playing:
         return place == len(rows) or rows[place] > self.request.plan.train_seconds_limit
 
 
-class VirtualClock(Host):
+class VirtualClock:
     """Hosts an engine: its trials are ``rows``, on some workers, and time is what they train.
 
     ``probes`` are the step times that it is told, for which ``charged`` train seconds count. What would happen past
     ``budget``, in train seconds of all workers and charges, does not happen. With ``searches_only`` all ends with the
-    search. ``journal`` keeps the events.
+    search.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class VirtualClock(Host):
     ) -> None:
         if untimed := [size for size in engine.spec.batch_sizes if size not in probes]:
             raise ValueError(f"batch sizes {untimed} of the study have no step time")
-        super().__init__(engine, journal=[])
+        self.engine = engine
         self.now = 0.0
         self.trials: dict[int, TrialRecord] = {}
         self.charged = charged
@@ -224,10 +225,10 @@ class VirtualClock(Host):
 
         The next one begins when the caller goes on.
         """
-        self._feed(events.Changed())
+        self._do(self.engine.changed())
         while not self._is_done:
             while not self._is_done and not self._is_waiting and len(self._begun) < self._workers:
-                self._feed(events.SlotFree((BEGIN + timedelta(seconds=self.now)).timestamp()))
+                self._do(self.engine.slot_free((BEGIN + timedelta(seconds=self.now)).timestamp()))
                 yield from self._news()
             if self._is_done or not self._due or self._cost_at(self._due[0][0]) > self._budget:
                 return
@@ -251,7 +252,7 @@ class VirtualClock(Host):
         if isinstance(found, TrialOutcome):
             self._end(number, found)
             return
-        self._feed(events.Evaluated(number, found))
+        self._do(self.engine.evaluated(TrialObserved(number, found)))
         if number not in self._begun:
             return
         if playing.has_reached and playing.request.plan.stop_at_target:
@@ -263,28 +264,32 @@ class VirtualClock(Host):
         begun, before = self._begun[number]
         heapq.heappush(self._due, (begun + self._playing[number].next_at - before, number))
 
-    def _carry_out(self, action: events.Action) -> None:
+    def _do(self, found: Sequence[actions.Action]) -> None:
+        for action in found:
+            self._carry_out(action)
+
+    def _carry_out(self, action: actions.Action) -> None:
         match action:
-            case events.Start(plan):
+            case actions.Start(plan):
                 self._start(plan)
-            case events.Stop(number, state, reason):
+            case actions.Stop(number, state, reason):
                 self._end(number, self._playing[number].outcome(state, reason))
-            case events.TimeSteps():
-                self._feed(events.Timed(self._probes))
-            case events.Claim():
+            case actions.TimeSteps():
+                self._do(self.engine.timed(self._probes))
+            case actions.Claim():
                 if self._searches_only:
                     self._is_done = True
                 else:
-                    self._feed(events.Claimed(True))
-            case events.Settle(numbers, state, _):
+                    self._do(self.engine.claimed(True))
+            case actions.Settle(numbers, state, _):
                 self._settle(numbers, state)
-            case events.Wait():
+            case actions.Wait():
                 self._is_waiting = True
-            case events.Finished():
+            case actions.Finished():
                 self._is_done = True
-            case events.Failed(error):
+            case actions.Failed(error):
                 raise error
-            case events.Release() | events.SearchEnded() | events.Tell():
+            case actions.Release() | actions.SearchEnded() | actions.Tell():
                 pass
 
     def _start(self, plan: TrialPlan) -> None:
@@ -306,7 +311,7 @@ class VirtualClock(Host):
             )
         self._begun[number] = self.now, self._playing[number].trained
         self._store(trial)
-        self._feed(events.Started(plan, trial, is_savable=True))
+        self._do(self.engine.started(plan, trial, is_savable=True))
         self._schedule(number)
 
     def _end(self, number: int, outcome: TrialOutcome) -> None:
@@ -327,7 +332,7 @@ class VirtualClock(Host):
         )
         self._store(trial)
         self._is_waiting = False
-        self._feed(events.Ended(trial))
+        self._do(self.engine.ended(trial))
         self._find_saved()
 
     def _settle(self, numbers: Sequence[int], state: TrialState) -> None:
@@ -335,12 +340,12 @@ class VirtualClock(Host):
             trial = self.trials[number]
             assert trial.outcome is not None
             self._store(replace(trial, state=state, outcome=replace(trial.outcome, state=state)))
-        self._feed(events.Changed([self.trials[number] for number in numbers]))
+        self._do(self.engine.changed([self.trials[number] for number in numbers]))
         self._find_saved()
 
     def _find_saved(self) -> None:
         saved = (number for number, trial in self.trials.items() if trial.state is TrialState.PAUSED)
-        self._feed(events.SavedTrials(frozenset(saved)))
+        self._do(self.engine.found_saved(frozenset(saved), 0))
 
     def _store(self, trial: TrialRecord) -> None:
         self.trials[trial.number] = trial
