@@ -160,6 +160,7 @@ class StudyRow(Base, holds=(NewStudy,)):
 class TrialRow(Base, holds=(TrialRecord,)):
     """A trial: the configuration as run, its lease while it runs, then its outcome.
 
+    ``plan_id`` is that of the plan that started or queued the trial last; a plan that is stored is not started again.
     ``revision`` is the study's revision when the trial last changed. ``spec_digest`` names the row of
     `bssearch.storage.repository` with the spec by which it was started.
 
@@ -170,6 +171,7 @@ class TrialRow(Base, holds=(TrialRecord,)):
     __tablename__ = "bss_trial"
     __table_args__ = (
         UniqueConstraint("study_id", "number"),
+        UniqueConstraint("plan_id"),
         ForeignKeyConstraint(
             ["study_id", "retry_of"],
             ["bss_trial.study_id", "bss_trial.number"],
@@ -211,6 +213,7 @@ class TrialRow(Base, holds=(TrialRecord,)):
     lease_expires_at: Mapped[datetime | None]
     created_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
+    plan_id: Mapped[str | None]
     spec_digest: Mapped[str | None]
     warnings: Mapped[tuple[str, ...]] = mapped_column(server_default="")
 

@@ -26,6 +26,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from sqlalchemy import URL, bindparam, func, insert, update
 from sqlalchemy.exc import IntegrityError
@@ -486,25 +487,21 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         those it was queued with.
         Raises `UsageError` where the study is archived.
         """
-        trial = starting.Start(plan, lease)
-
-        def start(connection: Connection, study_id: int) -> TrialRecord | None:
-            if plan.known_number is None:
-                starting.refuse_archived(connection, study_id, study)
-            number = trial.run(connection, study_id, self._environment_id(connection, environment), lease)
-            return None if number is None else stored_trial(connection, study, study_id, number)
-
-        return self._on_study(study, start)
+        work = partial(
+            starting.start,
+            study=study,
+            plan=plan,
+            plan_id=uuid4().hex,
+            lease=lease,
+            environment_id=partial(self._environment_id, environment=environment),
+        )
+        return self._on_study(study, work)
 
     def enqueue(self, study: str, plan: TrialPlan) -> int:
         """Store a planned trial that some driver shall start, and return its number."""
-        trial = starting.Start(plan, lease=None)
-
-        def queue(connection: Connection, study_id: int) -> int:
-            starting.refuse_archived(connection, study_id, study)
-            return trial.add(connection, study_id, environment_id=None)
-
-        return self._on_study(study, queue)
+        trial = self._on_study(study, partial(starting.start, study=study, plan=plan, plan_id=uuid4().hex))
+        assert trial is not None, "nobody else queues the same plan"
+        return trial.number
 
     def settle_paused(
         self, study: str, numbers: Collection[int] | None = None, state: TrialState = TrialState.PRUNED

@@ -348,6 +348,7 @@ def upgrade() -> None:
         sa.Column("steps_x_step_time_s", NUMBER, nullable=True),
         sa.Column("expected_improvement", NUMBER, nullable=True),
         sa.Column("started_by", sa.Text(), nullable=True),
+        sa.Column("plan_id", sa.Text(), nullable=True),
         sa.Column("spec_digest", sa.Text(), nullable=True),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("steps", sa.BigInteger(), nullable=False),
@@ -478,6 +479,7 @@ def upgrade() -> None:
         sa.CheckConstraint("seconds_basis IN ('reported', 'wall')", name=op.f("ck_bss_trial_seconds_basis")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_bss_trial")),
         sa.UniqueConstraint("study_id", "number", name=op.f("uq_bss_trial_study_id_number")),
+        sa.UniqueConstraint("plan_id", name=op.f("uq_bss_trial_plan_id")),
     )
     op.create_index(op.f("ix_bss_trial_environment_id"), "bss_trial", ["environment_id"], unique=False)
     op.create_index(op.f("ix_bss_trial_study_id_retry_of"), "bss_trial", ["study_id", "retry_of"], unique=False)

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -52,7 +51,7 @@ def request(*, seconds: float = 30.0, **changes: object) -> TrialRequest:
     plain = changed(
         request_trial(1, seconds=seconds), configuration=DEFAULT, target=Target(metric="accuracy", value=0.9)
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return changed(plain, **changes)  # type: ignore[arg-type]
 
 
 def run(

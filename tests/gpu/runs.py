@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,14 @@ from bssearch.training.loop import Trial
 from bssearch.workloads.base import Workload
 from bssearch.workloads.digits import Digits
 from tests.executors.line_workload import run_to_the_end
+from tests.factories import changed
 from tests.training.toys import configuration, request
 
 
 def digits_request(**changes: Any) -> TrialRequest:
     """Return a request that takes some hundred steps to 97 %."""
     settings = configuration(changes.pop("batch_size", 64), learning_rate=0.05, warmup_epochs=0.5, dropout=0.1)
-    return replace(request(settings, target=0.97, train_seconds_limit=60.0, eval_every_steps=10), **changes)
+    return changed(request(settings, target=0.97, train_seconds_limit=60.0, eval_every_steps=10), **changes)
 
 
 def run(

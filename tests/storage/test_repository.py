@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,15 +18,17 @@ from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.records import (
     Configuration,
     Goal,
+    Lease,
     Phase,
     StudyRecord,
     Target,
     TrialOutcome,
     TrialState,
 )
+from bssearch.storage import starting
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment
+from tests.factories import make_environment, make_plan
 from tests.storage.conftest import CANCELLED, OUTCOME, add_study, enqueue, start, start_after, start_queued
 
 
@@ -238,11 +241,22 @@ class TestTrials:
         assert start_after(store, 3, "a") == 4
         assert [trial.lease_owner for trial in store.trials("toy")] == ["a", "b", None, "a"]
 
-    def test_a_start_that_is_tried_again_finds_the_trial_of_the_first_try(self, store: Store) -> None:
-        assert start_after(store, 0, "a") == start_after(store, 0, "a") == 1
+    @pytest.mark.parametrize("after", [None, 0])
+    def test_a_start_that_is_tried_again_finds_the_trial_of_the_first_try(
+        self, store: Store, after: int | None
+    ) -> None:
+        def numbers(plan_id: str) -> list[int | None]:
+            plan = make_plan(after=after)
+            work = partial(starting.start, study="toy", plan=plan, plan_id=plan_id, lease=Lease(owner="a", seconds=9))
+            work = partial(work, environment_id=partial(store._environment_id, environment=make_environment()))
+            tries = [store._on_study("toy", work) for _ in range(2)]
+            return [None if trial is None else trial.number for trial in tries]
+
+        assert numbers("one") == [1, 1]
+        assert numbers("another") == ([2, 2] if after is None else [None, None])
         store.finish_trial("toy", 1, CANCELLED, steps_x_step_time_s=None)
-        assert start_after(store, 0, "a") is None
-        assert len(store.trials("toy")) == 1
+        assert numbers("one") == [None, None]
+        assert len(store.trials("toy")) == (2 if after is None else 1)
 
     def test_an_end_that_is_told_again_is_fine_and_another_end_is_not(self, store: Store) -> None:
         start(store)
@@ -264,7 +278,6 @@ class TestTrials:
         assert (running.state, running.lease_owner) == (TrialState.RUNNING, "a")
         assert (running.train_seconds_limit, running.eval_every_steps, running.threads) == (3.0, 4, 1)
         assert running.configuration == queued.configuration
-        assert start_queued(store, number, "a"), "tried again"
         assert not start_queued(store, number, "b")
         store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
         assert not start_queued(store, number, "a")

@@ -43,7 +43,7 @@ TABLES: list[tuple[type[Base], type, set[str]]] = [
         StudyRecord,
         {"id", "environment_id", "revision", "rewritten_at_revision", "probed_at_revision", "login"},
     ),
-    (TrialRow, TrialRecord, {"id", "study_id", "environment_id", "revision"}),
+    (TrialRow, TrialRecord, {"id", "study_id", "environment_id", "revision", "plan_id"}),
     (ObservationRow, Observation, {"trial_id"}),
     (BranchRow, BranchMeasurement, {"id", "study_id", "environment_id", "measured_at"}),
     (VisitRow, Visit, {"id", "study_id", "environment_id", "measured_at"}),

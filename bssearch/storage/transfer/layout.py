@@ -1,7 +1,7 @@
 """The rows of a study that travel to another database: their columns, and the values that are valid there.
 
-The columns are those of the tables. A database's own columns (`OWN`) stay behind: ids, revisions, leases, whether the
-study is archived, and which login owns it. A row names its environment by digest and its trial by number.
+The columns are those of the tables. A database's own columns (`OWN`) stay behind: ids, revisions, leases, plans, the
+login that owns the study, and whether it is archived. A row names its environment by digest and its trial by number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bssearch.storage.models import (
 
 OWN = frozenset(
     {
-        *("id", "study_id", "archived_at", "login", "stamp"),
+        *("id", "study_id", "archived_at", "login", "stamp", "plan_id"),
         *("revision", "rewritten_at_revision", "probed_at_revision", "lease_owner", "lease_expires_at"),
     }
 )
