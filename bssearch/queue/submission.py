@@ -103,7 +103,7 @@ class Submission(NewSubmission):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """A worker as others see it. ``name`` is its process's (`bssearch.search.leases.owner`).
+    """A worker as others see it. ``name`` is its process's (`bssearch.search.leases`).
 
     ``templates`` are the values of each template that it offers, as `bssearch.queue.templates` writes their types;
     ``serving`` is the study that it serves now, since ``serving_since``. One that has ended in good order ``left_at`` a

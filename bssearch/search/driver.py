@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
@@ -52,9 +53,7 @@ from bssearch.search.calibration import (
 from bssearch.search.engine import CONTINUE, Engine, NextRun
 from bssearch.search.finding import SearchEnd, quick_prior
 from bssearch.search.interrupts import Interrupts
-from bssearch.search.leases.claims import Claims
-from bssearch.search.leases.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
-from bssearch.search.leases.owner import living, this_driver
+from bssearch.search.leases import HEARTBEAT_SECONDS, LEASE_SECONDS, Leases
 from bssearch.search.listener import Listener
 from bssearch.search.recorder import Recorder
 from bssearch.search.shift import Shift
@@ -98,11 +97,10 @@ class Driver:
         self.executor = executor
         self.environment = environment
         self.listener = listener
-        self.owner = this_driver()
+        self._leases = Leases(store, spec.name)
         digest = store.keep_spec(spec.name, spec.model_dump(mode="json"))
-        self._lease = Lease(owner=self.owner, seconds=LEASE_SECONDS, user=user_name(), spec=digest)
-        self._claims = Claims(store, spec.name, self.owner)
-        self._waiting = WaitingTrials(spec, store, self._claims, listener.note)
+        self._lease = Lease(owner=self._leases.owner, seconds=LEASE_SECONDS, user=user_name(), spec=digest)
+        self._checkpoints = WaitingTrials(spec, store, self._leases, listener.note)
         self._recorder = Recorder(store, spec.name)
         self.engine = self._engine()
         self._revision = 0
@@ -160,8 +158,7 @@ class Driver:
     def _ready(self) -> Iterator[None]:
         """Run trials inside: what dead drivers left is marked, interrupts are obeyed, the answer is kept at the end."""
         try:
-            renew = partial(self.store.heartbeat, self.spec.name, self.owner, LEASE_SECONDS)
-            with self.interrupts, living(self.owner), Heartbeat(renew):
+            with self.interrupts, self._leases.beating():
                 self._take_over()
                 refuse_cap_beyond_memory(self.spec, self.store, self.environment)
                 self._refresh()
@@ -176,44 +173,41 @@ class Driver:
 
     def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            self._carry_out(action)
-
-    def _carry_out(self, action: Action) -> None:
-        match action:
-            case Start(plan):
-                self._start(plan)
-            case Stop(number, state, reason):
-                self.executor.stop(number, state, reason)
-            case Wait():
-                self._note_wait(action)
-                self._next_look = time.monotonic() + LOOK_SECONDS
-            case TimeSteps(to_compare):
-                self._time_steps(COMPARING_VISITS if to_compare else self._first_visits)
-            case Claim():
-                self._do(self.engine.claimed(self._claims.take(self._confirming)))
-            case Release():
-                self._claims.give_back(self._confirming)
-            case Settle():
-                trials = [trial for one in action.numbers if (trial := self.engine.history.trial(one)) is not None]
-                self._waiting.settle(trials, action.state, for_disk=action.for_disk)
-                self._refresh()
-            case SearchEnded(reason):
-                self._search_ended(reason)
-            case Tell(message):
-                self.listener.note(message)
-            case Finished():
-                self._is_done = True
-            case Failed(error):
-                self._error = error
-            case _:
-                assert_never(action)
+            match action:
+                case Start(plan):
+                    self._start(plan)
+                case Stop(number, state, reason):
+                    self.executor.stop(number, state, reason)
+                case Wait():
+                    self._note_wait(action)
+                    self._next_look = time.monotonic() + LOOK_SECONDS
+                case TimeSteps(to_compare):
+                    self._time_steps(COMPARING_VISITS if to_compare else self._first_visits)
+                case Claim():
+                    self._do(self.engine.claimed(self._leases.take(self._confirming)))
+                case Release():
+                    self._leases.give_back(self._confirming)
+                case Settle():
+                    trials = [trial for one in action.numbers if (trial := self.engine.history.trial(one)) is not None]
+                    self._checkpoints.settle(trials, action.state, for_disk=action.for_disk)
+                    self._refresh()
+                case SearchEnded(reason):
+                    self._search_ended(reason)
+                case Tell(message):
+                    self.listener.note(message)
+                case Finished():
+                    self._is_done = True
+                case Failed(error):
+                    self._error = error
+                case _:
+                    assert_never(action)
 
     def _offer_slots(self) -> None:
         """Ask the engine what each free slot is for, where something may have changed since it had nothing to do."""
         while not self._is_done and self._error is None and len(self.engine.running) < self.executor.slots:
             if time.monotonic() < self._next_look or self.interrupts.count or self._shift.is_ending:
                 break
-            self._waiting.checkpoints.held()  # Known before the turn: a store elsewhere may be slow.
+            self._checkpoints.held()  # Known before the turn: a store elsewhere may be slow.
             with self.store.turn(self.spec.name) if self._is_contended else nullcontext():
                 self._refresh()
                 self._do(self.engine.slot_free(self._began + time.monotonic()))
@@ -226,7 +220,7 @@ class Driver:
             self._tell_changes(changes)
             if changes.is_rewritten:
                 self._saved = NOTHING_SAVED  # The engine has forgotten which there are.
-            self._waiting.forget_ended(changes.trials, self.engine.running)
+            self._checkpoints.forget_ended(changes.trials, self.engine.running)
         self._find_saved()
 
     def _tell_changes(self, changes: Changes) -> None:
@@ -235,7 +229,7 @@ class Driver:
             trial.number
             for trial in changes.trials
             if trial.phase is Phase.SEARCH
-            and (changes.is_rewritten or (trial.state.is_finished and trial.lease_owner != self.owner))
+            and (changes.is_rewritten or (trial.state.is_finished and trial.lease_owner != self._leases.owner))
         ]
         actions = self.engine.changed(
             changes.trials,
@@ -248,15 +242,15 @@ class Driver:
 
     def _find_saved(self) -> None:
         """Tell the engine which checkpoints can be had here, where those are others than before."""
-        found = self._waiting.found()
+        found = self._checkpoints.found()
         if found != self._saved:
             self._saved = found
             self._do(self.engine.found_saved(*found))
 
     def _try_to_save(self) -> None:
         """Tell the engine whether trials can be saved here, where that is not as it takes it to be."""
-        if self._waiting.are_saved and self._waiting.checkpoints.is_writable() is not self.engine.pruning.can_wait:
-            refusal, engine = self._waiting.checkpoints.refusal, self.engine
+        if self._checkpoints.are_saved and self._checkpoints.is_writable() is not self.engine.pruning.can_wait:
+            refusal, engine = self._checkpoints.refusal, self.engine
             self._do(engine.cannot_save(refusal) if engine.pruning.can_wait else engine.can_save())
 
     def _time_steps(self, visits: int) -> None:
@@ -264,7 +258,7 @@ class Driver:
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
         if missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
-            with self._claims.held(TIMING, partial(self._wait_for_claim, TIMING)):
+            with self._leases.held(TIMING, partial(self._wait_for_claim, TIMING)):
                 missing = missing_step_times(*asked, visits, trials=trials)
                 if missing:
                     self._shift.work()
@@ -296,8 +290,7 @@ class Driver:
 
     def _take_over(self) -> None:
         """Mark the trials of drivers that died as lost; the search tries them again."""
-        self._claims.watch.look()
-        lost = self.store.mark_lost(self.spec.name, is_alive=self._claims.watch.is_alive)
+        lost = self._leases.mark_lost()
         if lost:
             numbers = ", ".join(map(str, lost))
             self.listener.note(f"lost with their driver, to be tried again: trial {numbers}")
@@ -331,8 +324,9 @@ class Driver:
                     self._recorder.observe(event)
                     self.listener.observed(event)
                     self._do(self.engine.evaluated(event))
-                case TrialEnded(number, outcome, log):
-                    self._end(number, self.engine.as_stored(number, self._waiting.stored(number, outcome)), log)
+                case TrialEnded(number, outcome):
+                    outcome = self.engine.as_stored(number, self._checkpoints.stored(number, outcome))
+                    self._end(replace(event, outcome=outcome))
                     self._next_look = time.monotonic()
         self._recorder.flush_if_due()
         if time.monotonic() - self._looked > HEARTBEAT_SECONDS:
@@ -346,30 +340,34 @@ class Driver:
             return
         self._shift.work()
         waited = None if plan.resumed is None else self.engine.history.trial(plan.resumed)
-        checkpoint = self._waiting.file_for(plan, trial.number)
-        if checkpoint is None and self._waiting.is_to_be_saved(plan):
-            self._do(self.engine.cannot_save(self._waiting.checkpoints.refusal))
+        saves = self._checkpoints.saves(plan)
+        checkpoint = self._checkpoints.file_for(trial.number) if saves else None
+        if saves and checkpoint is None:
+            self._do(self.engine.cannot_save(self._checkpoints.refusal))
         self._do(self.engine.started(plan, trial, is_savable=checkpoint is not None))
         self.listener.started(trial, self.engine.history)
         try:
             request = admitted(self.spec, plan, trial.number, checkpoint=checkpoint)
         except UsageError as error:
-            self._end(trial.number, TrialOutcome(state=TrialState.FAILED, reason=f"{REFUSED}{error.message}"), "")
+            refused = TrialOutcome(state=TrialState.FAILED, reason=f"{REFUSED}{error.message}")
+            self._end(TrialEnded(trial.number, refused))
             return
-        not_brought = None if waited is None else self._waiting.bring(waited, lambda: not self.interrupts.count)
-        if not_brought is None:
+        failed = None if waited is None else self._checkpoints.bring_back(waited, lambda: not self.interrupts.count)
+        if failed is None:
             self.executor.submit(request)
         else:
-            self._end(trial.number, self.engine.as_stored(trial.number, not_brought), "")
+            self._end(TrialEnded(trial.number, self.engine.as_stored(trial.number, failed)))
 
-    def _end(self, number: int, outcome: TrialOutcome, log: str) -> None:
+    def _end(self, ended: TrialEnded) -> None:
         """Store how a trial ended, and tell the engine and the listener."""
         self._recorder.flush()
-        trial = self._recorder.finish(number, outcome, log, self.engine.step_seconds(number))
-        self._waiting.ended(trial)
+        trial = self._recorder.finish(ended, self.engine.step_seconds(ended.number))
+        self._checkpoints.ended(trial)
         self._do(self.engine.ended(trial))
-        if trial.state is TrialState.LOST and outcome.state is not TrialState.LOST:
-            self.listener.note(f"trial {number} was taken over by another driver; what it measured here is left out")
+        if trial.state is TrialState.LOST and ended.outcome.state is not TrialState.LOST:
+            self.listener.note(
+                f"trial {trial.number} was taken over by another driver; what it measured here is left out"
+            )
             return
         self.listener.ended(trial, self.engine.history)
         self._find_saved()
@@ -394,7 +392,7 @@ class Driver:
                 self._recorder.cancel(number, self.engine.last_observation(number))
             except BSSearchError as error:
                 self.listener.note(f"trial {number} could not be stored as cancelled: {error}")
-            self._waiting.checkpoints.forget(number)
-        for leave in (self._waiting.leave, partial(self._claims.give_back, self._confirming)):
+            self._checkpoints.forget(number)
+        for leave in (self._checkpoints.leave, partial(self._leases.give_back, self._confirming)):
             with suppress(BSSearchError):
                 leave()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from bssearch.errors import DatabaseError
-from bssearch.records import Observation, TrialObserved, TrialOutcome, TrialRecord, TrialState
+from bssearch.records import Observation, TrialEnded, TrialObserved, TrialOutcome, TrialRecord, TrialState
 from bssearch.search.finding import SearchEnd, save_finding
 from bssearch.storage.repository import Store
 
@@ -47,16 +47,16 @@ class Recorder:
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
-    def finish(self, number: int, outcome: TrialOutcome, log: str, step_seconds: float | None) -> TrialRecord:
+    def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:
         """Store how a trial ended; return it as it is stored: lost, where another driver has taken it over.
 
         ``step_seconds`` is the isolated step time of its batch size, where that is known.
         """
-        product = None
+        number, outcome, product = ended.number, ended.outcome, None
         if outcome.steps_to_target is not None and step_seconds is not None:
             product = outcome.steps_to_target * step_seconds
-        if log.strip():
-            self._store.save_log(self._study, number, log)
+        if ended.log.strip():
+            self._store.save_log(self._study, number, ended.log)
         try:
             return self._store.finish_trial(self._study, number, outcome, steps_x_step_time_s=product)
         except DatabaseError:

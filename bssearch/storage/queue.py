@@ -343,7 +343,7 @@ _OF_SHIFTS = frozenset({"seen_at", "serving", "serving_since", "is_here"})
 
 
 def _process(owner: str) -> str:
-    """Return the process of a driver or a worker: its name but for its own mark (`bssearch.search.leases.owner`)."""
+    """Return the process of a driver or a worker: its name but for its own mark (`bssearch.search.leases`)."""
     return owner.rpartition("/")[0]
 
 

@@ -21,7 +21,7 @@ from bssearch.executors.base import Event
 from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialEnded, TrialPlan, TrialRecord, TrialState
 from bssearch.search.confirmation import beside, ending, finalists, remaining
-from bssearch.search.leases.owner import _start, is_alive, living, this_driver
+from bssearch.search.leases import _start, is_alive, living, this_driver
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store

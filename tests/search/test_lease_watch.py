@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.search.leases.claims import GONE_AFTER, LeaseWatch
-from bssearch.search.leases.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS
-from bssearch.search.leases.owner import living, this_driver
+from bssearch.search.leases import GONE_AFTER, HEARTBEAT_SECONDS, LEASE_SECONDS, Leases, living, this_driver
 from bssearch.storage.repository import Store, open_store
 from tests.search.study import url_in
 from tests.storage.conftest import add_study, start
@@ -35,9 +33,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def watched(store: Store, clock: Clock, seconds: float, watch: LeaseWatch | None = None) -> LeaseWatch:
+def watched(store: Store, clock: Clock, seconds: float, watch: Leases | None = None) -> Leases:
     """Look at every heartbeat for so many seconds."""
-    watch = watch or LeaseWatch(store, "toy", clock)
+    watch = watch or Leases(store, "toy", clock=clock)
     watch.look()
     for _ in range(round(seconds / HEARTBEAT_SECONDS)):
         clock.now += HEARTBEAT_SECONDS
@@ -67,7 +65,7 @@ def test_a_lease_that_has_not_ended_by_the_databases_clock_is_kept_for_two(store
 def test_a_driver_that_renews_is_alive_whatever_the_databases_clock_says(store: Store) -> None:
     start(store, lease_owner=ELSEWHERE, lease_seconds=HOURS)
     clock = Clock()
-    watch = LeaseWatch(store, "toy", clock)
+    watch = Leases(store, "toy", clock=clock)
     for beat in range(20):
         store.heartbeat("toy", ELSEWHERE, HOURS + beat)
         watched(store, clock, HEARTBEAT_SECONDS, watch)
@@ -83,7 +81,7 @@ def test_a_living_process_without_its_driver_loses_its_trials_and_claims(store: 
         assert watch.is_alive(owner) is True
         watched(store, clock, HEARTBEAT_SECONDS, watch)
         assert watch.is_alive(owner) is False, "its heart has stopped"
-    fresh = LeaseWatch(store, "toy", clock)
+    fresh = Leases(store, "toy", clock=clock)
     assert store.mark_lost("toy", is_alive=fresh.is_alive) == [1]
     assert store.claim("toy", "probe", owner="another", lease_seconds=60.0, is_alive=fresh.is_alive)
 

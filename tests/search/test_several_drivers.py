@@ -25,8 +25,8 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
+from bssearch.search import leases
 from bssearch.search.calibration import COMPARING_VISITS
-from bssearch.search.leases import heartbeat
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_spec
@@ -138,7 +138,7 @@ def test_what_a_dead_driver_leaves_behind_is_tried_again_by_one_of_the_others(
 def test_leases_are_renewed_while_the_main_loop_waits(
     url: str, law: type[SlowLaw], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 0.05)
     renewed = threading.Event()
 
     class Waits(law):  # type: ignore[misc, valid-type]

@@ -21,8 +21,8 @@ from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.executors.base import Event
 from bssearch.pruners.checkpoints import CheckpointFolder
 from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
-from bssearch.search.leases import owner
-from bssearch.search.leases.claims import Claims
+from bssearch.search import leases
+from bssearch.search.leases import Leases
 from bssearch.search.waiting import WaitingTrials
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
@@ -71,7 +71,7 @@ def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     """What has this process believe to be on another host, with folders of its own."""
 
     def move(host: str) -> None:
-        monkeypatch.setattr("bssearch.search.leases.owner.socket.gethostname", lambda: host)
+        monkeypatch.setattr("bssearch.search.leases.socket.gethostname", lambda: host)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / host / "cache"))
         monkeypatch.setenv("BSSEARCH_STATE_DIR", str(tmp_path / host / "state"))
 
@@ -345,8 +345,8 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
         yield FAR
         return
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        host, _, place, _, mark = owner.this_driver().rsplit("/", 4)
-        yield "/".join([host, str(process.pid), place, owner._start(process.pid), mark])
+        host, _, place, _, mark = leases.this_driver().rsplit("/", 4)
+        yield "/".join([host, str(process.pid), place, leases._start(process.pid), mark])
         process.kill()
 
 
@@ -363,10 +363,10 @@ def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there
         trial = store.finish_trial("toy", 1, paused, steps_x_step_time_s=None)
 
         def waiting_for(driver: str) -> WaitingTrials:
-            return WaitingTrials(spec, store, Claims(store, "toy", driver), notes.append)
+            return WaitingTrials(spec, store, Leases(store, "toy", driver), notes.append)
 
         far, near = waiting_for(elsewhere), waiting_for("here/1/0/0/near")
-        file = not_none(near.checkpoints.file_for(1))
+        file = not_none(near.file_for(1))
         file.write_bytes(b"saved")
         far.ended(trial)
         near.settle([trial], TrialState.PRUNED, for_disk=False)

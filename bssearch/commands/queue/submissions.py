@@ -16,7 +16,7 @@ from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.queue.submission import NewSubmission, Submission, SubmissionState, Value, WorkerRecord
 from bssearch.queue.templates import OFFERS_NONE, checked_values, read_file, value_type
 from bssearch.records import TrialState
-from bssearch.search.leases.owner import is_alive
+from bssearch.search.leases import is_alive
 from bssearch.settings import user_name
 from bssearch.spec.yaml_values import shortened
 from bssearch.storage.repository import Store

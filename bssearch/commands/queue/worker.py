@@ -38,8 +38,7 @@ from bssearch.queue.submission import Submission, SubmissionState, WorkerRecord,
 from bssearch.queue.templates import Templates, load_templates
 from bssearch.records import TrialRecord
 from bssearch.search.interrupts import SIGNALS
-from bssearch.search.leases.heartbeat import Heartbeat
-from bssearch.search.leases.owner import this_driver
+from bssearch.search.leases import Heartbeat, this_driver
 from bssearch.search.listener import Listener
 from bssearch.search.shift import Shift
 from bssearch.settings import user_name
