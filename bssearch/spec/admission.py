@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from bssearch.batch_schedule import PARAMETERS, batch_schedule_of
@@ -28,7 +29,7 @@ BEYOND_BOUNDS = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 """Phases whose numbers rules of thumb give, which may leave the ranges of the space."""
 
 
-def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: str | None) -> TrialRequest:
+def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path | None) -> TrialRequest:
     """Return the request for the trial of a plan.
 
     The numbers of a stored trial must be in the space. Those of a new search trial and of an audit must be possible
@@ -43,7 +44,8 @@ def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: str |
     problem = problem or _problem_with_counts({"eval_every_steps": plan.eval_every_steps, "threads": plan.threads})
     if problem is not None:
         raise UsageError(problem)
-    return TrialRequest(number=number, plan=plan, target=spec.record_target, checkpoint=checkpoint)
+    file = None if checkpoint is None else str(checkpoint)
+    return TrialRequest(number=number, plan=plan, target=spec.record_target, checkpoint=file)
 
 
 def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bool = True) -> str | None:
