@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -151,7 +152,14 @@ class LoadedWorkload:
         on_progress: Callable[[], None],
     ) -> TrialOutcome:
         """Run a trial to its end."""
-        return self.trial(request, stop=stop, on_progress=on_progress).run(on_observation)
+        with closing(self.trial(request, stop=stop, on_progress=on_progress).observations()) as observations:
+            while True:
+                try:
+                    observation = next(observations)
+                except StopIteration as end:
+                    outcome: TrialOutcome = end.value
+                    return outcome
+                on_observation(observation)
 
     def trial(self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None) -> Trial:
         """Return a trial to run, with its threads set; ``stop`` is asked and ``on_progress`` called at each step."""

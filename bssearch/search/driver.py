@@ -129,7 +129,11 @@ class Driver:
                     self._do(self.engine.interrupted())
                 self._raise_if_failed()
                 self._shift.raise_if_over(self.engine.running)
-                self._offer_slots()
+                while self._offers_slot:
+                    self._checkpoints.held()  # Known before the turn: a store elsewhere may be slow.
+                    with self.store.turn(self.spec.name) if self._is_contended else nullcontext():
+                        self._refresh()
+                        self._do(self.engine.slot_free(self._began + time.monotonic()))
                 if not self._is_done:
                     self._wait()
                 self._raise_if_failed()
@@ -202,15 +206,12 @@ class Driver:
                 case _:
                     assert_never(action)
 
-    def _offer_slots(self) -> None:
-        """Ask the engine what each free slot is for, where something may have changed since it had nothing to do."""
-        while not self._is_done and self._error is None and len(self.engine.running) < self.executor.slots:
-            if time.monotonic() < self._next_look or self.interrupts.count or self._shift.is_ending:
-                break
-            self._checkpoints.held()  # Known before the turn: a store elsewhere may be slow.
-            with self.store.turn(self.spec.name) if self._is_contended else nullcontext():
-                self._refresh()
-                self._do(self.engine.slot_free(self._began + time.monotonic()))
+    @property
+    def _offers_slot(self) -> bool:
+        """Whether a slot is free for the engine, and something may have changed since the engine had no use for one."""
+        is_over = self._is_done or self._error is not None or self.interrupts.count or self._shift.is_ending
+        is_free = len(self.engine.running) < self.executor.slots
+        return is_free and not is_over and time.monotonic() >= self._next_look
 
     def _refresh(self) -> None:
         """Tell the engine what the store and the folder of checkpoints hold that it does not know."""

@@ -175,17 +175,18 @@ class Engine:
             return []
         if not self._was_timed or self.history.untimed:
             return [Wait()] if self._running else [TimeSteps()]
-        if self._stage is Stage.SEARCH:
-            return self._search()
         if self._stage is Stage.CLAIM:
             return [Claim()]
-        return self._repeat()
-
-    def _search(self) -> list[Action]:
+        if self._stage is Stage.REPEAT:
+            return self._repeat()
         plan, self._ending = self._planner.next_trial()
-        if plan is not None:
-            self._has_repeated = False
-            return [Start(plan)]
+        if plan is None:
+            return self._searched()
+        self._has_repeated = False
+        return [Start(plan)]
+
+    def _searched(self) -> list[Action]:
+        """The search has no further trial: confirm once all its trials have ended."""
         if self._has_repeated:
             return self._done()
         if self._running:

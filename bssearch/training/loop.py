@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
 from pathlib import Path
 
 from torch import nn
@@ -61,7 +60,7 @@ Stop = Callable[[], tuple[TrialState, str] | None]
 
 
 class Trial:
-    """One run of a request: `run` it whole, or take `observations` one by one.
+    """One run of a request: take its `observations` one by one.
 
     ``stop`` is asked and ``on_progress`` called after every step. ``noise_budget`` is that of the process, whose trials
     share it.
@@ -101,17 +100,6 @@ class Trial:
         self._test_metric: float | None = None
         self._further_test_metrics: Mapping[str, float] | None = None
 
-    def run(self, on_observation: Callable[[Observation], None]) -> TrialOutcome:
-        """Run to the end, whichever it is; raises what `observations` raises."""
-        with closing(self.observations()) as observations:
-            while True:
-                try:
-                    observation = next(observations)
-                except StopIteration as end:
-                    outcome: TrialOutcome = end.value
-                    return outcome
-                on_observation(observation)
-
     def observations(self) -> Generator[Observation, None, TrialOutcome]:
         """Train; yield each evaluation, never a NaN, and return what was measured.
 
@@ -125,7 +113,16 @@ class Trial:
             self._device_meter.start()
             self._contention.start()
         try:
-            ending = yield from self._train_and_evaluate()
+            trainer = self.prepare()
+            if self._request.resumes:
+                self._restore()
+            found = (yield from self._evaluate(trainer)) if self._is_unseen(trainer) else None
+            while found is None:
+                found = self.train_segment(trainer) or (yield from self._evaluate(trainer))
+            ending = found
+            if self._plan.is_tested and ending.state in TESTED_STATES:
+                with self._clock.ledger("evaluation"):
+                    self._test(trainer)
             ending = paused(self._course.reached_before(ending), self._request.checkpoint, self._save)
         except Exception as error:
             if not is_out_of_memory(error):
@@ -138,18 +135,6 @@ class Trial:
                 if self._trainer is not None:
                     self._trainer.close()
         return self._outcome(ending)
-
-    def _train_and_evaluate(self) -> Generator[Observation, None, Ending]:
-        trainer = self.prepare()
-        if self._request.resumes:
-            self._restore()
-        ending = (yield from self._evaluate(trainer)) if self._is_unseen(trainer) else None
-        while ending is None:
-            ending = self.train_segment(trainer) or (yield from self._evaluate(trainer))
-        if self._plan.is_tested and ending.state in TESTED_STATES:
-            with self._clock.ledger("evaluation"):
-                self._test(trainer)
-        return ending
 
     def _test(self, trainer: Trainer) -> None:
         """Evaluate the test part: the target's metric, and those that the workload reports beside it."""

@@ -134,7 +134,7 @@ class Trainer:
         self.updates.begin(self._last_factor)
         if self._own_step is None:
             self._accumulate()
-            self.update()
+            self.updates.apply()
         else:
             self._losses.add(self._own_step.run(self.steps, self._augmented(), self.now))
             self.updates.end()

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import methodcaller
 from typing import Any, TypeVar
 
 import torch
@@ -93,6 +94,8 @@ class Updates:
         decay = ema_decay_of(configuration)
         self.average = None if decay is None else AveragedWeights(model, decay)
         self.scaler = computation.new_scaler()
+        self._step: Callable[[torch.optim.Optimizer], object]
+        self._step = methodcaller("step") if self.scaler is None else self.scaler.step
         self.skipped = torch.zeros((), device=computation.device)
         self._left_out = torch.zeros_like(self.skipped)
         self._was_scaled = False
@@ -149,12 +152,6 @@ class Updates:
             self._was_scaled = False
         if self.average is not None:
             self.average.update()
-
-    def _step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.scaler is None:
-            optimizer.step()
-        else:
-            self.scaler.step(optimizer)
 
     def _unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         assert self.scaler is not None, "there is a loss scaling in fp16 only"

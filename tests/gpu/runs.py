@@ -20,7 +20,7 @@ from bssearch.workloads.base import Workload
 from bssearch.workloads.digits import Digits
 from tests.executors.line_workload import run_to_the_end
 from tests.factories import changed
-from tests.training.toys import configuration, request
+from tests.training.toys import configuration, request, run_trial
 
 
 def digits_request(**changes: Any) -> TrialRequest:
@@ -50,7 +50,7 @@ def run(
         stop=stop,
         on_progress=on_progress,
     )
-    return whole.run(seen.append), seen
+    return run_trial(whole, seen.append), seen
 
 
 def curve(seen: list[Observation]) -> list[tuple[int, float, float | None]]:

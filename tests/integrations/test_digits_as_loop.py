@@ -15,6 +15,7 @@ from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import Configuration, Observation, Target, TrainingSettings, TrialState
 from tests.executors.test_script import single_threaded
 from tests.factories import make_request
+from tests.training.toys import run_trial
 
 SCRIPT = """
 import torch
@@ -75,7 +76,7 @@ def test_digits_as_a_workload_and_as_a_loop_take_identical_steps_to_the_target(
     there: list[Observation] = []
     here: list[Observation] = []
     workload = LoadedWorkload(load(tmp_path, "digits", training=training))
-    with_workload = workload.trial(request, stop=lambda: None).run(there.append)
+    with_workload = run_trial(workload.trial(request, stop=lambda: None), there.append)
     program = Program(default=at, metric="accuracy", script="train.py")
     with (
         single_threaded(),

@@ -35,7 +35,7 @@ from tests.executors.test_script import single_threaded
 from tests.factories import changed
 from tests.integrations.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
 from tests.integrations.test_digits_as_loop import curve
-from tests.training.toys import FakeTime, configuration, request
+from tests.training.toys import FakeTime, configuration, request, run_trial
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -453,7 +453,7 @@ def test_digits_as_a_workload_and_with_a_trainer_take_identical_steps_to_the_tar
     here: list[Any] = []
     settings = ExecutorSettings(workload="digits", device="cpu", training=training)
     workload = LoadedWorkload(Load(settings=settings, slot=0))
-    with_workload = workload.trial(wanted, stop=lambda: None).run(there.append)
+    with_workload = run_trial(workload.trial(wanted, stop=lambda: None), there.append)
     with_trainer = made.run(wanted, here.append, stop=lambda: None)
     assert with_trainer.state is with_workload.state is TrialState.REACHED, with_trainer.reason
     logged: Any = [

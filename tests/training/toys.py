@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from types import FrameType
 from typing import Any, Self
 
@@ -159,6 +160,17 @@ def request(
     return make_request(configuration=changed_configuration or configuration(), **settings)
 
 
+def run_trial(trial: Trial, on_observation: Callable[[Observation], object]) -> TrialOutcome:
+    """Run a trial to its end."""
+    with closing(trial.observations()) as observations:
+        while True:
+            try:
+                on_observation(next(observations))
+            except StopIteration as end:
+                outcome: TrialOutcome = end.value
+                return outcome
+
+
 class Run:
     """Runs a request on the toy workload and keeps what it told on the way."""
 
@@ -191,7 +203,7 @@ class Run:
                 stop=stop,
                 on_progress=on_progress,
             )
-            return trial.run(observed)
+            return run_trial(trial, observed)
 
         self.run = run
         self.outcome = run()
