@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from bssearch.space.domains import StrictModel
-from bssearch.spec.parts import BudgetSpec, ConfirmSpec, ExecutorSpec, PrunerSpec, SamplerSpec, TrainingSpec
+from bssearch.space.training import TrainingSpec
+from bssearch.spec.parts import BudgetSpec, ConfirmSpec, ExecutorSpec, PrunerSpec, SamplerSpec
 
 BUDGET = {"trials": 10, "trial_train_seconds": 5.0}
 ABOVE_ZERO = math.ulp(0.0)

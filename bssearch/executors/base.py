@@ -19,7 +19,6 @@ from bssearch.records import (
     ParameterValue,
     StepTime,
     StepTimeRequest,
-    TrainingSettings,
     TrialEnded,
     TrialObserved,
     TrialRequest,
@@ -27,6 +26,7 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from bssearch.space import TRAINING_PARAMETERS
+from bssearch.space.training import TrainingSpec
 
 AskStop = Callable[[], tuple[TrialState, str] | None]
 """Returns how a running trial is to end, and why; None while it is to go on."""
@@ -86,7 +86,7 @@ class ExecutorSettings:
     threads: int = 1
     device: str = "auto"
     hang_seconds: float = 300.0
-    training: TrainingSettings = field(default_factory=TrainingSettings)
+    training: TrainingSpec = field(default_factory=TrainingSpec)
     memory_limit_bytes: int | None = None
     allow_busy: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast, get_args
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import ExecutorSettings, Program
@@ -143,8 +143,12 @@ def encode(message: Command | Reply) -> bytes:
     """Return the message as one line; raise `ValueError` if it holds NaN or an infinity."""
     if isinstance(message, str):
         return f"{message}\n".encode()
-    fields = json.dumps(asdict(message), default=os.fspath, allow_nan=False)
+    fields = json.dumps(asdict(message), default=_plain, allow_nan=False)
     return f"{type(message).__name__} {fields}\n".encode()
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump() if isinstance(value, BaseModel) else os.fspath(value)
 
 
 def decode_command(line: bytes) -> Command:

@@ -183,30 +183,6 @@ WITH_CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})
 """The modes of ``torch.compile`` that replay CUDA graphs on a GPU (``torch._inductor.list_mode_options``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSettings:
-    """How a study's steps are computed: the same for all its trials, probes and slots.
-
-    ``precision`` is ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``auto`` (bf16 on a CUDA device that has it, else fp32);
-    ``compile`` is ``none`` or a mode of ``torch.compile``: ``default``, ``reduce-overhead`` or ``max-autotune``.
-    ``fused`` optimizers where None on CUDA only. ``data`` keeps the training part on the ``device``, on the ``host``
-    (streamed by a pinned loader of ``loader_workers`` processes), or, with ``auto``, on the device where it fits.
-    ``ghost_batch_size`` is the number of samples over which batch normalisation takes its statistics, None for the
-    whole micro-batch. ``measure_noise`` measures the gradient noise scale beside the training.
-    """
-
-    precision: str = "auto"
-    compile: str = "none"
-    channels_last: bool = False
-    fused: bool | None = None
-    activation_checkpointing: bool = False
-    deterministic: bool = False
-    ghost_batch_size: int | None = None
-    data: str = "auto"
-    loader_workers: int = 2
-    measure_noise: bool = True
-
-
 # Hyperparameters of the user's own, as a configuration holds them: under ``model.NAME`` and ``loss.NAME``.
 
 OWN_GROUPS = ("model", "loss")

@@ -22,6 +22,7 @@ from bssearch.records import (
     model_parameters,
 )
 from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, BatchRules, SearchSpace, StrictModel
+from bssearch.space.training import TrainingSpec
 from bssearch.spec.command_line import check_command
 from bssearch.spec.parts import (
     BoardName,
@@ -32,7 +33,6 @@ from bssearch.spec.parts import (
     PrunerSpec,
     SamplerSpec,
     TargetSpec,
-    TrainingSpec,
     whole_configuration,
 )
 

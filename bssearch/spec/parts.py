@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, field_validator, model_validator
 
 from bssearch import registry
-from bssearch.records import LARGEST_METRIC, OWN_GROUPS, Configuration, Goal, ParameterValue, TrainingSettings
+from bssearch.records import LARGEST_METRIC, OWN_GROUPS, Configuration, Goal, ParameterValue
 from bssearch.space import (
     DECAY_SHARE,
     OPTIONAL,
@@ -176,26 +176,6 @@ class BudgetSpec(StrictModel):
     least_improvement: float = Field(default=0.02, ge=0, lt=1)
     least_trials: int = Field(default=0, ge=0, le=1_000_000)
     schedule_trials: int = Field(default=12, ge=0, le=10_000)
-
-
-class TrainingSpec(StrictModel):
-    """How the steps are computed; see `bssearch.records.TrainingSettings`, whose fields these are."""
-
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
-    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
-    channels_last: bool = False
-    fused: bool | None = None
-    activation_checkpointing: bool = False
-    deterministic: bool = False
-    ghost_batch_size: int | None = Field(default=None, ge=2)
-    data: Literal["auto", "device", "host"] = "auto"
-    loader_workers: int = Field(default=2, ge=0, le=256)
-    measure_noise: bool = True
-
-    @property
-    def record(self) -> TrainingSettings:
-        """Return the settings as the record that every layer speaks."""
-        return TrainingSettings(**self.model_dump())
 
 
 class ExecutorSpec(StrictModel):

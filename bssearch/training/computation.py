@@ -14,7 +14,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bssearch.errors import LaunchError, WorkloadError
-from bssearch.records import WITH_CUDA_GRAPHS, ParameterValue, TrainingSettings
+from bssearch.records import WITH_CUDA_GRAPHS, ParameterValue
+from bssearch.space.training import TrainingSpec
 from bssearch.training.contention import CorePace
 from bssearch.workloads.base import Workload
 from bssearch.workloads.nested import mapped
@@ -33,9 +34,9 @@ class Computation:
     Raises `LaunchError` for a precision that the device lacks.
     """
 
-    def __init__(self, device: torch.device, settings: TrainingSettings | None = None) -> None:
+    def __init__(self, device: torch.device, settings: TrainingSpec | None = None) -> None:
         self.device = device
-        self.settings = settings = settings or TrainingSettings()
+        self.settings = settings = settings or TrainingSpec()
         self.precision = resolve_precision(settings.precision, device)
         self.fused = device.type == "cuda" if settings.fused is None else settings.fused
         self.compiles = settings.compile != "none"

@@ -51,7 +51,6 @@ def identity_of(
     request: TrialRequest, workload: Workload, train_samples: int, computation: Computation
 ) -> dict[str, str]:
     """Return what must be the same where a trial is saved and where it goes on."""
-    settings = asdict(computation.settings)
     fields = {
         "format": FORMAT,
         "configuration": asdict(request.plan.configuration),
@@ -63,7 +62,7 @@ def identity_of(
         "train_samples": train_samples,
         "device": computation.device.type,
         "precision": computation.precision,
-        **{name: settings[name] for name in _SETTINGS},
+        **{name: getattr(computation.settings, name) for name in _SETTINGS},
     }
     return {name: json.dumps(value, sort_keys=True) for name, value in fields.items()}
 

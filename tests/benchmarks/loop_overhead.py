@@ -38,7 +38,8 @@ import torch
 import typer
 from torch.nn.utils import parameters_to_vector
 
-from bssearch.records import Configuration, Target, TrainingSettings, TrialState
+from bssearch.records import Configuration, Target, TrialState
+from bssearch.space.training import TrainingSpec
 from bssearch.training.batches import place
 from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
@@ -247,7 +248,8 @@ def main(
     """Measure, print and judge."""
     torch.set_num_threads(1)
     task, fused = WORKLOADS[workload](), True if reference == "fast" else None
-    settings = TrainingSettings(precision=precision, compile=compiled, fused=fused, measure_noise=False)
+    given = {"precision": precision, "compile": compiled, "fused": fused, "measure_noise": False}
+    settings = TrainingSpec.model_validate(given)
     computation = Computation(torch.device(device), settings)
     data, _ = place(task.load(torch.device("cpu")), computation)
     found = [

@@ -28,7 +28,8 @@ import typer
 from bssearch.commands.unstored import run_request
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
-from bssearch.records import Configuration, Target, TrainingSettings, TrialRequest, TrialState
+from bssearch.records import Configuration, Target, TrialRequest, TrialState
+from bssearch.space.training import TrainingSpec
 from tests.benchmarks.harness import one_of, script
 from tests.factories import make_request
 
@@ -97,7 +98,7 @@ def measure(workload: str, device: str, precision: str, runs: int, busy: bool) -
         workload=workload,
         folder=Path.cwd(),
         device=device,
-        training=TrainingSettings(precision=precision, deterministic=True),
+        training=TrainingSpec.model_validate({"precision": precision, "deterministic": True}),
         allow_busy=busy,
     )
     executor = LocalExecutor(settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sysconfig
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tests.evidence.runner import section_of
@@ -42,7 +42,7 @@ def finders(task: Task) -> Found:
     device = torch.device(task.device)
     make: Any = Digits if task.quick else FashionMnist
     workload = make(**spec.workload_settings)
-    computation = Computation(device, replace(spec.training.record, measure_noise=False))
+    computation = Computation(device, spec.training.model_copy(update={"measure_noise": False}))
     data, _ = place(workload.load(torch.device("cpu")), computation)
     limit = PRETENDED_SAMPLES if task.quick else None
     memory = Memory(workload, data, computation, spec.default_configuration, limit)

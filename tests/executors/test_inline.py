@@ -19,7 +19,8 @@ from bssearch.commands.trials import trials_frame
 from bssearch.errors import LaunchError, SpecError, UsageError, WorkloadError
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.inline import PYTHON_THRESHOLDS, InlineExecutor
-from bssearch.records import StepTimeRequest, TrainingSettings, TrialEnded, TrialState
+from bssearch.records import StepTimeRequest, TrialEnded, TrialState
+from bssearch.space.training import TrainingSpec
 from bssearch.spec import StudySpec
 from tests.executors.line_workload import (
     outcomes,
@@ -57,7 +58,7 @@ def test_where_torch_compile_fails_the_study_is_eager_and_each_trial_says_so(
         raise ImportError("no module named inductor")
 
     monkeypatch.setattr(torch, "compile", fails)
-    with inline(tmp_path, training=TrainingSettings(compile="max-autotune")) as executor:
+    with inline(tmp_path, training=TrainingSpec(compile="max-autotune")) as executor:
         found = executor.describe()
         outcome, _ = run_to_the_end(executor, request_trial(1))
     assert found.environment.compile_mode == "none"

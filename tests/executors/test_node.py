@@ -21,12 +21,12 @@ from bssearch.executors.slots import COMPILE_SECONDS, LocalExecutor
 from bssearch.records import (
     Observation,
     StepTimeRequest,
-    TrainingSettings,
     TrialEnded,
     TrialObserved,
     TrialRequest,
     TrialState,
 )
+from bssearch.space.training import TrainingSpec
 from bssearch.training import memory
 from tests.executors.line_workload import request_trial, write_workload
 from tests.executors.scripted_worker import Node, ScriptedWorker
@@ -127,7 +127,7 @@ def test_a_slot_stays_on_its_device_whichever_devices_come_free(monkeypatch: pyt
 def test_before_its_first_evaluation_a_model_may_be_compiled_for_longer_than_a_trial_may_hang(
     compile_mode: Any, hangs_after: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training = TrainingSettings(compile=compile_mode)
+    training = TrainingSpec(compile=compile_mode)
     with executor_on(node := Node(1), monkeypatch, training=training) as executor:
         executor.submit(request_trial(1))
         (worker,) = node.workers

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bssearch.records import TrainingSettings
+from bssearch.space.training import TrainingSpec
 from bssearch.training.computation import Computation
 
 # As in a worker's environment; cuBLAS reads it once.
@@ -50,7 +50,7 @@ def computation(device: torch.device) -> Iterator[MakeComputation]:
     """Make computations on the device; afterwards the process's switches are as on the CPU."""
 
     def make(**settings: Any) -> Computation:
-        return Computation(device, TrainingSettings(**{"measure_noise": False, **settings}))
+        return Computation(device, TrainingSpec(**{"measure_noise": False, **settings}))
 
     yield make
     Computation(torch.device("cpu"))

@@ -11,7 +11,8 @@ import torch
 
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
-from bssearch.records import Observation, TrainingSettings, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
+from bssearch.space.training import TrainingSpec
 from bssearch.training.batches import place
 from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
@@ -62,7 +63,7 @@ def curve(seen: list[Observation]) -> list[tuple[int, float, float | None]]:
 def worker(workload: str = "digits", *, folder: Path | None = None, **options: Any) -> Iterator[LocalExecutor]:
     """Yield an executor on the GPU; what is no option of it is a setting of the training."""
     own = {name: options.pop(name) for name in ("memory_limit_bytes", "allow_busy") if name in options}
-    training = TrainingSettings(**{"measure_noise": False, **options})
+    training = TrainingSpec(**{"measure_noise": False, **options})
     settings = ExecutorSettings(workload=workload, folder=folder or Path.cwd(), device="cuda", training=training, **own)
     with closing(LocalExecutor(settings)) as executor:
         yield executor

@@ -12,7 +12,8 @@ from bssearch.executors.base import ExecutorSettings, Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.messages import Load
 from bssearch.executors.programs.script import LoadedScript
-from bssearch.records import Configuration, Observation, Target, TrainingSettings, TrialState
+from bssearch.records import Configuration, Observation, Target, TrialState
+from bssearch.space.training import TrainingSpec
 from tests.executors.test_script import single_threaded
 from tests.factories import make_request
 from tests.training.toys import run_trial
@@ -72,7 +73,7 @@ def test_digits_as_a_workload_and_as_a_loop_take_identical_steps_to_the_target(
         limit_state=TrialState.EXHAUSTED,
         eval_every_steps=7,
     )
-    training = TrainingSettings(measure_noise=False)
+    training = TrainingSpec(measure_noise=False)
     there: list[Observation] = []
     here: list[Observation] = []
     workload = LoadedWorkload(load(tmp_path, "digits", training=training))

@@ -26,10 +26,10 @@ from bssearch.integrations.measuring import DescribedLoop, MeasuredMemory, Timed
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.records import (
     Configuration,
-    TrainingSettings,
     TrialState,
     WorkloadDescription,
 )
+from bssearch.space.training import TrainingSpec
 from bssearch.spec import StudySpec
 from tests.executors.test_script import single_threaded
 from tests.factories import changed
@@ -448,7 +448,7 @@ def test_digits_as_a_workload_and_with_a_trainer_take_identical_steps_to_the_tar
         batch_size=64, micro_batch_size=micro, accumulation_steps=64 // micro, learning_rate=0.05, dropout=0.2
     )
     wanted = changed(request(at, target=0.95, seed=seed, eval_every_steps=7), train_seconds_limit=60.0)
-    training = TrainingSettings(measure_noise=False)
+    training = TrainingSpec(measure_noise=False)
     there: list[Any] = []
     here: list[Any] = []
     settings = ExecutorSettings(workload="digits", device="cpu", training=training)

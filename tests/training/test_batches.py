@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from bssearch.errors import LaunchError
-from bssearch.records import TrainingSettings
+from bssearch.space.training import TrainingSpec
 from bssearch.training import batches as batches_module
 from bssearch.training.batches import (
     DATA_SHARE,
@@ -38,7 +38,7 @@ META = torch.device("meta")
 
 
 def computation_on(device: torch.device, **settings: Any) -> Computation:
-    return Computation(device, TrainingSettings(**settings))
+    return Computation(device, TrainingSpec(**settings))
 
 
 class Noisy(Toy):

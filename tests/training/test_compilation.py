@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from bssearch.records import TrainingSettings
+from bssearch.space.training import TrainingSpec
 from bssearch.training import computation as computations
 from bssearch.training.computation import Computation, TracedDropout, share_storage
 from bssearch.training.trainer import Trainer, warm_up
@@ -237,7 +237,7 @@ def test_cuda_graphs_take_the_steps_of_the_plain_loop(accumulation_steps: int) -
     cuda = torch.device("cuda:0")
 
     def weights(compile_mode: str) -> list[torch.Tensor]:
-        computation = Computation(cuda, TrainingSettings(precision="fp32", compile=compile_mode))
+        computation = Computation(cuda, TrainingSpec.model_validate({"precision": "fp32", "compile": compile_mode}))
         workload = BatchNormed()
         data = toy_data()
         train = type(data.train)(data.train.inputs.to(cuda), data.train.targets.to(cuda))

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.records import Configuration, TrainingSettings, TrialState
+from bssearch.records import Configuration, TrialState
+from bssearch.space.training import TrainingSpec
 from bssearch.training.trainer import Trainer
 from bssearch.training.updates import own_training_step
 from bssearch.workloads.base import WeightedLoss, resolve
@@ -208,7 +209,7 @@ def test_a_first_loss_that_is_not_finite_ends_the_trial() -> None:
 
 
 def test_a_training_step_is_refused_where_cuda_graphs_are_replayed() -> None:
-    replaying: Any = SimpleNamespace(replays_graphs=True, settings=TrainingSettings(compile="max-autotune"))
+    replaying: Any = SimpleNamespace(replays_graphs=True, settings=TrainingSpec(compile="max-autotune"))
     with pytest.raises(UsageError, match="'max-autotune' must be 'default' or 'none'"):
         own_training_step(Stepping(), replaying)
 

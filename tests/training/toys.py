@@ -18,11 +18,11 @@ from bssearch.records import (
     MetricInfo,
     Observation,
     Target,
-    TrainingSettings,
     TrialOutcome,
     TrialRequest,
     TrialState,
 )
+from bssearch.space.training import TrainingSpec
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import SPINS, CorePace
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 def on_cpu(**settings: Any) -> Computation:
     """Return the computation of training settings on the CPU, at whose pace nobody looks."""
-    computation = Computation(CPU, TrainingSettings(**settings))
+    computation = Computation(CPU, TrainingSpec(**settings))
     computation.core = None
     return computation
 
