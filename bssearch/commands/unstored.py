@@ -16,6 +16,7 @@ from bssearch.records import (
     TrialPlan,
     TrialRequest,
     TrialState,
+    TrialStop,
 )
 from bssearch.search.calibration import measure_step_time_at
 from bssearch.search.interrupts import Interrupts
@@ -92,13 +93,13 @@ def run_request(
             executor.submit(request)
             while True:
                 if interrupts.count:
-                    executor.stop(request.number, TrialState.CANCELLED, "stopped by the user")
+                    executor.stop(TrialStop(request.number, TrialState.CANCELLED, "stopped by the user"))
                 for event in executor.events(timeout=POLL_SECONDS):
                     match event:
                         case TrialObserved(_, observation):
                             curve.append(observation)
                             if until_step is not None and observation.step >= until_step:
-                                executor.stop(request.number, TrialState.CANCELLED, "it has been looked at")
+                                executor.stop(TrialStop(request.number, TrialState.CANCELLED, "it has been looked at"))
                         case TrialEnded(_, outcome):
                             if interrupts.count:
                                 raise InterruptedRunError("stopped; nothing is stored of it")

@@ -23,6 +23,7 @@ from bssearch.records import (
     TrialObserved,
     TrialRequest,
     TrialState,
+    TrialStop,
     WorkloadDescription,
 )
 from bssearch.space import TRAINING_PARAMETERS
@@ -140,8 +141,8 @@ class Executor(Protocol):
         Raises `ValueError` where no slot is free or a trial of that number runs already.
         """
 
-    def stop(self, number: int, state: TrialState, reason: str) -> None:
-        """Ask a running trial to end in ``state``; it does within one step. Unknown numbers are ignored.
+    def stop(self, stop: TrialStop) -> None:
+        """Ask a running trial to end in a state; it does within one step. Unknown numbers are ignored.
 
         Of `TrialState.PAUSED` it ends so once it is saved, where its request names a ``checkpoint`` and that can be
         written; else as pruned.

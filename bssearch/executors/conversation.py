@@ -24,7 +24,6 @@ from bssearch.executors.messages import (
     Measurement,
     Refused,
     Reply,
-    Stop,
     Work,
     decode_reply,
     encode,
@@ -37,6 +36,7 @@ from bssearch.records import (
     TrialOutcome,
     TrialRequest,
     TrialState,
+    TrialStop,
     WorkloadDescription,
 )
 
@@ -111,7 +111,7 @@ class Conversation:
             asked = self._stop()
             if asked is not None and not self._has_stopped:
                 self._has_stopped = True
-                self._send(Stop(number=number, state=asked[0], reason=asked[1]))
+                self._send(TrialStop(number=number, state=asked[0], reason=asked[1]))
             code = self._process.exit_code()
             if is_open and select.select([self._process.line], [], [], 0.0 if code is not None else TICK_SECONDS)[0]:
                 is_open = self._hear()
@@ -144,7 +144,7 @@ class Conversation:
             ) from error
         return bool(chunk)
 
-    def _send(self, command: Assign | Stop) -> None:
+    def _send(self, command: Assign | TrialStop) -> None:
         try:
             self._process.line.sendall(encode(command))
         except (BrokenPipeError, ConnectionResetError):

@@ -41,6 +41,7 @@ from bssearch.records import (
     TrialOutcome,
     TrialRequest,
     TrialState,
+    TrialStop,
     WorkloadDescription,
 )
 from bssearch.settings import environment_with
@@ -129,10 +130,10 @@ class InlineExecutor:
         self._trial = RunningTrial(request, self._log.stat().st_size, loaded.device, uuid_of(loaded.device))
         self._observations = loaded.trial(request, stop=lambda: self._stop).observations()
 
-    def stop(self, number: int, state: TrialState, reason: str) -> None:
-        """Ask the running trial to end in ``state``: within one step of the next `events`. Others are ignored."""
-        if self._trial is not None and self._trial.request.number == number:
-            self._stop = state, reason
+    def stop(self, stop: TrialStop) -> None:
+        """Ask the running trial to end in a state: within one step of the next `events`. Others are ignored."""
+        if self._trial is not None and self._trial.request.number == stop.number:
+            self._stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
         """Run the trial to its next evaluation or its end, however long that takes; without one wait ``timeout``."""

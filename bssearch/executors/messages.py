@@ -1,7 +1,7 @@
 """What the driver and a worker say to each other, one message a line: the name of its class, and its fields as JSON.
 
-The driver sends a `Command`, the worker answers with a `Reply`. A worker sends a program of the user's own an `Assign`,
-and a `Stop` to end its trial; the program answers with replies, too. A message without fields is a word alone. NaN and
+The driver sends a `Command`, the worker answers with a `Reply`. A worker sends the user's program an `Assign`, and a
+`TrialStop` to end its trial; the program answers with replies, too. A message without fields is one word. NaN and
 infinities are refused, and decoding validates every field.
 """
 
@@ -31,7 +31,7 @@ from bssearch.records import (
     TrialObserved,
     TrialPlan,
     TrialRequest,
-    TrialState,
+    TrialStop,
     WorkloadDescription,
 )
 
@@ -56,15 +56,6 @@ class Load:
     slot: int
     revision: str | None = None
     devices: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """End the running trial of this number in ``state``, within one step."""
-
-    number: int
-    state: TrialState
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +123,7 @@ class Refused:
         return kind(self.message, hint=self.hint)
 
 
-Command = Load | Literal["describe", "exit"] | Measurement | TrialRequest | Stop | Assign
+Command = Load | Literal["describe", "exit"] | Measurement | TrialRequest | TrialStop | Assign
 """``exit``: leave; a running trial ends as cancelled first."""
 
 Reply = Loaded | Literal["heartbeat"] | Answer | Refused | TrialObserved | TrialEnded

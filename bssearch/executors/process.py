@@ -21,7 +21,8 @@ from typing import Protocol
 import psutil
 
 from bssearch.executors.failures import Death, kernel_memory_kills
-from bssearch.executors.messages import CHUNK_BYTES, Command, Lines, Reply, Stop, decode_reply, encode
+from bssearch.executors.messages import CHUNK_BYTES, Command, Lines, Reply, decode_reply, encode
+from bssearch.records import TrialStop
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
 
 # Variables that hold a database's address or credentials: a trial process needs none.
@@ -246,7 +247,7 @@ class WorkerProcess:
 
     def send(self, command: Command) -> None:
         """Send a command; one to a dead worker is lost, its death is told through the inbox."""
-        if command != "exit" and not isinstance(command, Stop):  # a job that it may die of
+        if command != "exit" and not isinstance(command, TrialStop):  # a job that it may die of
             self._kernel_kills = kernel_memory_kills()
         with suppress(BrokenPipeError):
             self._commands.write(encode(command))

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 from bssearch.errors import BSSearchError, LaunchError
 from bssearch.executors.base import Event, ExecutorSettings, check_threads
 from bssearch.executors.failures import printed, tail, words_of_no_memory
-from bssearch.executors.messages import Answer, Load, Loaded, Measurement, Refused, Reply, Stop
+from bssearch.executors.messages import Answer, Load, Loaded, Measurement, Refused, Reply
 from bssearch.executors.process import Inbox, Worker, WorkerProcess, allocator_environment
 from bssearch.records import (
     Configuration,
@@ -32,6 +32,7 @@ from bssearch.records import (
     TrialOutcome,
     TrialRequest,
     TrialState,
+    TrialStop,
     WorkloadDescription,
 )
 
@@ -183,11 +184,6 @@ class Slot:
         self.trial = RunningTrial(request, self.log.stat().st_size, self.device, self.device_uuid)
         self._living.send(request)
         return self.trial
-
-    def stop(self, stop: Stop) -> None:
-        """Pass a stop on to the worker where it runs that trial."""
-        if self.worker and self.trial and self.trial.request.number == stop.number:
-            self.worker.send(stop)
 
     def take(self, reply: Reply) -> Event | None:
         """Take in what the worker said; return the event that follows for a trial."""
@@ -495,10 +491,11 @@ class SlotExecutor(ABC):
         for neighbour in neighbours:
             neighbour.contended = trial.contended = True
 
-    def stop(self, number: int, state: TrialState, reason: str) -> None:
-        """Ask a running trial to end in ``state``; it does within one step. Unknown numbers are ignored."""
+    def stop(self, stop: TrialStop) -> None:
+        """Ask a running trial to end in a state; it does within one step. Unknown numbers are ignored."""
         for slot in self._slots:
-            slot.stop(Stop(number=number, state=state, reason=reason))
+            if slot.worker and slot.trial and slot.trial.request.number == stop.number:
+                slot.worker.send(stop)
 
     def events(self, timeout: float) -> list[Event]:
         """Return what has happened since the last call, waiting up to ``timeout`` seconds for the first."""

@@ -38,7 +38,6 @@ from bssearch.executors.messages import (
     Measurement,
     Refused,
     Reply,
-    Stop,
     decode_command,
     encode,
 )
@@ -52,6 +51,7 @@ from bssearch.records import (
     TrialObserved,
     TrialRequest,
     TrialState,
+    TrialStop,
 )
 
 Trainable = LoadedWorkload | LoadedScript | LoadedCommand
@@ -141,7 +141,7 @@ class Worker:
             match command:
                 case TrialRequest():
                     self._trial, self._stop = command.number, None
-                case Stop():
+                case TrialStop():
                     if command.number == self._trial:
                         self._stop = command.state, command.reason
                     return

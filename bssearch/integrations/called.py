@@ -31,6 +31,7 @@ from bssearch.records import (
     TrialOutcome,
     TrialRequest,
     TrialState,
+    TrialStop,
     WorkloadDescription,
 )
 from bssearch.training.trainer import seed_everything
@@ -149,10 +150,10 @@ class CalledExecutor:
         self._trial = piece, RunningTrial(request, device=self._device, device_uuid=uuid_of(self._device))
         self._pieces.put(piece)
 
-    def stop(self, number: int, state: TrialState, reason: str) -> None:
-        """Ask the running trial to end in ``state``: within one step. Others are ignored."""
-        if self._trial is not None and self._trial[1].request.number == number:
-            self._trial[0].stop = state, reason
+    def stop(self, stop: TrialStop) -> None:
+        """Ask the running trial to end in a state: within one step. Others are ignored."""
+        if self._trial is not None and self._trial[1].request.number == stop.number:
+            self._trial[0].stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
         """Return what has happened since the last call, waiting up to ``timeout`` seconds for the first."""

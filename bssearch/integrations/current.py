@@ -24,7 +24,6 @@ from bssearch.executors.messages import (
     Assign,
     Lines,
     Reply,
-    Stop,
     decode_command,
     encode,
 )
@@ -33,7 +32,7 @@ from bssearch.integrations.measuring import Looked, end_work, failure_of, work_o
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.ranks import Follower, Leader, Ranks, RankTrial, ranks_of
 from bssearch.integrations.trial_run import TrialRun
-from bssearch.records import MAKE_TRAINER, Configuration, ParameterValue, TrialRequest, TrialState
+from bssearch.records import MAKE_TRAINER, Configuration, ParameterValue, TrialRequest, TrialState, TrialStop
 from bssearch.training.memory import limit_memory
 from bssearch.training.trainer import seed_everything
 from bssearch.workloads.base import import_file
@@ -112,7 +111,7 @@ class SocketLine:
             os._exit(1)
         for line in self._lines.feed(chunk):
             command = decode_command(line)
-            if isinstance(command, Stop):
+            if isinstance(command, TrialStop):
                 self._stop = command.state, command.reason
 
 

@@ -23,6 +23,7 @@ from bssearch.records.measured import (
     TrialEnded,
     TrialObserved,
     TrialOutcome,
+    TrialStop,
     Visit,
     outcome_fields,
 )
@@ -109,6 +110,7 @@ __all__ = [
     "TrialRecord",
     "TrialRequest",
     "TrialState",
+    "TrialStop",
     "Visit",
     "WorkloadDescription",
     "is_metric",

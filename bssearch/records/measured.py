@@ -164,6 +164,15 @@ class TrialObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class TrialStop:
+    """A running trial is to end in a state within one step: paused, pruned, capped or cancelled."""
+
+    number: int
+    state: TrialState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TrialEnded:
     """A trial has ended: a worker's message. ``log`` is the output of the user's code during the trial.
 
@@ -177,33 +186,40 @@ class TrialEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
-    """Seconds of one optimizer step and one evaluation: medians; or ``out_of_memory``.
+class Timing:
+    """Seconds of one optimizer step: the median, and its 95 % interval.
 
-    ``step_seconds_low`` and ``step_seconds_high`` are the 95 % interval of the step's median; ``settled`` says whether
-    it came within the asked precision before the time was up. ``undelayed_step_seconds`` is that time less what the
-    thread waited for a CPU, where one thread does the work, ``reference_seconds`` what a small fixed kernel took
-    meanwhile. ``host_bound_share`` is as in `TrialOutcome`, over the steps timed. ``update_seconds`` is the part of a
-    step that is done once whatever the accumulation. ``contended`` where something else used the device; ``reason``
-    says what, or why memory ran out.
+    ``settled`` says whether the interval came within the asked precision before the time was up.
+    ``undelayed_step_seconds`` are without waits for a CPU, if one thread does the work; ``reference_seconds`` are those
+    of a small fixed kernel meanwhile. ``host_bound_share`` is as in `TrialOutcome`. ``contended``: another program used
+    the device, as ``reason`` says.
     """
 
     batch_size: int
     micro_batch_size: int
     step_seconds: float | None
-    evaluation_seconds: float | None
-    steps_timed: int
-    peak_memory_bytes: int | None
-    out_of_memory: bool = False
     step_seconds_low: float | None = None
     step_seconds_high: float | None = None
     undelayed_step_seconds: float | None = None
     reference_seconds: float | None = None
     host_bound_share: float | None = None
-    update_seconds: float | None = None
+    steps_timed: int
     settled: bool | None = None
     contended: bool = False
     reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime(Timing):
+    """The time of a step and of one evaluation, or ``out_of_memory``, with the ``reason``.
+
+    ``update_seconds`` is the part of a step that is done once whatever the accumulation.
+    """
+
+    evaluation_seconds: float | None
+    peak_memory_bytes: int | None
+    out_of_memory: bool = False
+    update_seconds: float | None = None
 
     @classmethod
     def where_memory_ran_out(cls, configuration: Configuration) -> StepTime:
@@ -220,25 +236,14 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
-    """The step time of a batch size as one visit found it; the fields are those of `StepTime`.
+class Visit(Timing):
+    """The step time of a batch size as one visit found it.
 
-    A ``visit`` is a round over batch sizes, one soon after the other: what slows the machine down slows all of them.
+    A ``visit`` is a round over batch sizes, one soon after the other: a slow machine slows all of them.
     """
 
     visit: int
-    batch_size: int
-    micro_batch_size: int
     step_seconds: float
-    step_seconds_low: float | None = None
-    step_seconds_high: float | None = None
-    undelayed_step_seconds: float | None = None
-    reference_seconds: float | None = None
-    host_bound_share: float | None = None
-    steps_timed: int
-    settled: bool | None = None
-    contended: bool = False
-    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bssearch.errors import BSSearchError
-from bssearch.records import TrialPlan, TrialState
+from bssearch.records import TrialPlan, TrialState, TrialStop
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,6 @@ class Claim:
 @dataclass(frozen=True, slots=True)
 class Release:
     """Give the right to confirm back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Have a running trial end in a state: paused, pruned, capped or cancelled. `Engine.ended` follows."""
-
-    number: int
-    state: TrialState
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +86,4 @@ class Failed:
     error: BSSearchError
 
 
-Action = Start | TimeSteps | Claim | Release | Stop | Settle | Wait | SearchEnded | Tell | Finished | Failed
+Action = Start | TimeSteps | Claim | Release | TrialStop | Settle | Wait | SearchEnded | Tell | Finished | Failed

@@ -27,6 +27,7 @@ from bssearch.records import (
     TrialOutcome,
     TrialPlan,
     TrialState,
+    TrialStop,
 )
 from bssearch.search.actions import (
     Action,
@@ -37,7 +38,6 @@ from bssearch.search.actions import (
     SearchEnded,
     Settle,
     Start,
-    Stop,
     Tell,
     TimeSteps,
     Wait,
@@ -180,8 +180,8 @@ class Driver:
             match action:
                 case Start(plan):
                     self._start(plan)
-                case Stop(number, state, reason):
-                    self.executor.stop(number, state, reason)
+                case TrialStop():
+                    self.executor.stop(action)
                 case Wait():
                     self._note_wait(action)
                     self._next_look = time.monotonic() + LOOK_SECONDS

@@ -28,6 +28,7 @@ from bssearch.records import (
     TrialPlan,
     TrialRecord,
     TrialState,
+    TrialStop,
 )
 from bssearch.samplers.base import Sampler, make_sampler
 from bssearch.search import confirmation
@@ -40,7 +41,6 @@ from bssearch.search.actions import (
     SearchEnded,
     Settle,
     Start,
-    Stop,
     Tell,
     TimeSteps,
     Wait,
@@ -269,7 +269,7 @@ class Engine:
         if halt is None:
             return []
         running.stopping = halt.state
-        return [Stop(number, halt.state, halt.reason)]
+        return [TrialStop(number, halt.state, halt.reason)]
 
     def ended(self, trial: TrialRecord) -> list[Action]:
         """A trial that ran here has ended and is stored; LOST: another driver had taken it over."""
@@ -358,7 +358,7 @@ class Engine:
         if not self._running:
             return self._stopped()
         return [
-            Stop(number, TrialState.PAUSED if running.is_savable else TrialState.CANCELLED, INTERRUPTED)
+            TrialStop(number, TrialState.PAUSED if running.is_savable else TrialState.CANCELLED, INTERRUPTED)
             for number, running in self._running.items()
             if running.stopping is None
         ]

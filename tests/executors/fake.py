@@ -31,6 +31,7 @@ from bssearch.records import (
     TrialOutcome,
     TrialRequest,
     TrialState,
+    TrialStop,
     WorkloadDescription,
 )
 from tests.factories import make_environment
@@ -195,9 +196,9 @@ class FakeExecutor:
                 return
         self._draw(playing)
 
-    def stop(self, number: int, state: TrialState, reason: str) -> None:
-        if number in self._playing:
-            self._playing[number].asked = state, reason
+    def stop(self, stop: TrialStop) -> None:
+        if stop.number in self._playing:
+            self._playing[stop.number].asked = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
         if not self._events and self._playing:

@@ -22,6 +22,7 @@ from bssearch.records import (
     TrialOutcome,
     TrialRequest,
     TrialState,
+    TrialStop,
 )
 from tests.executors.fake import FakeExecutor
 from tests.executors.line_workload import (
@@ -112,7 +113,7 @@ def run_and_stop(
     """Run a trial and stop it after so many observations."""
     executor.submit(request)
     events = wait_for(executor, lambda events: len(seen(events)) >= after)
-    executor.stop(request.number, state, "as asked")
+    executor.stop(TrialStop(request.number, state, "as asked"))
     if not outcomes(events):
         events += wait_for(executor, lambda events: request.number in outcomes(events))
     return outcomes(events)[request.number], seen(events)
@@ -195,18 +196,18 @@ def test_what_a_trial_prints_comes_with_its_end_and_is_its_own(executor: Executo
 
 @pytest.mark.parametrize("state", [TrialState.PRUNED, TrialState.CANCELLED])
 def test_a_stop_ends_the_trial_in_the_state_that_it_asks_for(state: TrialState, executor: Executor) -> None:
-    executor.stop(77, state, "no such trial")
+    executor.stop(TrialStop(77, state, "no such trial"))
     outcome, observations = run_and_stop(executor, request_endless_trial(1), state, after=3)
     assert (outcome.state, outcome.reason, outcome.time_to_target_s) == (state, "as asked", None)
     assert (outcome.final_metric, outcome.last_miss_step) == (observations[-1].metric, observations[-1].step)
     assert outcome.steps >= observations[-1].step and outcome.train_seconds >= observations[-1].train_seconds
-    executor.stop(1, state, "it is over")
+    executor.stop(TrialStop(1, state, "it is over"))
     assert run_to_the_end(executor, request_trial(1))[0].state is TrialState.REACHED
 
 
 def test_a_stop_right_after_the_submission_counts(executor: Executor) -> None:
     executor.submit(request_endless_trial(1))
-    executor.stop(1, TrialState.CANCELLED, "changed my mind")
+    executor.stop(TrialStop(1, TrialState.CANCELLED, "changed my mind"))
     outcome = outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))[1]
     assert (outcome.state, outcome.reason) == (TrialState.CANCELLED, "changed my mind")
 
@@ -250,7 +251,7 @@ def test_a_full_house_and_a_measurement_beside_a_trial_are_the_callers_mistakes(
         executor.measure_step_time(StepTimeRequest(configuration=configuration))
     with pytest.raises(ValueError, match="while a trial runs"):
         executor.measure_memory(MemoryRequest(configuration=configuration))
-    executor.stop(1, TrialState.CANCELLED, "enough")
+    executor.stop(TrialStop(1, TrialState.CANCELLED, "enough"))
     wait_for(executor, lambda events: 1 in outcomes(events))
 
 

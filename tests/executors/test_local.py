@@ -15,7 +15,7 @@ import pytest
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.slots import LocalExecutor, SlotState
-from bssearch.records import StepTimeRequest, TrialEnded, TrialObserved, TrialState
+from bssearch.records import StepTimeRequest, TrialEnded, TrialObserved, TrialState, TrialStop
 from tests.executors.line_workload import (
     opened,
     outcomes,
@@ -192,7 +192,7 @@ def test_trials_that_share_a_device_are_contended_and_a_kill_cancels_them_at_onc
         executor.submit(request_endless_trial(1))
         executor.submit(request_trial(2))
         events = wait_for(executor, lambda events: 2 in outcomes(events))
-        executor.stop(1, TrialState.CANCELLED, "enough")
+        executor.stop(TrialStop(1, TrialState.CANCELLED, "enough"))
         events += wait_for(executor, lambda events: 1 in outcomes(events))
         ended = outcomes(events)
         assert ended[1].contended and ended[2].contended

@@ -15,7 +15,7 @@ from bssearch.commands.probe.memory import next_size, probe_memory
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Executor, ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
-from bssearch.records import MemoryRequest, TrialEnded, TrialObserved, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import MemoryRequest, TrialEnded, TrialObserved, TrialOutcome, TrialRequest, TrialState, TrialStop
 from tests.executors.line_workload import request_endless_trial, worker_pids
 from tests.factories import changed, make_spec
 
@@ -146,6 +146,6 @@ def train(executor: Executor, size: int, steps: int = 200) -> TrialOutcome:
     while True:
         for event in executor.events(1.0):
             if isinstance(event, TrialObserved) and event.observation.step == steps:
-                executor.stop(size, TrialState.CANCELLED, "enough")
+                executor.stop(TrialStop(size, TrialState.CANCELLED, "enough"))
             if isinstance(event, TrialEnded):
                 return replace(event.outcome, steps=min(event.outcome.steps, steps))

@@ -25,6 +25,7 @@ from bssearch.records import (
     TrialOutcome,
     TrialRequest,
     TrialState,
+    TrialStop,
     WorkloadDescription,
 )
 from tests.executors.line_workload import request_trial
@@ -98,7 +99,7 @@ COMMANDS: list[Command] = [
     "describe",
     StepTimeRequest(configuration=REQUEST.plan.configuration, threads=3),
     REQUEST,
-    messages.Stop(number=3, state=TrialState.PRUNED, reason="too slow"),
+    TrialStop(number=3, state=TrialState.PRUNED, reason="too slow"),
     "exit",
 ]
 REPLIES: list[Reply] = [

@@ -18,12 +18,11 @@ from bssearch.executors.messages import (
     Loaded,
     Refused,
     Reply,
-    Stop,
     decode_reply,
     encode,
 )
 from bssearch.executors.ray.actor import MOST_LOG_BYTES, Heard, SlotActor
-from bssearch.records import TrialEnded, TrialState, WorkloadDescription
+from bssearch.records import TrialEnded, TrialState, TrialStop, WorkloadDescription
 from tests.executors.line_workload import request_endless_trial, write_workload
 
 CHATTY = """
@@ -86,7 +85,7 @@ def test_a_long_log_comes_in_pieces_and_before_the_reply_that_followed_it(tmp_pa
 def test_a_stop_goes_in_and_a_dead_worker_is_told_once_with_its_signal(tmp_path: Path) -> None:
     with started(tmp_path) as actor:
         actor.tell(encode(request_endless_trial(1)))
-        actor.tell(encode(Stop(number=1, state=TrialState.PRUNED, reason="as asked")))
+        actor.tell(encode(TrialStop(number=1, state=TrialState.PRUNED, reason="as asked")))
         (ended,) = [one for one in until(actor, TrialEnded) if isinstance(one, TrialEnded)]
         assert (ended.outcome.state, ended.outcome.reason) == (TrialState.PRUNED, "as asked")
         assert actor._worker is not None

@@ -18,7 +18,7 @@ import pytest
 from bssearch.executors.base import Event, ExecutorSettings
 from bssearch.executors.ray import executor as ray_executor
 from bssearch.executors.ray.executor import RayExecutor
-from bssearch.records import TrialObserved, TrialState
+from bssearch.records import TrialObserved, TrialState, TrialStop
 from tests.cli.task import environment
 from tests.executors.line_workload import (
     outcomes,
@@ -109,7 +109,7 @@ def test_an_actor_and_a_node_that_are_killed_are_each_a_lost_trial_and_no_other(
     ended = outcomes(wait_for(executor, lambda events: 4 in outcomes(events)))
     assert (ended[4].state, executor.slots) == (TrialState.LOST, 1)
     (left,) = {2, 3} - {lost}
-    executor.stop(left, TrialState.CANCELLED, "enough")
+    executor.stop(TrialStop(left, TrialState.CANCELLED, "enough"))
     wait_for(executor, lambda events: left in outcomes(events))
     assert run_to_the_end(executor, request_trial(5))[0].state is TrialState.REACHED
     cluster.add_node(**NODE)

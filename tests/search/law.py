@@ -22,6 +22,7 @@ from bssearch.records import (
     TrialOutcome,
     TrialRequest,
     TrialState,
+    TrialStop,
     WorkloadDescription,
 )
 from tests.factories import make_environment
@@ -112,8 +113,8 @@ class LawExecutor:
         self.running.append(request)
         self.most_at_once = max(self.most_at_once, len(self.running))
 
-    def stop(self, number: int, state: TrialState, reason: str) -> None:
-        self.stopped[number] = (state, reason)
+    def stop(self, stop: TrialStop) -> None:
+        self.stopped[stop.number] = (stop.state, stop.reason)
 
     def events(self, timeout: float) -> list[Event]:
         if not self.running:

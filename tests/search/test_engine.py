@@ -27,6 +27,7 @@ from bssearch.records import (
     TrialRecord,
     TrialRequest,
     TrialState,
+    TrialStop,
 )
 from bssearch.search import actions
 from bssearch.search.driver import Driver
@@ -277,7 +278,7 @@ def test_the_log_of_a_run_with_pauses_and_an_interrupt_gives_the_same_actions(sa
         again_said = [call.on(engine) for call in run.journal]
         assert list(map(told, again_said)) == list(map(told, run.answers))
     assert {"interrupted", "evaluated", "ended", "found_saved"} <= {call.event for call in first.engine.journal}
-    asked = {action.state for one in first.engine.answers for action in one if isinstance(action, actions.Stop)}
+    asked = {action.state for one in first.engine.answers for action in one if isinstance(action, TrialStop)}
     assert TrialState.PAUSED in asked
     assert any(call.given[0].resumed for call in again.engine.journal if call.event == "started")
     assert TrialState.RUNNING not in states and TrialState.PAUSED not in states

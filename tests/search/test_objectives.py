@@ -32,6 +32,7 @@ from bssearch.records import (
     TrialRecord,
     TrialRequest,
     TrialState,
+    TrialStop,
 )
 from bssearch.search.finding import answer
 from bssearch.spec import StudySpec
@@ -143,9 +144,9 @@ class Curves(FakeExecutor):
         self.stops: list[TrialState] = []
         self._interrupted_in = interrupted_in
 
-    def stop(self, number: int, state: TrialState, reason: str) -> None:
-        self.stops.append(state)
-        super().stop(number, state, reason)
+    def stop(self, stop: TrialStop) -> None:
+        self.stops.append(stop.state)
+        super().stop(stop)
 
     def events(self, timeout: float) -> list[Event]:
         found = [_powered(event) for event in super().events(timeout)]

@@ -24,6 +24,7 @@ from bssearch.records import (
     TrialRecord,
     TrialRequest,
     TrialState,
+    TrialStop,
 )
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
@@ -293,9 +294,9 @@ def test_what_is_interrupted_goes_on_first_where_it_was(tmp_path: Path, pruner: 
 
 def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> None:
     class Interrupted(SteppingLaw):
-        def stop(self, number: int, state: TrialState, reason: str) -> None:
-            super().stop(number, state, reason)
-            if state is TrialState.PAUSED and not self.pauses:
+        def stop(self, stop: TrialStop) -> None:
+            super().stop(stop)
+            if stop.state is TrialState.PAUSED and not self.pauses:
                 os.kill(os.getpid(), signal.SIGINT)
 
     executor = Interrupted()

@@ -79,7 +79,7 @@ class TrialSocket:
 class Patience:
     """How long a program may say nothing, from a moment on; each reply begins it anew.
 
-    It is asked as a `Stop` is, and raises `WorkloadError` once it is over.
+    It is asked as a `TrialStop` is, and raises `WorkloadError` once it is over.
     """
 
     def __init__(self, seconds: float, began: float) -> None:

@@ -22,6 +22,7 @@ from bssearch.records import (
     TrialRecord,
     TrialRequest,
     TrialState,
+    TrialStop,
 )
 from bssearch.search import actions
 from bssearch.search.engine import Engine
@@ -272,7 +273,7 @@ class VirtualClock:
         match action:
             case actions.Start(plan):
                 self._start(plan)
-            case actions.Stop(number, state, reason):
+            case TrialStop(number, state, reason):
                 self._end(number, self._playing[number].outcome(state, reason))
             case actions.TimeSteps():
                 self._do(self.engine.timed(self._probes))
