@@ -17,9 +17,9 @@ from bssearch.boards.named import boards_of, check_boards
 from bssearch.boards.process import BoardProcess
 from bssearch.errors import BSSearchError, TargetNotReachedError
 from bssearch.history import History
-from bssearch.records import TrialObserved, TrialRecord, TrialState
+from bssearch.records import StudyRecord, TrialObserved, TrialRecord, TrialState
 from bssearch.search.finding import answer
-from bssearch.search.listener import Listener, Listeners
+from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
@@ -28,7 +28,7 @@ UNFINISHED = frozenset({TrialState.RUNNING, TrialState.PAUSED})
 
 
 class Reporter(Listener):
-    """Reports the trials of one driver to its boards, and tells ``watcher`` what was not delivered."""
+    """Tells ``watcher`` everything, reports the trials of one driver to its boards, and notes failed deliveries."""
 
     def __init__(self, boards: BoardProcess, watcher: Listener) -> None:
         self._boards, self._watcher = boards, watcher
@@ -57,8 +57,17 @@ class Reporter(Listener):
             with suppress(BSSearchError):  # a database that is lost ends no run twice
                 self._tell_the_rest(store)
 
+    def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
+        """Pass it on."""
+        self._watcher.opened(study, database, continued)
+
+    def note(self, message: str) -> None:
+        """Pass it on."""
+        self._watcher.note(message)
+
     def started(self, trial: TrialRecord, history: History) -> None:
         """Report a trial that starts or resumes."""
+        self._watcher.started(trial, history)
         at = self._starts[trial.number] = trial.created_at.timestamp()
         self._unfinished.add(trial.number)
         parameters = {**_sizes(trial.configuration), **parameters_of(trial.configuration)}
@@ -69,6 +78,7 @@ class Reporter(Listener):
 
     def observed(self, observed: TrialObserved) -> None:
         """Report an evaluation."""
+        self._watcher.observed(observed)
         number, one = observed.number, observed.observation
         figures = {
             "train_seconds": one.train_seconds,
@@ -83,12 +93,14 @@ class Reporter(Listener):
 
     def ended(self, trial: TrialRecord, history: History) -> None:
         """Report the end of a trial, or that it is paused."""
+        self._watcher.ended(trial, history)
         if trial.state is not TrialState.PAUSED:
             self._unfinished.discard(trial.number)
         self._tell_end(trial)
 
     def search_ended(self, reason: str, history: History) -> None:
         """Report the answer of the search, before its confirmation."""
+        self._watcher.search_ended(reason, history)
         if self._store is not None:
             with suppress(BSSearchError):
                 self._tell_answer(self._store)
@@ -177,6 +189,6 @@ def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[t
         yield watcher, None
         return
     try:
-        yield Listeners(watcher, reporter), reporter
+        yield reporter, reporter
     finally:
         reporter.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import isfinite
 
@@ -10,7 +9,6 @@ from bssearch.history import History
 from bssearch.pruners.controller import PruningController
 from bssearch.records import (
     Configuration,
-    ParameterValue,
     Phase,
     ProbeRecord,
     TrialPlan,
@@ -52,22 +50,20 @@ class Planner:
         """
         history, ending = self._history, self._spent()
         if queued := history.in_state(TrialState.QUEUED):
-            return self._plan(queued[0].configuration, queued[0].sampled, uncapped=True, earlier=queued[0]), None
+            return self._plan(queued[0]), None
         if retry := history.to_retry(uncapped=True):
-            return self._plan(retry.configuration, retry.sampled, uncapped=True, earlier=retry), None
+            return self._plan(retry), None
         if ending is None and (retry := history.to_retry(uncapped=False)) and self._goes_on:
-            return self._plan(retry.configuration, retry.sampled, uncapped=False, earlier=retry), None
+            return self._plan(retry), None
         if waiting := self._next_waiting(fresh=ending is None and not self._is_late):
-            return self._resumption(waiting), None
+            return self._plan(waiting), None
         choice = None
         if ending is None:
             choice, ending = self._choose()
         if choice is not None:
-            expected = choice.expected_improvement
-            plan = self._plan(choice.configuration, choice.sampled, uncapped=choice.uncapped)
-            return replace(plan, expected_improvement=expected), ending
+            return self._plan(choice), ending
         if waiting := self._next_waiting(fresh=False):
-            return self._resumption(waiting), ending
+            return self._plan(waiting), ending
         return None, ending
 
     def _choose(self) -> tuple[Choice | None, str | None]:
@@ -141,57 +137,33 @@ class Planner:
         """Return whether half of the budget went by without a hit: what waits goes on before anything begins."""
         return self._history.incumbent is None and self._history.budget_share >= LATE
 
-    def _plan(
-        self,
-        configuration: Configuration,
-        sampled: Mapping[str, ParameterValue] | None,
-        *,
-        uncapped: bool,
-        earlier: TrialRecord | None = None,
-    ) -> TrialPlan:
-        """Return the plan of a search trial, in the micro-batches that its batch size runs in.
+    def _plan(self, of: Choice | TrialRecord) -> TrialPlan:
+        """Return the plan of a choice, or of a stored trial: queued, paused, or to be tried again.
 
-        ``earlier`` is the trial that waits for it, or that it tries again.
+        The trial runs in the micro-batches of its batch size; a paused one in those in which it was saved.
         """
-        history = self._history
-        is_queued = earlier is not None and earlier.state is TrialState.QUEUED
-        limit = self._limit(configuration, uncapped, earlier)
+        history, earlier = self._history, of if isinstance(of, TrialRecord) else None
+        number, state = (None, None) if earlier is None else (earlier.number, earlier.state)
+        is_queued, resumes = state is TrialState.QUEUED, state is TrialState.PAUSED
+        uncapped = of.uncapped or is_queued
+        limit = self._limit(of.configuration, uncapped, earlier)
         return TrialPlan(
-            configuration=history.as_run(configuration),
-            sampled=sampled,
+            configuration=of.configuration if resumes else history.as_run(of.configuration),
+            sampled=of.sampled,
             phase=Phase.SEARCH,
             seed=earlier.seed if earlier else trial_seed(self.spec.seed, Phase.SEARCH, history.length),
             train_seconds_limit=limit,
-            limit_state=self._limit_state(limit),
-            eval_every_steps=history.eval_every_steps(configuration.batch_size),
+            limit_state=TrialState.EXHAUSTED if limit >= self._full_limit else TrialState.CAPPED,
+            eval_every_steps=history.eval_every_steps(of.configuration.batch_size),
             threads=self.spec.executor.threads,
             uncapped=uncapped,
+            expected_improvement=of.expected_improvement if earlier is None or resumes else None,
             stop_at_target=history.objective.stops_at_target,
-            retry_of=earlier.number if earlier and not is_queued else None,
-            queued=earlier.number if earlier and is_queued else None,
-            after=history.length,
+            retry_of=None if is_queued or resumes else number,
+            queued=number if is_queued else None,
+            resumed=number if resumes else None,
+            after=None if resumes else history.length,
         )
-
-    def _resumption(self, waiting: TrialRecord) -> TrialPlan:
-        """Return the plan of a trial that waits or was interrupted, in the micro-batches that it was saved in."""
-        limit = self._limit(waiting.configuration, waiting.uncapped, waiting)
-        return TrialPlan(
-            configuration=waiting.configuration,
-            sampled=waiting.sampled,
-            phase=Phase.SEARCH,
-            seed=waiting.seed,
-            train_seconds_limit=limit,
-            limit_state=self._limit_state(limit),
-            eval_every_steps=self._history.eval_every_steps(waiting.configuration.batch_size),
-            threads=self.spec.executor.threads,
-            uncapped=waiting.uncapped,
-            expected_improvement=waiting.expected_improvement,
-            stop_at_target=self._history.objective.stops_at_target,
-            resumed=waiting.number,
-        )
-
-    def _limit_state(self, limit: float) -> TrialState:
-        return TrialState.EXHAUSTED if limit >= self._full_limit else TrialState.CAPPED
 
     def _limit(self, configuration: Configuration, uncapped: bool, earlier: TrialRecord | None) -> float:
         """Return the cap that the incumbent sets; for an uncapped trial the one that the best of its batch size sets.
