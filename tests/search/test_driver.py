@@ -145,7 +145,7 @@ def test_the_answer_is_kept_while_the_study_runs_and_takes_a_small_share_of_its_
             return super().events(timeout)
 
     monkeypatch.setattr("bssearch.search.driver.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("bssearch.search.recorder.save_finding", save)
+    monkeypatch.setattr("bssearch.search.driver.save_finding", save)
     monkeypatch.setattr("bssearch.search.driver.Driver._take_over", lambda self: None)
     with pytest.raises(TargetNotReachedError):
         run(make_spec(**SHORT), tmp_path, TenSeconds(reachable=False))
