@@ -13,7 +13,7 @@ import torch
 
 from bssearch.batch_schedule import batch_schedule_of, constant_configurations
 from bssearch.errors import UsageError
-from bssearch.executors.messages import Reply
+from bssearch.executors.messages import Assign, Reply
 from bssearch.records import BATCH_SCHEDULE, Configuration, ParameterValue, TrialState
 
 Metrics = Mapping[str, Any]
@@ -146,9 +146,11 @@ class Assignment:
     is_look = False
     is_over = False
 
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, assign: Assign | None = None) -> None:
         self.configuration = configuration
         self.stages = LoopStages(configuration)
+        if assign is not None:
+            self.device, self.parameters = assign.device, assign.parameters
 
     def checkpoint(self) -> str | None:
         """Return the checkpoint of a longer run of which this is a branch, None for a training from its start."""

@@ -53,9 +53,7 @@ class Looked(Assignment):
     is_look = True
 
     def __init__(self, assign: Assign, line: Line) -> None:
-        super().__init__(constant_configurations(assign.configuration)[0])
-        self.parameters = assign.parameters
-        self.device = assign.device
+        super().__init__(constant_configurations(assign.configuration)[0], assign)
         self._line = line
         self._metric = assign.program.metric
         self._torch_device = torch.device(assign.device)

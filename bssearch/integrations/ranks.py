@@ -109,9 +109,7 @@ class Follower(Assignment):
     """The assignment of a rank that is not the first."""
 
     def __init__(self, assign: Assign, ranks: Ranks) -> None:
-        super().__init__(assign.configuration)
-        self.parameters = assign.parameters
-        self.device = assign.device
+        super().__init__(assign.configuration, assign)
         self.is_look = not isinstance(assign.work, TrialRequest)
         self.seed = assign.work.plan.seed if isinstance(assign.work, TrialRequest) else 0
         self._ranks = ranks
@@ -154,10 +152,8 @@ class Leader(Assignment):
     """
 
     def __init__(self, assign: Assign, line: Line, ranks: Ranks) -> None:
-        super().__init__(assign.configuration)
+        super().__init__(assign.configuration, assign)
         self.work = _led_work(assign, line)
-        self.parameters = assign.parameters
-        self.device = assign.device
         self.seed = self.work.seed
         self.is_look = self.work.is_look
         self._ranks = ranks

@@ -298,10 +298,8 @@ class TrialRun(Assignment):
         *,
         clock: HostClock | None = None,
     ) -> None:
-        super().__init__(request.plan.configuration)
+        super().__init__(request.plan.configuration, assign)
         self.seed = request.plan.seed
-        self.device = assign.device
-        self.parameters = assign.parameters
         self._request, self._plan = request, request.plan
         self._has_read_checkpoint = False
         self._line = line
