@@ -14,7 +14,7 @@ from bssearch.probes import step_time
 from bssearch.probes.step_time import measure_step_time, median_interval
 from bssearch.records import Configuration, StepTime, StepTimeRequest
 from bssearch.training.contention import Contention, CorePace
-from bssearch.training.trainer import Trainer
+from bssearch.training.updates import Updates
 from tests.factories import not_none
 from tests.training.toys import FakeTime, Toy, configuration, core_of_pace, on_cpu, toy_data
 
@@ -60,13 +60,13 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
             time.pass_by(next(of_evaluations))
             return metrics
 
-        updated = Trainer.update
+        updated = Updates.apply
 
-        def slow_update(trainer: Trainer) -> None:
-            updated(trainer)
+        def slow_update(updates: Updates) -> None:
+            updated(updates)
             time.pass_by(update)
 
-        monkeypatch.setattr(Trainer, "update", slow_update)
+        monkeypatch.setattr(Updates, "apply", slow_update)
 
         def lost() -> None:
             seconds = next(of_losses)
