@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import psutil
 
@@ -97,32 +95,27 @@ def _start(pid: int) -> str:
         raise psutil.NoSuchProcess(pid) from None
 
 
-class Heartbeat:
-    """Calls ``beat`` every `HEARTBEAT_SECONDS` while it is entered.
+@contextmanager
+def heartbeat(beat: Callable[[], object]) -> Iterator[None]:
+    """Call ``beat`` every `HEARTBEAT_SECONDS` inside, from a thread of its own, whatever the main loop waits for.
 
     A beat that fails is left out: the main loop meets the same database and says what is wrong with it, and a lease
     outlasts three beats.
     """
+    stopped = threading.Event()
 
-    def __init__(self, beat: Callable[[], object]) -> None:
-        self._call = beat
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="bssearch heartbeat", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stopped.set()
-        self._thread.join(timeout=HEARTBEAT_SECONDS)
-
-    def _beat(self) -> None:
-        while not self._stopped.wait(HEARTBEAT_SECONDS):
+    def run() -> None:
+        while not stopped.wait(HEARTBEAT_SECONDS):
             with suppress(BSSearchError):
-                self._call()
+                beat()
+
+    thread = threading.Thread(target=run, name="bssearch heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join(timeout=HEARTBEAT_SECONDS)
 
 
 @dataclass(slots=True)
@@ -154,7 +147,7 @@ class Leases:
     def beating(self) -> Iterator[None]:
         """Count as alive inside, and renew the leases."""
         renew = partial(self._store.heartbeat, self._study, self.owner, LEASE_SECONDS)
-        with living(self.owner), Heartbeat(renew):
+        with living(self.owner), heartbeat(renew):
             yield
 
     def mark_lost(self) -> list[int]:

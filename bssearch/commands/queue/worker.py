@@ -38,7 +38,7 @@ from bssearch.queue.submission import Submission, SubmissionState, WorkerRecord,
 from bssearch.queue.templates import Templates, load_templates
 from bssearch.records import TrialRecord
 from bssearch.search.interrupts import SIGNALS
-from bssearch.search.leases import Heartbeat, this_driver
+from bssearch.search.leases import heartbeat, this_driver
 from bssearch.search.listener import Listener
 from bssearch.search.shift import Shift
 from bssearch.settings import user_name
@@ -342,7 +342,7 @@ class Worker:
             f"serves {self._store.masked_url}: templates {offered}; tags {', '.join(self._record.tags) or 'none'}"
         )
         with self._stop:
-            with Heartbeat(partial(self._store.beat, self._name)):
+            with heartbeat(partial(self._store.beat, self._name)):
                 self._serve()
             try:
                 self._store.beat(self._name, left=True)
