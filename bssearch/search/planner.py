@@ -59,32 +59,33 @@ class Planner:
             return self._plan(waiting), None
         choice = None
         if ending is None:
-            choice, ending = self._choose()
+            choice = self._needed() or self._sampler.choose(history)
+            if choice is None:
+                ending = self._sampler.ending(history)
+            elif self._is_little(choice.expected_improvement):
+                choice, ending = self._last(choice.expected_improvement)
         if choice is not None:
             return self._plan(choice), ending
         if waiting := self._next_waiting(fresh=False):
             return self._plan(waiting), ending
         return None, ending
 
-    def _choose(self) -> tuple[Choice | None, str | None]:
-        """Return what to try, and why the search is at its end; what the answer still needs is tried all the same."""
-        history, sampler = self._history, self._sampler
+    def _needed(self) -> Choice | None:
+        """Return the default if it is due, or the trial that the answer compares with if that is."""
+        history = self._history
         if allocation.propose_default(history) is not None:
-            return default_choice(self.spec), None
-        compares_later = history.incumbent is not None and allocation.evidence_is_due(history)
-        if sampler.models_time and compares_later and (choice := self._compared()) is not None:
-            return choice, None
-        choice = sampler.choose(history)
-        if choice is None:
-            return None, sampler.ending(history)
-        if not self._is_little(choice.expected_improvement):
-            return choice, None
+            return default_choice(self.spec)
+        compares = history.incumbent is not None and allocation.evidence_is_due(history)
+        return self._compared() if self._sampler.models_time and compares else None
+
+    def _last(self, expected: float | None) -> tuple[Choice | None, str]:
+        """Return a trial that the answer still needs at the end of the search, and why the search ends."""
         ending = (
-            f"a further trial is expected to better the time to the target by {choice.expected_improvement:.2%}, "
+            f"a further trial is expected to better the time to the target by {expected:.2%}, "
             f"less than budget.least_improvement = {self.spec.budget.least_improvement:.2%}"
         )
         last = self._retuned() or self._compared()
-        return (None if last is None else replace(last, expected_improvement=choice.expected_improvement)), ending
+        return (None if last is None else replace(last, expected_improvement=expected)), ending
 
     def _is_little(self, expected: float | None) -> bool:
         """Return whether little is expected of a further trial, and was when the newest that has ended was chosen."""

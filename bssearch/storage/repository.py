@@ -487,19 +487,12 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         those it was queued with.
         Raises `UsageError` where the study is archived.
         """
-        work = partial(
-            starting.start,
-            study=study,
-            plan=plan,
-            plan_id=uuid4().hex,
-            lease=lease,
-            environment_id=partial(self._environment_id, environment=environment),
-        )
-        return self._on_study(study, work)
+        work = partial(starting.start, self, study, plan, uuid4().hex, lease=lease, environment=environment)
+        return self._patience.run(work)
 
     def enqueue(self, study: str, plan: TrialPlan) -> int:
         """Store a planned trial that some driver shall start, and return its number."""
-        trial = self._on_study(study, partial(starting.start, study=study, plan=plan, plan_id=uuid4().hex))
+        trial = self._patience.run(partial(starting.start, self, study, plan, uuid4().hex))
         assert trial is not None, "nobody else queues the same plan"
         return trial.number
 

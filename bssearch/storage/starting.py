@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from bssearch.errors import UsageError
-from bssearch.records import Lease, TrialOutcome, TrialPlan, TrialRecord, TrialState
+from bssearch.records import Environment, Lease, TrialOutcome, TrialPlan, TrialRecord, TrialState
 from bssearch.storage.columns import database_now
+from bssearch.storage.database import Database
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.revisions import mark_changed, raise_revision
 from bssearch.storage.rows import to_columns
@@ -40,54 +41,55 @@ def archived(name: str) -> UsageError:
 
 
 def start(
-    connection: Connection,
-    study_id: int,
-    *,
+    database: Database,
     study: str,
     plan: TrialPlan,
     plan_id: str,
+    *,
     lease: Lease | None = None,
-    environment_id: Callable[[Connection], int | None] = lambda connection: None,
+    environment: Environment | None = None,
 ) -> TrialRecord | None:
     """Start the trial of a plan under a lease, or queue it without one: once per ``plan_id``, however often called.
 
     Returns None if another driver was faster. Raises `UsageError` if the study is archived.
     """
-    place = {"study_id": study_id, "plan_id": plan_id}
-    last, time, archived_at, number = connection.execute(_STATE, place).one()
-    if number is None and plan.known_number is None:
-        if archived_at is not None:
-            raise archived(study)
-        if plan.after is not None and plan.after != (last or 0):
-            return None
-        number = (last or 0) + 1
-        trial = TrialRecord.planned(plan, number=number, lease=lease, created_at=time - JUST_BEFORE)
-        trial = replace(trial, outcome=TrialOutcome(state=trial.state, reason=""))
-        place |= {"environment_id": environment_id(connection), "revision": raise_revision(connection, study_id)}
-        connection.execute(_ADDED, {**place, **to_columns(trial)})
-    elif number is None:
-        number = plan.known_number
-        assert number is not None and lease is not None, "a stored trial starts under a lease"
-        columns = _resumed() if plan.resumed is not None else _dequeued(plan, lease, environment_id(connection))
-        state = TrialState.QUEUED if plan.resumed is None else TrialState.PAUSED
-        started = connection.execute(
-            update(TrialRow)
-            .where(TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == state)
-            .values(
-                **columns,
-                plan_id=plan_id,
-                created_at=time - JUST_BEFORE,
-                train_seconds_limit=plan.train_seconds_limit,
-                expected_improvement=plan.expected_improvement,
-                lease_owner=lease.owner,
-                lease_expires_at=time + timedelta(seconds=lease.seconds),
+    with database._writing() as connection:
+        study_id = database._lock_study(connection, study)
+        environment_id = None if environment is None else database._environment_id(connection, environment)
+        place = {"study_id": study_id, "plan_id": plan_id}
+        last, time, archived_at, number = connection.execute(_STATE, place).one()
+        if number is None and plan.known_number is None:
+            if archived_at is not None:
+                raise archived(study)
+            if plan.after is not None and plan.after != (last or 0):
+                return None
+            number = (last or 0) + 1
+            trial = TrialRecord.planned(plan, number=number, lease=lease, created_at=time - JUST_BEFORE)
+            trial = replace(trial, outcome=TrialOutcome(state=trial.state, reason=""))
+            place |= {"environment_id": environment_id, "revision": raise_revision(connection, study_id)}
+            connection.execute(_ADDED, {**place, **to_columns(trial)})
+        elif number is None:
+            number = plan.known_number
+            assert number is not None and lease is not None, "a stored trial starts under a lease"
+            state = TrialState.QUEUED if plan.resumed is None else TrialState.PAUSED
+            started = connection.execute(
+                update(TrialRow)
+                .where(TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == state)
+                .values(
+                    **(_dequeued(plan, lease, environment_id) if plan.resumed is None else _resumed()),
+                    plan_id=plan_id,
+                    created_at=time - JUST_BEFORE,
+                    train_seconds_limit=plan.train_seconds_limit,
+                    expected_improvement=plan.expected_improvement,
+                    lease_owner=lease.owner,
+                    lease_expires_at=time + timedelta(seconds=lease.seconds),
+                )
             )
-        )
-        if started.rowcount != 1:
-            return None
-        mark_changed(connection, study_id, [number])
-    trial = stored_trial(connection, study, study_id, number)
-    return trial if trial.outcome is None else None  # else it has been taken over and ended since an earlier call
+            if started.rowcount != 1:
+                return None
+            mark_changed(connection, study_id, [number])
+        trial = stored_trial(connection, study, study_id, number)
+        return trial if trial.outcome is None else None  # else taken over and ended since an earlier call
 
 
 def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict[str, Any]:

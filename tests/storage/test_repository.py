@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -246,10 +245,10 @@ class TestTrials:
         self, store: Store, after: int | None
     ) -> None:
         def numbers(plan_id: str) -> list[int | None]:
-            plan = make_plan(after=after)
-            work = partial(starting.start, study="toy", plan=plan, plan_id=plan_id, lease=Lease(owner="a", seconds=9))
-            work = partial(work, environment_id=partial(store._environment_id, environment=make_environment()))
-            tries = [store._on_study("toy", work) for _ in range(2)]
+            plan, lease, environment = make_plan(after=after), Lease(owner="a", seconds=9), make_environment()
+            tries = [
+                starting.start(store, "toy", plan, plan_id, lease=lease, environment=environment) for _ in range(2)
+            ]
             return [None if trial is None else trial.number for trial in tries]
 
         assert numbers("one") == [1, 1]
