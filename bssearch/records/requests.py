@@ -1,4 +1,4 @@
-"""What the engine plans, what a worker is asked to do, and what it says of the workload that it has loaded."""
+"""Plans of trials, the requests that go to a worker, and the description of a loaded workload."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What a stored trial keeps of its plan.
+    """The fields of a plan that a stored trial keeps.
 
     ``sampled`` has the coordinates in the space, None if the configuration is outside. ``train_seconds_limit`` ends the
     trial; with ``uncapped`` no other trial's time set that limit. ``retry_of`` is the trial that this one repeats.
