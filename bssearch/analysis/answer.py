@@ -305,8 +305,8 @@ class Answer(Model):
     best confirmed batch size, pooled through the law where it fits; null without confirmation runs. The answer is
     ``provisional`` below 0.9; ``would_settle`` says what would tell most then, ``runs_to_settle`` how many runs of each
     batch size in all, where these would. ``next`` are the commands that would help most now. Costs are in the currency
-    of ``price_per_device_hour``; where it is null they are device-hours. ``quick`` is what ``bssearch quick`` had said,
-    ``batch_schedule`` the best way to let the batch grow, null where none was run.
+    of ``price_per_device_hour``; where it is null they are device-hours. ``quick`` is the quick answer
+    that came before the search, ``batch_schedule`` the best way to let the batch grow, null where none was run.
     """
 
     schema_version: Literal[1] = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bssearch.errors import UsageError
 from bssearch.settings import DATA_DIR_VARIABLE, DATABASE_URL_VARIABLE
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ WorkloadOption = Annotated[
         "--workload",
         metavar="FILE.py:NAME",
         show_default="the stored one, where you have run it on this machine",
-        help="The code to run.",
+        help="The code to run; a file is looked up from this folder.",
     ),
 ]
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="A .yaml or .toml file, or a shipped study's name.")]
@@ -84,8 +85,12 @@ SetOption = Annotated[
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.")]
 StudyArgument = Annotated[
-    str | None, typer.Argument(metavar="[STUDY]", help="Name of the study; may be left out where there is only one.")
+    str | None, typer.Argument(metavar="STUDY", help="Name of the study; may be left out if there is only one.")
 ]
+StudyOrNumber = Annotated[
+    str, typer.Argument(metavar="[STUDY] NUMBER", help="The trial, after its study unless there is only one.")
+]
+NumberArgument = Annotated[int | None, typer.Argument(hidden=True)]
 
 
 def spec_to_run(spec: str, overrides: list[str] | None) -> tuple[StudySpec, Path]:
@@ -117,6 +122,39 @@ def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContex
     from bssearch.commands.across.databases import study_in
 
     return study_in(db, given)
+
+
+def study_name(db: str | None, given: str | None) -> str:
+    """Return the name of the study that is given, else of the only study of the database; see `found_study`."""
+    if given is not None:
+        return given
+    with study_to_read([db] if db else None, None) as (_, name):
+        return name
+
+
+def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
+    """Return the study and the trial of ``[STUDY] NUMBER``, None for a study that is left out."""
+    if second is not None:
+        return first, second
+    if not first.isdecimal():
+        raise UsageError(f"trial {first!r}: give the number of a trial, after the name of its study")
+    return None, int(first)
+
+
+def exclude(option: str, others: Mapping[str, object]) -> None:
+    """Raise `UsageError` if one of the others is given too: a value other than None and False."""
+    for name in _given(others):
+        raise UsageError(f"{option} and {name} exclude each other: leave one out")
+
+
+def require(option: str, others: Mapping[str, object]) -> None:
+    """Raise `UsageError` if one of the others is given, which mean nothing without the option."""
+    for name in _given(others):
+        raise UsageError(f"{name} needs {option}")
+
+
+def _given(options: Mapping[str, object]) -> list[str]:
+    return [name for name, value in options.items() if value is not None and value is not False]
 
 
 def watch() -> AbstractContextManager[Listener]:

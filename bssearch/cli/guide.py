@@ -1,4 +1,4 @@
-"""``bssearch guide``: the guide that ships with the package, one topic a Markdown file."""
+"""``bssearch guide`` and ``schema``: the guide, one topic a Markdown file, and the JSON Schemas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bssearch.cli.output import console, write
+from bssearch.cli.output import console, print_json, write
 from bssearch.errors import NotFoundError
 
 GUIDE = Path(__file__).resolve().parents[1] / "guide"
@@ -30,7 +30,7 @@ def guide(
         typer.Option("--format", "-f", help="page: laid out, where a terminal shows it; text: Markdown as it is."),
     ] = GuideFormat.PAGE,
 ) -> None:
-    """Print a topic of the guide, or the topics there are."""
+    """Print a topic of the guide, or list the topics."""
     text = contents() if topic is None else topic_file(topic).read_text(encoding="utf-8")
     screen = console()
     if form is GuideFormat.PAGE and screen.is_terminal:
@@ -66,3 +66,24 @@ def contents() -> str:
 def _first_paragraph(path: Path) -> str:
     """Return the paragraph under a file's heading, on one line."""
     return " ".join(path.read_text(encoding="utf-8").split("\n\n")[1].split())
+
+
+class Schema(StrEnum):
+    """What a JSON Schema can be printed of."""
+
+    SPEC = "spec"
+    BEST = "best"
+
+
+def schema(
+    of: Annotated[Schema, typer.Argument(help="spec: what a study file holds; best: what best prints.")],
+) -> None:
+    """Print the JSON Schema of a study file or of an answer."""
+    if of is Schema.SPEC:
+        from bssearch.spec import StudySpec
+
+        print_json(StudySpec.model_json_schema())
+    else:
+        from bssearch.analysis.answer import Answer
+
+        print_json(Answer.model_json_schema(mode="serialization"))

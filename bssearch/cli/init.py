@@ -31,7 +31,7 @@ def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, dash, underscore; a letter first.")],
     kind: Annotated[Kind, typer.Option(help="What your data is.")] = Kind.IMAGE,
 ) -> None:
-    """Write NAME.yaml and NAME.py, a spec and a workload that run as they are, to be made yours."""
+    """Write a spec and a workload that run as they are."""
     files = filled_in(name, kind)
     check_new(files)
     check_free(name)

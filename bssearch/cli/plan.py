@@ -83,25 +83,25 @@ def _options(model: type[Request]) -> Iterator[inspect.Parameter]:
 
 
 def _memory(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Say what a training step needs, term by term, and the micro-batches that fit; nothing is trained."""
+    """Say what a training step needs, and which micro-batches fit."""
     plan = bssearch.plan_memory(**given)
     _show(form, plan, "shown_memory", [asdict(one) for one in plan.terms])
 
 
 def _learning_rate(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Carry a tuned configuration over to another batch size by each rule, and say where the rule holds."""
+    """Carry a tuned configuration to another batch size by each rule."""
     plan = bssearch.plan_learning_rate(**given)
     _show(form, plan, "shown_rules", [{"rule": name, **asdict(one)} for name, one in plan.rules.items()])
 
 
 def _accumulation(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Split a batch into micro-batches, accumulation steps and devices, exactly, and say what that changes."""
+    """Split a batch exactly into micro-batches, accumulation steps and devices."""
     plan = bssearch.plan_accumulation(**given)
     _show(form, plan, "shown_split", [{name: getattr(plan, name) for name in SPLIT}])
 
 
 def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Say what 1 to N devices take to the target, what they cost, and from which number on more stop paying."""
+    """Compare the time and cost to the target on 1 to N devices."""
     plan = bssearch.plan_scale(**given)
     _show(form, plan, "shown_scale", [asdict(row) for row in plan.rows])
 
@@ -109,14 +109,11 @@ def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
 def _start(
     *,
     out: Annotated[Path | None, typer.Option(help="Write the spec here, not to stdout.", metavar="FILE.yaml")] = None,
-    defaults: Annotated[bool, typer.Option("--defaults", help="Ask nothing: what no option says is usual.")] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Use the usual values instead of asking.")] = False,
     form: FormatOption = Format.TABLE,
     **given: Any,
 ) -> None:
-    """Write a study's spec from a few answers: memory, priority, scratch or fine-tuning, devices.
-
-    On a terminal what no option says is asked. The spec runs as it is, with a stand-in workload unless you name yours.
-    """
+    """Write a study's spec from a few answers; it runs as it is."""
     answers = given if defaults or not sys.stdin.isatty() else {**_asked(given), **given}
     plan = bssearch.plan_start(**answers)
     if out is not None:
@@ -137,9 +134,7 @@ COMMANDS = {
 }
 """Of each command the request, and what is done with its fields."""
 
-app = typer.Typer(
-    cls=_Plans, help="Plan before anything runs: arithmetic and traces, no training.", no_args_is_help=True
-)
+app = typer.Typer(cls=_Plans, help="Plan by arithmetic and traces, before any training.", no_args_is_help=True)
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:

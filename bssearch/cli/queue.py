@@ -1,4 +1,4 @@
-"""The commands of the queue that nodes serve: submit, list, cancel, pause, resume; and the worker of a node."""
+"""``bssearch queue``: studies are queued, and served on nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bssearch.cli.arguments import (
     existing_store,
     store_to_read,
 )
-from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model
+from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model, tell
 from bssearch.errors import UsageError
 from bssearch.pages.words import visible
 
@@ -46,7 +46,10 @@ TagsOption = Annotated[
 
 TURN_SECONDS = 300.0
 
+app = typer.Typer(help="Queue studies, and serve the queue on nodes.", no_args_is_help=True)
 
+
+@app.command("submit")
 def submit(
     template: Annotated[
         str, typer.Argument(metavar="TEMPLATE", help="A template that a worker offers, or a .yaml file that names one.")
@@ -64,8 +67,9 @@ def submit(
         str | None, typer.Option(metavar="MOMENT", help="Such as 2026-12-01T08:00+00:00.", show_default=False)
     ] = None,
     db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
 ) -> None:
-    """Queue a study for the workers: a template of theirs with your values."""
+    """Queue a study: a worker's template with your values."""
     from bssearch.commands.queue.submissions import submit_study
     from bssearch.queue.submission import check_template_name
 
@@ -86,9 +90,8 @@ def submit(
             tags=tags or (),
             not_before=moment,
         )
-    typer.echo(
-        f"{found.name} is queued for {found.owner} (template {found.template}); `bssearch queue` shows its place"
-    )
+    done = f"{found.name} is queued for {found.owner} (template {found.template}); see `bssearch queue list`"
+    tell(form, done, study=found.name, owner=found.owner, template=found.template)
 
 
 def _asked(template: str, values: list[str]) -> Asked:
@@ -115,12 +118,13 @@ def _moment(text: str) -> datetime:
         raise UsageError(f"{text!r} is no moment", hint="such as 2026-12-01T08:00+00:00") from None
 
 
-def queue(
+@app.command("list")
+def list_queue(
     everything: Annotated[bool, typer.Option("--all", help="What is over, and workers that are gone, too.")] = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the queue: what is served next, how far it is; and the workers."""
+    """Show the queued studies in the order they are served, and the workers."""
     from bssearch.commands.queue.submissions import queued_studies
 
     with store_to_read(db) as store:
@@ -149,7 +153,7 @@ def print_queue(found: QueueListing) -> None:
     else:
         console().print("nothing is queued")
     if not found.workers:
-        console().print("no worker is here: `bssearch worker --templates FILE` on a node serves the queue")
+        console().print("no worker is here: `bssearch queue worker --templates FILE` on a node serves the queue")
         return
     print_table(
         [
@@ -167,33 +171,37 @@ def print_queue(found: QueueListing) -> None:
     )
 
 
-def cancel(study: NameArgument, db: DatabaseOption = None) -> None:
-    """Cancel a queued study: what runs of it is stopped, and what waits goes on no more."""
-    from bssearch.commands.queue.submissions import cancel_study
-
-    with existing_store(db) as store:
-        cancel_study(store, study)
-    typer.echo(f"{study} is cancelled")
-
-
-def pause(study: NameArgument, db: DatabaseOption = None) -> None:
-    """Pause a queued study: what runs of it is saved, and waits for resume."""
+@app.command("pause")
+def pause(study: NameArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Pause a queued study and save its trials."""
     from bssearch.commands.queue.submissions import pause_study
 
     with existing_store(db) as store:
         pause_study(store, study)
-    typer.echo(f"{study} is paused")
+    tell(form, f"{study} is paused", study=study, state="paused")
 
 
-def resume(study: NameArgument, db: DatabaseOption = None) -> None:
-    """Have a queued study wait again that was paused or cancelled, or has failed."""
+@app.command("resume")
+def resume(study: NameArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Put a paused, cancelled or failed study back in the queue."""
     from bssearch.commands.queue.submissions import resume_study
 
     with existing_store(db) as store:
         resume_study(store, study)
-    typer.echo(f"{study} waits to be served")
+    tell(form, f"{study} is queued again", study=study, state="queued")
 
 
+@app.command("cancel")
+def cancel(study: NameArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Cancel a queued study and stop its running trials."""
+    from bssearch.commands.queue.submissions import cancel_study
+
+    with existing_store(db) as store:
+        cancel_study(store, study)
+    tell(form, f"{study} is cancelled", study=study, state="cancelled")
+
+
+@app.command("worker")
 def worker(
     templates: Annotated[
         Path, typer.Option("--templates", metavar="FILE", help="What others may ask this worker to run.")
@@ -211,7 +219,7 @@ def worker(
     data_dir: DataDirOption = None,
     db: DatabaseOption = None,
 ) -> None:
-    """Serve the queue on this node until SIGTERM or Ctrl-C: trials are then saved and given back."""
+    """Serve the queue on this node until SIGTERM or Ctrl-C."""
     from bssearch.commands.queue.worker import run_worker
 
     run_worker(

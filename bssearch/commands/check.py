@@ -1,4 +1,4 @@
-"""``check`` and ``target``: does a workload train, what looks suspicious, and which target the default can reach."""
+"""``check`` and ``advise_target``: does a workload train, what is suspicious, which target can the default reach?"""
 
 from __future__ import annotations
 
@@ -193,8 +193,8 @@ def _about_the_metric(evidence: Evidence) -> list[Suspicion]:
         (
             "target_is_the_bound",
             target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low),
-            f"target.value = {target.value:g} is the best {target.metric} there is: `bssearch target` says what the "
-            "default can reach",
+            f"target.value = {target.value:g} is the best {target.metric} there is: `bssearch check "
+            "--suggest-target` says what the default can reach",
         ),
     ]
 
@@ -222,7 +222,8 @@ def _about_the_trial(evidence: Evidence) -> list[Suspicion]:
             "target_far",
             covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2,
             f"after {outcome.train_seconds:.3g} train seconds, half of the limit or more, the default has covered "
-            f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch target` says what it can reach",
+            f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch check --suggest-target` says "
+            "what it can reach",
         ),
         (
             "target_too_easy",

@@ -88,7 +88,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
         bound = f"[{'-∞' if low is None else f'{low:g}'}, {'∞' if high is None else f'{high:g}'}]"
         raise SpecError(
             f"target.value = {target.value:g}: {target.metric} lies in {bound}",
-            hint="`bssearch target` proposes one that the default configuration reaches",
+            hint="`bssearch check --suggest-target` proposes one that the default configuration reaches",
         )
     if target.metric not in found.model.initial_metrics:
         return  # A program that is evaluated after its first steps only.
@@ -97,7 +97,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
         raise SpecError(
             f"target.value = {target.value:g} (goal: {target.goal}) is met before the first step: "
             f"an untrained model has {target.metric} = {untrained:.4g}",
-            hint="ask for a harder target (`bssearch target` proposes one); is it the right goal?",
+            hint="ask for a harder target (`bssearch check --suggest-target` proposes one); is it the right goal?",
         )
     if untrained is None:
         raise SpecError(
@@ -163,7 +163,7 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
     raise UsageError(
         f"the {where} of workload {study.spec['workload']!r} has changed since the study {study.name!r} began: what it "
         "trains now does not compare with the trials that are stored",
-        hint=f"give the spec another name, or `bssearch delete {study.name}`; "
+        hint=f"give the spec another name, or `bssearch study delete {study.name}`; "
         "`run --allow-changed-workload` (in Python `allow_changed_workload=True`) where the change does not matter",
     )
 

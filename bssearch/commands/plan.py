@@ -59,8 +59,9 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
     """Return time, cost and efficiency of 1 … ``devices`` devices, and where more of them stop paying.
 
     A step of m samples takes ``alpha_s`` + ``beta_s``·m seconds: stated, from the file ``step_times`` (as `bssearch
-    price` reads it), or the line through the step times of a ``study``. B_crit and the samples to the target are stated
-    or the study's; its quick answer's if no search has found them. What is stated goes before what is stored.
+    best --step-times` reads it), or the line through the step times of a ``study``. B_crit and the samples to the
+    target are stated or the study's; its quick answer's if no search has found them. What is stated goes before what is
+    stored.
 
     Raises `UsageError` for what is wrong, missing, or contradicts itself, and of a study `NotFoundError` and
     `DatabaseError`.

@@ -422,7 +422,7 @@ def reproduction(store: Store, study: str, trial: int, *, names_database: bool =
     cannot be run again.
     """
     stored = stored_trial(store, study, trial)
-    words = ["bssearch", "rerun", study, str(trial)]
+    words = ["bssearch", "trial", "rerun", study, str(trial)]
     notes = list(_notes(stored))
     if names_database and store.has_secret:
         notes.append(f"BSSEARCH_DB_URL must name {store.masked_url}")

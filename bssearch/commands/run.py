@@ -107,7 +107,7 @@ def _tell_of_quick_answer(study: OpenStudy) -> None:
     if prior is not None:
         low, high = prior.interval
         study.listener.note(
-            f"the search begins at what bssearch quick found: batch {prior.batch_size}, {low} to {high} with 90 %"
+            f"the search begins at the quick answer: batch {prior.batch_size}, {low} to {high} with 90 %"
         )
 
 

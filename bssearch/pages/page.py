@@ -403,7 +403,7 @@ def _slope(slope: Mapping[str, Any]) -> str:
 
 
 def promised_and_found(answer: Answer) -> Section | None:
-    """Return what `bssearch quick` had promised beside what the search has found; None where nothing was promised.
+    """Return what the quick answer had promised beside what the search has found; None where nothing was promised.
 
     The time of either is that at its batch size over the optimum's, tuned by the search.
     """
@@ -415,7 +415,7 @@ def promised_and_found(answer: Answer) -> Section | None:
     return Section(
         name="quick",
         title="Promised and found",
-        text=f"bssearch quick had promised {number(promise.gain)}× over the default before the search. Its 90 % "
+        text=f"The quick answer had promised {number(promise.gain)}× over the default before the search. Its 90 % "
         f"interval {held} what was found.",
         table=Table(
             ["", "Batch", "Range", "Time over the optimum"],

@@ -63,7 +63,7 @@ CLAIMS = {
     ),
     "accumulation_cost": Claim(
         "accumulation is 1.5 to 2 times slower",
-        "no law: it computes the same, and costs what micro-batches fill the device less; `bssearch audit` times it",
+        "no law: it computes the same, but micro-batches fill the device less; `bssearch study audit` times it",
         "measured per study; Lightning-AI/pytorch-lightning#4092 for a missing no_sync",
     ),
     "layerwise_not_needed": Claim(

@@ -63,7 +63,7 @@ def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -
 
 
 def save_quick(store: Store, name: str, quick: Mapping[str, Any]) -> None:
-    """Store what `bssearch quick` has found of a study, as JSON values; its answer is made anew when it is read."""
+    """Store the quick answer of a study, as JSON values; its answer is made anew when it is read."""
     kept = _document(None, SearchEnd.stored(store, name), quick)
     store.save_finding(name, store.stamp(name), kept, is_news=True)
 

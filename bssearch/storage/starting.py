@@ -41,7 +41,7 @@ def refuse_archived(connection: Connection, study_id: int, name: str) -> None:
 def archived(name: str) -> UsageError:
     """Return the error for a trial that an archived study would have to take."""
     return UsageError(
-        f"the study {name!r} is archived and takes no more trials", hint=f"bssearch archive {name} --undo"
+        f"the study {name!r} is archived and takes no more trials", hint=f"bssearch study archive {name} --undo"
     )
 
 

@@ -139,9 +139,9 @@ def test_export_and_format_exclude_each_other(folder: Path) -> None:
         "export task --to study --file {url}",
         "report task --html {url}",
         "best {url}",
-        "studies {url}",
+        "study list {url}",
         "import study {url}",
-        "price task --step-times {url}",
+        "best task --step-times {url}",
         "run {url}",
     ],
 )
@@ -167,7 +167,7 @@ def test_the_curves_of_a_study_are_exported_for_the_simulation(tmp_path: Path) -
     write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
     assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
     assert printed(tmp_path, "export", "task", "--to", "curves").splitlines() == ["task.csv.gz", "task.json"]
-    stored = json.loads(bssearch("trials", "task", "--format", "json", cwd=tmp_path).stdout)
+    stored = json.loads(bssearch("trial", "list", "task", "--format", "json", cwd=tmp_path).stdout)
     table = read_table(tmp_path / "task.csv.gz")
     assert [trial.number for trial in table.trials] == [trial["number"] for trial in stored]
     assert [trial.parameters["batch_size"] for trial in table.trials] == [trial["batch_size"] for trial in stored]

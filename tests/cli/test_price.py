@@ -31,11 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> None:
     here = json.loads(bssearch("best", "vision", "--format", "json", cwd=folder).stdout)
     assert here["optimal"]["batch_size"] == 32
-    there = read(folder, "price", "vision", "--step-times", "h200.csv", "--device", "H200")
+    there = read(folder, "best", "vision", "--step-times", "h200.csv", "--device", "H200")
     assert (there["optimal"]["batch_size"], there["device"]["name"]) == (128, "H200")
     assert there["optimal"]["time_to_target_s"]["median"] == pytest.approx(410 * 0.0011)
     assert "predicted" in {notice["code"] for notice in there["warnings"]}
-    told = bssearch("price", "vision", "--step-times", "h200.csv", "--device", "H200", cwd=folder)
+    told = bssearch("best", "vision", "--step-times", "h200.csv", "--device", "H200", cwd=folder)
     assert told.stdout.startswith("Batch 128 is predicted to reach accuracy ≥ 0.9 in 0.451 s")
     assert "predicted for H200: the steps were measured on Tesla V100" in told.stdout
 
@@ -56,4 +56,4 @@ def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> No
 )
 def test_what_is_wrong_is_named(folder: Path, study: str, content: str, code: int, said: str) -> None:
     (folder / "wrong.csv").write_text(content)
-    assert said in refused(folder, "price", study, "--step-times", "wrong.csv", code=code)
+    assert said in refused(folder, "best", study, "--step-times", "wrong.csv", code=code)

@@ -23,11 +23,11 @@ from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.law.quick import QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
 from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application
-from bssearch.cli import query as trial_commands
+from bssearch.cli import trial as trial_commands
 from bssearch.cli.answer import exported, print_answer
 from bssearch.cli.arguments import Export
-from bssearch.cli.check import print_quick
 from bssearch.cli.output import note
+from bssearch.cli.run import print_quick
 from bssearch.commands.display import Display, Lines, batch_table, ended_line
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import status, trial_document

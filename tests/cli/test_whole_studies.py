@@ -80,7 +80,7 @@ def test_a_study_goes_through_a_file_and_is_answered_and_gone_on_with(folder: Pa
     before = json.loads(done(folder, "best", "--db", "sqlite:///first.db", "--format", "json"))
     assert json.loads(done(folder, "best", *there, "--format", "json")) == before
     run_by_law(folder / "team.db", trials=7)
-    assert len(json.loads(done(folder, "trials", *there, "--format", "json"))) == 7
+    assert len(json.loads(done(folder, "trial", "list", *there, "--format", "json"))) == 7
     assert "toy" in done(folder, "report", "toy", *there)
 
 
@@ -132,13 +132,13 @@ def test_sources_that_contradict_each_other_are_refused_and_none_is_stored(folde
     for dry_run in (["--dry-run"], []):
         said = refused(folder, 2, "import", "study", *words, "--db", "sqlite:///team.db", *dry_run)
         assert "another study 'toy'" in said and "sqlite:///second.db" in said
-    assert json.loads(done(folder, "studies", "--db", "sqlite:///team.db", "--format", "json")) == []
-    done(folder, "rename", "toy", "theirs", "--db", "sqlite:///second.db")
+    assert json.loads(done(folder, "study", "list", "--db", "sqlite:///team.db", "--format", "json")) == []
+    done(folder, "study", "rename", "toy", "theirs", "--db", "sqlite:///second.db")
     assert [row["study"] for row in imported(folder, *words)] == ["toy", "theirs"]
 
 
 def test_archived_studies_are_left_out_unless_they_are_named(folder: Path) -> None:
-    done(folder, "archive", "toy", "--db", "sqlite:///first.db")
+    done(folder, "study", "archive", "toy", "--db", "sqlite:///first.db")
     words = "import", "study", "sqlite:///first.db", "--db", "sqlite:///second.db"
     found = bssearch(*words, cwd=folder)
     assert (found.returncode, found.stdout) == (0, "") and "toy" in found.stderr

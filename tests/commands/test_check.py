@@ -202,9 +202,9 @@ def test_a_target_that_an_untrained_model_meets_is_refused_before_anything_runs(
 def test_a_target_beyond_its_metric_s_bounds_is_refused_with_the_command_that_proposes_one() -> None:
     with pytest.raises(SpecError) as refused:
         look(LawExecutor(), target={"metric": "accuracy", "value": 1.2})
-    assert "`bssearch target`" in str(refused.value.hint)
+    assert "--suggest-target" in str(refused.value.hint)
     at_bound = look(LawExecutor(), target={"metric": "accuracy", "value": 1.0}).findings
-    assert any("`bssearch target`" in one.message for one in at_bound if one.code == "target_is_the_bound")
+    assert any("--suggest-target" in one.message for one in at_bound if one.code == "target_is_the_bound")
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ def test_a_class_of_main_is_run_here_said_once_and_refused_by_the_command_line(
     assert (kept.workload, kept.executor.name) == ("__main__:Task", "inline")
     best = bssearch("best", "task", "--db", db, "--format", "json", cwd=tmp_path)
     assert json.loads(best.stdout)["optimal"] == found.model_dump(mode="json")["optimal"]
-    assert bssearch("status", "task", "--db", db, cwd=tmp_path).returncode == 0
-    refused = bssearch("confirm", "task", "--runs", "2", "--db", db, cwd=tmp_path)
+    assert bssearch("study", "show", "task", "--db", db, cwd=tmp_path).returncode == 0
+    refused = bssearch("study", "confirm", "task", "--runs", "2", "--db", db, cwd=tmp_path)
     assert refused.returncode == 2 and "lies in no file" in refused.stderr
     confirmed = confirm_study(with_confirmation(kept, runs=2), workload=task, db=db)
     assert confirmed.optimal.time_to_target_s is not None and confirmed.optimal.time_to_target_s.runs == 2
@@ -158,9 +158,9 @@ def test_a_class_of_a_file_is_run_by_worker_processes(tmp_path: Path, monkeypatc
     kept = stored(tmp_path)
     assert (kept.workload, kept.workload_settings) == ("my_task.py:Task", {"step_seconds": 0.0001})
     assert kept.executor.name == "local"
-    log = bssearch("trial", "task", "1", "--log", "--db", db, cwd=tmp_path).stdout
+    log = bssearch("trial", "show", "task", "1", "--log", "--db", db, cwd=tmp_path).stdout
     assert log.strip() and str(os.getpid()) not in log.split()
-    printed(tmp_path, "confirm", "task", "--runs", "2", "--db", db)
+    printed(tmp_path, "study", "confirm", "task", "--runs", "2", "--db", db)
 
 
 BREAKS = {"build_model": "dropout):\n", "loss": "label_smoothing):\n"}

@@ -163,7 +163,7 @@ class TestRefusals:
             serve(node, url)
             assert state(store, "odd")[0] == "failed" and "must be a mapping" in state(store, "odd")[1]
             assert state(store, "next")[0] == "done"
-        printed(tmp_path, "queue", "--all", "--format", "json", "--db", url)
+        printed(tmp_path, "queue", "list", "--all", "--format", "json", "--db", url)
 
     def test_values_that_another_worker_takes_are_left_to_it(self, tmp_path: Path, url: str, store: Store) -> None:
         node = make_node(tmp_path / "node", values={"budget.trials": {"type": "integer", "low": 1, "high": 2}}, **QUICK)
@@ -265,7 +265,7 @@ def test_the_queue_says_why_no_worker_serves_what_waits(
         store.keep_worker(record("tagged", templates=offered, tags=("a:b",)))
         [row] = queued_studies(store).submissions
         assert said in row.reason and bool(row.reason) == bool(said)
-    shown = bssearch("queue", "--db", url, cwd=tmp_path).stdout
+    shown = bssearch("queue", "list", "--db", url, cwd=tmp_path).stdout
     assert (said.split(":")[0] in " ".join(shown.split())) and ("of the workers" in shown) == bool(said)
 
 
@@ -531,21 +531,21 @@ class TestCommands:
     )
     def test_wrong_words_are_named(self, tmp_path: Path, url: str, words: str, code: int, said: str) -> None:
         open_store(url).close()
-        assert said in refused(tmp_path, "submit", *words.split(), "--db", url, code=code)
+        assert said in refused(tmp_path, "queue", "submit", *words.split(), "--db", url, code=code)
 
     def test_what_nobody_submitted_is_not_found(self, tmp_path: Path, url: str) -> None:
         open_store(url).close()
         for verb in ("cancel", "pause", "resume"):
-            assert "nobody has submitted 'none'" in refused(tmp_path, verb, "none", "--db", url, code=3)
+            assert "nobody has submitted 'none'" in refused(tmp_path, "queue", verb, "none", "--db", url, code=3)
 
     def test_the_queue_is_shown_to_people(self, tmp_path: Path, url: str, store: Store) -> None:
         store.keep_worker(record())
-        words = ("submit", "digits", "budget.trials=4", "--name", "mine", "--tag", "gpu:h200", "--db", url)
+        words = ("queue", "submit", "digits", "budget.trials=4", "--name", "mine", "--tag", "gpu:h200", "--db", url)
         assert "mine is queued for " in bssearch(*words, cwd=tmp_path).stdout
-        shown = bssearch("queue", "--db", url, cwd=tmp_path).stdout
+        shown = bssearch("queue", "list", "--db", url, cwd=tmp_path).stdout
         assert all(word in shown for word in ("mine", "waiting", "node-1", "gpu:h200", "digits"))
         pause_study(store, "mine")
-        assert "mine: paused by" in bssearch("queue", "--db", url, cwd=tmp_path).stdout
+        assert "mine: paused by" in bssearch("queue", "list", "--db", url, cwd=tmp_path).stdout
 
 
 # A worker that is told to stop ----------------------------------------------------------------------------------------

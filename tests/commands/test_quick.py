@@ -1,4 +1,4 @@
-"""``bssearch quick``: which runs it makes, what it says of them, and what a search makes of it."""
+"""``bssearch run --quick``: which runs it makes, what it says of them, and what a search makes of it."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_a_search_begins_at_a_quick_answer_that_is_stored_and_every_run_of_it_fi
     first, again = run(url), run(url, SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trials": 16})}))
     assert first.known and set(first.known) == {expected}
     assert again.known and set(again.known) == {expected}
-    assert any("begins at what bssearch quick found: batch 16" in one for one in first.notes)
+    assert any("begins at the quick answer: batch 16" in one for one in first.notes)
 
 
 @pytest.mark.slow

@@ -467,7 +467,7 @@ def test_the_default_s_miss_is_told_when_its_run_ends(tmp_path: Path) -> None:
     told = [note for note in ear.notes if note.startswith("the default configuration (batch 32) missed")]
     assert len(told) == 4, "its search trial and its three confirmation runs"
     assert "in trial 1," in told[0]
-    assert ["`bssearch target`" in note for note in told] == [True, False, False, False], "until a trial reaches it"
+    assert ["--suggest-target" in note for note in told] == [True, False, False, False], "until a trial reaches it"
     assert "default_missed" in {notice.code for notice in answer.warnings}
 
 

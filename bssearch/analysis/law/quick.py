@@ -1,4 +1,4 @@
-"""The shape of a quick answer: what ``bssearch quick --format json`` prints, before any search."""
+"""The shape of a quick answer: what ``bssearch run --quick --format json`` prints, before any search."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Promise(Model):
         low, high = self.interval
         kept = "which holds" if self.holds else "which misses it"
         ratio = "" if self.time_ratio is None else f", where the target takes {self.time_ratio:.2g}× as long"
-        return f"bssearch quick had said batch {self.batch_size}{ratio}, and {low} to {high} with 90 %, {kept}"
+        return f"the quick answer had said batch {self.batch_size}{ratio}, and {low} to {high} with 90 %, {kept}"
 
 
 def promise_of(quick: Mapping[str, Any], answer: Answer) -> Promise | None:

@@ -257,7 +257,7 @@ def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration
     if not found:
         wanted = "another optimizer than lars and lamb" if is_layerwise else "lars or lamb"
         return (
-            f"no search trial there with {wanted} reached the target; bssearch enqueue STUDY batch_size={size} "
+            f"no search trial there with {wanted} reached the target; bssearch trial add STUDY batch_size={size} "
             "optimizer=… learning_rate=… tries one to the full limit, whatever the search thinks of it"
         )
     return min(found, key=lambda one: one[:2])[2]
@@ -615,7 +615,7 @@ def _why_unmade(spec: StudySpec, spent_budget: float | None) -> str:
         return "the study is imported: there is nothing that could be run"
     if spent_budget is not None:
         return f"the budget of {spent_budget:g} train seconds is spent (--train-seconds)"
-    return f"bssearch audit {spec.name} runs it"
+    return f"bssearch study audit {spec.name} runs it"
 
 
 def _finding(

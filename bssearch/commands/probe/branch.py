@@ -264,7 +264,7 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
     elif rises:
         yield (
             "The batch sizes never fall from one checkpoint to the next: a growing schedule is what was measured "
-            f"(bssearch enqueue {spec.name} {schedule_words(found)} trains it)."
+            f"(bssearch trial add {spec.name} {schedule_words(found)} trains it)."
         )
     elif rises is not None:
         yield "The batch sizes fall between two checkpoints: a growing schedule is not what was measured."
@@ -277,7 +277,7 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
 
 
 def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
-    """Return the schedule of rising batch sizes as ``bssearch enqueue`` takes it: from each checkpoint on its own.
+    """Return the schedule of rising batch sizes as ``bssearch trial add`` takes it: from each checkpoint on its own.
 
     Until the first one it is the run's own, that of the branches at B.
     """
