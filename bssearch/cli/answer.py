@@ -196,7 +196,9 @@ def _time_of(row: Batch) -> str | None:
     return f"{with_interval(time, unit=' s')} ({time.runs} run{'' if time.runs == 1 else 's'})"
 
 
-GRAVE = frozenset({"running", "unconfirmed", "confirmation_incomplete", "confirmation_missed", "retargeted"})
+GRAVE = frozenset(
+    {"running", "unconfirmed", "confirmation_incomplete", "confirmation_missed", "retargeted", "predicted"}
+)
 """Codes of the caveats without which the values would be taken for more than they are."""
 
 

@@ -27,7 +27,7 @@ def init(
     printed: Annotated[bool, typer.Option("--print", help="Print the SQL for psql, and look at no database.")] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Make the tables, if they are missing, and with --roles a team's roles."""
+    """Make the missing tables, and with --roles a team's roles."""
     from bssearch.storage.access.grants import DEFAULT_PREFIX, Roles
     from bssearch.storage.access.script import script
     from bssearch.storage.connection.urls import parse_url

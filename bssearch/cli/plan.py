@@ -101,7 +101,7 @@ def _accumulation(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
 
 
 def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Compare the time and cost to the target on 1 to N devices."""
+    """Compare time and cost to the target on 1 to N devices."""
     plan = bssearch.plan_scale(**given)
     _show(form, plan, "shown_scale", [asdict(row) for row in plan.rows])
 
@@ -113,7 +113,7 @@ def _start(
     form: FormatOption = Format.TABLE,
     **given: Any,
 ) -> None:
-    """Write a study's spec from a few answers; it runs as it is."""
+    """Write a spec that runs as it is, from a few answers."""
     answers = given if defaults or not sys.stdin.isatty() else {**_asked(given), **given}
     plan = bssearch.plan_start(**answers)
     if out is not None:

@@ -124,7 +124,7 @@ def list_queue(
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the queued studies in the order they are served, and the workers."""
+    """List the queued studies in their order, and the workers."""
     from bssearch.commands.queue.submissions import queued_studies
 
     with store_to_read(db) as store:

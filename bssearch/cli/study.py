@@ -275,7 +275,7 @@ def compare(
     db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show studies of one task side by side, by device, model or precision."""
+    """Show studies of one task side by side."""
     from bssearch.commands import report as reporting
     from bssearch.commands.across.databases import found_study, open_databases
 

@@ -220,11 +220,12 @@ def import_optuna(
     device: Annotated[str | None, Option("Device of the trials.")] = None,
     precision: Annotated[str | None, Option("Precision of the trials.")] = None,
 ) -> Studies:
-    """Make a study of an Optuna study's finished trials: of parameters batch_size, learning_rate and any others.
+    """Make a study from the finished trials of an Optuna study.
 
-    A trial reached the target where a report or its value meets it; else a COMPLETE one is exhausted, a PRUNED one
-    pruned. FAIL, RUNNING and WAITING trials are left out, and trials that violate a constraint. Seconds and steps are
-    read from the place that --seconds and --steps name. A study that `export --to optuna` wrote needs neither.
+    The parameters are batch_size, learning_rate and any others. A trial reached the target where a report or its value
+    meets it; else a COMPLETE one is exhausted, a PRUNED one pruned. FAIL, RUNNING and WAITING trials are left out, and
+    trials that violate a constraint. Seconds and steps are read from the place that --seconds and --steps name. A study
+    that `export --to optuna` wrote needs neither.
     """
     # SQLAlchemy, which `import --help` does without
     from bssearch.importers.optuna_database import default_name, read_optuna_study

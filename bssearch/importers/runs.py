@@ -246,11 +246,12 @@ def import_runs(
         ),
     ] = None,
 ) -> Studies:
-    """Make a study of a table of runs, or several where devices or precisions differ.
+    """Make a study from a table of runs.
 
-    Columns: batch_size, reached (true or false), and, where known, seed, steps and train_seconds (to the target, or all
-    where it was missed), final_metric, device, precision, param.learning_rate, param.NAME. An empty cell is not known.
-    A batch may also stand in its parts: micro_batch_size, accumulation_steps, world_size.
+    Runs on several devices, or in several precisions, make several studies. Columns: batch_size, reached (true or
+    false), and, where known, seed, steps and train_seconds (to the target, or all where it was missed), final_metric,
+    device, precision, param.learning_rate, param.NAME. An empty cell is not known. A batch may also stand in its parts:
+    micro_batch_size, accumulation_steps, world_size.
     """
     from bssearch.importers.studies import find_target, make_studies  # SQLAlchemy, which `import --help` does without
 

@@ -30,9 +30,10 @@ def import_study(
     ] = None,
     dry_run: Annotated[bool, Option("Say what would be imported, and store nothing.", flag="--dry-run")] = False,
 ) -> WholeStudies:
-    """Import whole studies, or what is new of studies that are here already, all or none.
+    """Import whole studies, or what is new in stored ones.
 
-    Importing the same again changes nothing. A study that went on in both places is refused.
+    Either all are imported or none. Importing the same again changes nothing. A study that went on in both places is
+    refused.
     """
     from bssearch.storage.keeping import check_name
     from bssearch.storage.transfer.study_file import read_study

@@ -52,8 +52,8 @@ class Evidence(NamedTuple):
 
 
 def command(spec: StudySpec, words: str) -> str:
-    """Return the command that would tell, in brackets; nothing of an imported study, of which none can be run."""
-    return "" if spec.is_imported else f" (bssearch {words})"
+    """Return the `bssearch study` command that would tell, in brackets; empty if the study is imported."""
+    return "" if spec.is_imported else f" (bssearch study {words})"
 
 
 def about_memory(

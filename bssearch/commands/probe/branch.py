@@ -373,10 +373,11 @@ def branch(
         int, Option("Let the learning rate rise over so many steps of B: for an optimizer that begins anew.", min=0)
     ] = 0,
 ) -> ProbeReport:
-    """Find the local critical batch size of a run too large to search, by branches from its checkpoints.
+    """Find a run's critical batch size by branches from its checkpoints.
 
-    Each branch goes on from the checkpoint for the same samples, at the default's batch size B, at 2B, 4B, … with the
-    learning rate by the optimizer's rule. The answer is the largest batch size that loses nothing by it.
+    The run may be too large to search. Each branch goes on from the checkpoint for the same samples, at the default's
+    batch size B, at 2B, 4B, … with the learning rate by the optimizer's rule. The answer is the largest batch size that
+    loses nothing by it.
     """
     if spec.command:
         raise UsageError(

@@ -67,7 +67,10 @@ def memory(
         ),
     ] = None,
 ) -> ProbeReport:
-    """Find the largest micro-batch that survives three optimizer steps and an evaluation, in fresh processes."""
+    """Find the largest micro-batch that fits, in fresh processes.
+
+    Each size takes three optimizer steps and an evaluation.
+    """
     with opened(spec, replace(launch, pretended_gib=limit_gib)) as study:
         found = probe_memory(study)
     return ProbeReport(

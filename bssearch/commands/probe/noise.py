@@ -27,7 +27,7 @@ def noise(
     *,
     seconds: Annotated[float, Option("The longest to measure, once near the target.", min=0.1)] = NOISE_SECONDS,
 ) -> ProbeReport:
-    """Measure the gradient noise scale of the best configuration known, near the target."""
+    """Measure the gradient noise scale of the best configuration near the target."""
     with opened(spec, launch) as study:
         found = probe_noise(study, seconds)
     row = {"study": spec.name, **asdict(found)}

@@ -26,7 +26,10 @@ def step_time(
     *,
     seconds: Annotated[float, Option("The longest to time one batch size.", min=0.1)] = SECONDS_LIMIT,
 ) -> ProbeReport:
-    """Time optimizer steps at every batch size, alone on the device, and fit t = α + β·B."""
+    """Time optimizer steps at every batch size, alone on the device.
+
+    The line t = α + β·B is fitted to the step times.
+    """
     with opened(spec, launch) as study:
         probes = probe_step_times(study, seconds)
     fit, knee = fit_step_time(probes), throughput_knee(probes)
