@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -24,6 +25,7 @@ from bssearch.pages.words import visible
 
 if TYPE_CHECKING:
     from bssearch.commands.queue.submissions import Asked, QueueListing
+    from bssearch.storage.repository import Store
 
 COLUMNS = (
     "position",
@@ -176,9 +178,7 @@ def pause(study: NameArgument, db: DatabaseOption = None, form: FormatOption = F
     """Pause a queued study and save its trials."""
     from bssearch.commands.queue.submissions import pause_study
 
-    with existing_store(db) as store:
-        pause_study(store, study)
-    tell(form, f"{study} is paused", study=study, state="paused")
+    _change(pause_study, study, db, form, "paused")
 
 
 @app.command("resume")
@@ -186,9 +186,7 @@ def resume(study: NameArgument, db: DatabaseOption = None, form: FormatOption = 
     """Put a paused, cancelled or failed study back in the queue."""
     from bssearch.commands.queue.submissions import resume_study
 
-    with existing_store(db) as store:
-        resume_study(store, study)
-    tell(form, f"{study} is queued again", study=study, state="queued")
+    _change(resume_study, study, db, form, "waiting")
 
 
 @app.command("cancel")
@@ -196,9 +194,14 @@ def cancel(study: NameArgument, db: DatabaseOption = None, form: FormatOption = 
     """Cancel a queued study and stop its running trials."""
     from bssearch.commands.queue.submissions import cancel_study
 
+    _change(cancel_study, study, db, form, "cancelled")
+
+
+def _change(change: Callable[[Store, str], object], study: str, db: str | None, form: Format, state: str) -> None:
+    """Change a submission, and print its state."""
     with existing_store(db) as store:
-        cancel_study(store, study)
-    tell(form, f"{study} is cancelled", study=study, state="cancelled")
+        change(store, study)
+    tell(form, f"{study} is {state}", study=study, state=state)
 
 
 @app.command("worker")

@@ -53,7 +53,7 @@ class _Registered(TyperGroup):
         try:
             entry = registry.load(self.kind, cmd_name)
             summary, _, details = (inspect.getdoc(entry) or "").partition("\n\n")
-            single.command(cmd_name, help=summary, epilog=details)(self.command_of(entry))
+            single.command(cmd_name, help=summary, epilog=" ".join(details.split()))(self.command_of(entry))
         except UsageError as error:
             # Another package's fault must not take the list of the other commands with it.
             single.command(cmd_name, context_settings=_ANYTHING)(_broken(str(error)))
