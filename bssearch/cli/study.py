@@ -171,7 +171,6 @@ def confirm(
 
 AUDIT_COLUMNS = ("rule", "batch", "gives", "regret", "verdict", "note")
 
-
 SLOPE_NAMES = {0.0: "0 (none)", 0.5: "½ (√batch)", 1.0: "1 (linear)"}
 
 

@@ -56,14 +56,11 @@ STAGE_COLUMNS = (
     "train_seconds",
 )
 
-
 LARGEST_NUMBER = 2**31 - 1
 """The largest trial number that every database's integer column holds."""
 
-
 ROOMY = 120
 """Characters of a terminal's line from which on the last two columns are shown: a choice."""
-
 
 TRIAL_COLUMNS = (
     "number",

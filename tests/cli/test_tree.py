@@ -10,6 +10,7 @@ import pytest
 
 from bssearch.cli.app import MOVED, PANELS
 from bssearch.commands.run import run_study
+from bssearch.storage.migrate import SCHEMA_HEAD
 from tests.cli.task import bssearch, printed, read, refused, write_task
 from tests.commands.test_quick import NoisyExecutor
 from tests.factories import make_spec
@@ -140,6 +141,22 @@ def test_the_answer_for_another_device_can_be_exported_and_says_that_it_is_predi
     assert done.returncode == 0, done.stderr
     assert f"'batch_size': {predicted['optimal']['batch_size']}," in done.stdout
     assert predicted["device"]["name"] == "H100" and "predicted for h100" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "result"),
+    [
+        ("db init", {"schema": SCHEMA_HEAD, "before": SCHEMA_HEAD, "roles": []}),
+        ("db upgrade", {"schema": SCHEMA_HEAD, "before": SCHEMA_HEAD, "copy": None}),
+        ("db check", {"schema": SCHEMA_HEAD}),
+        ("study archive task", {"study": "task", "archived": True}),
+        ("study rename task better", {"study": "better", "renamed_from": "task"}),
+        ("report --html page.html", [{"file": "page.html"}]),
+        ("export --to curves", [{"written": "task.csv.gz"}, {"written": "task.json"}]),
+    ],
+)
+def test_what_was_done_is_printed_for_programs(folder: Path, line: str, result: object) -> None:
+    assert read(folder, *line.split()) == result
 
 
 @pytest.mark.parametrize(
