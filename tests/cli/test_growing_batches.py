@@ -270,7 +270,6 @@ def test_a_schedule_that_there_is_not_is_refused(tmp_path: Path) -> None:
     printed(tmp_path, "run", spec.name)
     told = refused(tmp_path, "best", "task", "--export", "yaml", "--schedule", code=2)
     assert "study 'task' has no schedule of growing batches that reached the target" in told
-    assert "--schedule says what --export writes" in refused(tmp_path, "best", "task", "--schedule", code=2)
 
 
 def test_the_page_of_the_study_has_the_schedule(stored: Path) -> None:
