@@ -11,7 +11,7 @@ import pytest
 from bssearch.cli.app import MOVED, PANELS
 from bssearch.commands.run import run_study
 from bssearch.storage.migrate import SCHEMA_HEAD
-from tests.cli.task import bssearch, printed, read, refused, write_task
+from tests.cli.task import printed, read, refused, write_task
 from tests.commands.test_quick import NoisyExecutor
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
@@ -133,14 +133,6 @@ def test_a_trial_that_is_added_is_printed_with_its_configuration(folder: Path) -
     assert (added["study"], added["number"], added["batch_size"]) == ("task", len(read(folder, "trial", "list")), size)
     assert added["learning_rate"] == 0.2
     assert read(folder, "trial", "list", "--state", "queued")[0]["number"] == added["number"]
-
-
-def test_the_answer_for_another_device_can_be_exported_and_says_that_it_is_predicted(folder: Path) -> None:
-    predicted = read(folder, "best", "--step-times", "h100.csv", "--device", "H100")
-    done = bssearch("best", "--step-times", "h100.csv", "--export", "python", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert f"'batch_size': {predicted['optimal']['batch_size']}," in done.stdout
-    assert predicted["device"]["name"] == "H100" and "predicted for h100" in done.stderr
 
 
 @pytest.mark.parametrize(
