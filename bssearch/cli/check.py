@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bssearch.cli.arguments import (
-    AllowBusyOption,
-    DatabaseOption,
-    DataDirOption,
     SetOption,
     SpecArgument,
+    launched,
     spec_to_run,
-    watch,
+    watched,
 )
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
+from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
 from bssearch.intervals import FLAT_RATIO
 from bssearch.pages.words import plural
@@ -30,23 +29,24 @@ QUICK_COLUMNS = ("trial", "batch_size", "learning_rate", "steps", "train_seconds
 TARGET_COLUMNS = ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit")
 
 
+@launched("data_dir", "allow_busy")
 def check(
     spec: SpecArgument,
-    data_dir: DataDirOption = None,
+    launch: Launch,
     overrides: SetOption = None,
-    allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Try a study's workload for a few seconds: does it train, how long will it take, what is suspicious."""
     from bssearch.commands.check import check as try_out
 
-    study, folder = spec_to_run(spec, overrides)
-    found = try_out(study, folder=folder, data_dir=data_dir, allow_busy=allow_busy)
+    found = try_out(*spec_to_run(spec, overrides, launch))
     show_model(form, found, print_check, found.findings, columns=("code", "message"))
 
 
+@launched("data_dir", "allow_busy")
 def target(
     spec: SpecArgument,
+    launch: Launch,
     runs: Annotated[int, typer.Option(min=1, help="How many seeds of the default to run to the limit.")] = 5,
     margin: Annotated[
         float | None,
@@ -54,15 +54,13 @@ def target(
             help="How much easier than the median best to aim, in the metric's units; by default 2 % of the way there."
         ),
     ] = None,
-    data_dir: DataDirOption = None,
     overrides: SetOption = None,
-    allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Propose a target: run the default to its limit with several seeds, and show what each target would take."""
     from bssearch.commands.check import advise_target
 
-    study, folder = spec_to_run(spec, overrides)
+    study, launch = spec_to_run(spec, overrides, launch)
     if margin is not None and not 0 <= margin < math.inf:
         raise UsageError(f"--margin = {margin:g} must be a finite number >= 0")
     screen = console(stderr=True)
@@ -73,41 +71,24 @@ def target(
             f"at {cell(run.best_at_s)} of {cell(run.train_seconds)} train seconds",
         )
 
-    advice = advise_target(
-        study,
-        runs=runs,
-        margin=margin,
-        on_run=tell,
-        folder=folder,
-        data_dir=data_dir,
-        allow_busy=allow_busy,
-    )
+    advice = advise_target(study, launch, runs=runs, margin=margin, on_run=tell)
     show_model(form, advice, print_advice, advice.targets)
 
 
+@launched("db", "data_dir", "allow_busy")
 def quick(
     spec: SpecArgument,
+    launch: Launch,
     seconds: Annotated[float, typer.Option(help="About how long it may take in all.")] = 60.0,
-    db: DatabaseOption = None,
-    data_dir: DataDirOption = None,
     overrides: SetOption = None,
-    allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Say in a minute which batch size to train with, from a few runs and the noise of the gradient; no search."""
     from bssearch.commands.quick import quick as asked
 
-    study, folder = spec_to_run(spec, overrides)
-    with watch() as listener:
-        found = asked(
-            study,
-            seconds=seconds,
-            db=db,
-            folder=folder,
-            data_dir=data_dir,
-            allow_busy=allow_busy,
-            listener=listener,
-        )
+    study, launch = spec_to_run(spec, overrides, launch)
+    with watched(launch) as shown:
+        found = asked(study, shown, seconds=seconds)
     show_model(form, found, print_quick, found.runs)
 
 

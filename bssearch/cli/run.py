@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bssearch.cli.arguments import (
-    AllowBusyOption,
-    DatabaseOption,
-    DataDirOption,
     NameArgument,
     SetOption,
     SpecArgument,
-    WorkloadOption,
+    launched,
     spec_to_run,
-    watch,
+    watched,
 )
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
+from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,16 +25,11 @@ if TYPE_CHECKING:
     from bssearch.commands.rerun import Ran, Rerun
 
 
+@launched("db", "data_dir", "allow_changed_workload", "allow_busy")
 def run(
     spec: SpecArgument,
-    db: DatabaseOption = None,
-    data_dir: DataDirOption = None,
+    launch: Launch,
     overrides: SetOption = None,
-    allow_changed_workload: Annotated[
-        bool,
-        typer.Option("--allow-changed-workload", help="Go on although the workload's file is not what it was."),
-    ] = False,
-    allow_busy: AllowBusyOption = False,
     from_quick: Annotated[
         bool, typer.Option("--from-quick", help="Make the answer of bssearch quick first, where none is stored.")
     ] = False,
@@ -45,7 +38,7 @@ def run(
 ) -> None:
     """Run a study to its end and print the answer; the same command again goes on where it stopped."""
 
-    study, folder = spec_to_run(spec, overrides)
+    study, launch = spec_to_run(spec, overrides, launch)
     if dry_run:
         from bssearch.commands.dry_run import dry_run as planned
 
@@ -55,17 +48,8 @@ def run(
     from bssearch.cli.answer import print_found
     from bssearch.commands.run import run_study
 
-    with watch() as listener:
-        answer = run_study(
-            study,
-            db=db,
-            folder=folder,
-            data_dir=data_dir,
-            allow_changed_workload=allow_changed_workload,
-            allow_busy=allow_busy,
-            from_quick=from_quick,
-            listener=listener,
-        )
+    with watched(launch) as shown:
+        answer = run_study(study, shown, from_quick=from_quick)
     print_found(answer, form)
 
 
@@ -92,8 +76,10 @@ TO_BUDGET_RUNS = 3
 """Runs of each configuration with --to-budget: the fewest that have an interval."""
 
 
+@launched("db", "workload", "data_dir", "allow_busy")
 def confirm(
     study: NameArgument,
+    launch: Launch,
     runs: Annotated[
         int | None,
         typer.Option(
@@ -114,10 +100,6 @@ def confirm(
             "--to-budget", help="Train the best of each batch size to the full limit: do larger ones end worse?"
         ),
     ] = False,
-    db: DatabaseOption = None,
-    workload: WorkloadOption = None,
-    data_dir: DataDirOption = None,
-    allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Run what is missing of a stored study's confirmation and print the answer; the same command again goes on.
@@ -132,19 +114,11 @@ def confirm(
     from bssearch.commands.opening import stored_spec
     from bssearch.commands.run import confirm_study, with_confirmation
 
-    spec = stored_spec(study, db=db, to_run=True, runs_code=workload is None, connects=True)
+    spec = stored_spec(study, db=launch.db, to_run=True, runs_code=launch.workload is None, connects=True)
     if not to_budget:
         spec = with_confirmation(spec, runs=runs, max_runs=max_runs, train_seconds=train_seconds)
-    with watch() as listener:
-        answer = confirm_study(
-            spec,
-            to_budget_runs=(runs or TO_BUDGET_RUNS) if to_budget else None,
-            db=db,
-            data_dir=data_dir,
-            allow_busy=allow_busy,
-            workload=workload,
-            listener=listener,
-        )
+    with watched(launch) as shown:
+        answer = confirm_study(spec, shown, to_budget_runs=(runs or TO_BUDGET_RUNS) if to_budget else None)
     print_found(answer, form)
 
 
@@ -152,8 +126,10 @@ AUDIT_COLUMNS = ("rule", "batch", "gives", "regret", "verdict", "note")
 SLOPE_NAMES = {0.0: "0 (none)", 0.5: "½ (√batch)", 1.0: "1 (linear)"}
 
 
+@launched("db", "workload", "data_dir", "allow_busy")
 def audit(
     study: NameArgument,
+    launch: Launch,
     train_seconds: Annotated[
         float | None,
         typer.Option(
@@ -167,10 +143,6 @@ def audit(
         typer.Option(min=1, help="Runs of each configuration that a rule gives.", show_default="confirm.runs"),
     ] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Judge by what is stored; run nothing.")] = False,
-    db: DatabaseOption = None,
-    workload: WorkloadOption = None,
-    data_dir: DataDirOption = None,
-    allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Hold rules of thumb against a study: run what each gives beside the tuned optimum, and say which held.
@@ -182,19 +154,9 @@ def audit(
     from bssearch.commands.audit import audit_study
     from bssearch.commands.opening import stored_spec
 
-    spec = stored_spec(study, db=db, runs_code=workload is None and not no_run, connects=not no_run)
-    with watch() as listener:
-        found = audit_study(
-            spec,
-            runs=runs,
-            train_seconds=train_seconds,
-            run=not no_run,
-            db=db,
-            data_dir=data_dir,
-            allow_busy=allow_busy,
-            workload=workload,
-            listener=listener,
-        )
+    spec = stored_spec(study, db=launch.db, runs_code=launch.workload is None and not no_run, connects=not no_run)
+    with watched(launch) as shown:
+        found = audit_study(spec, shown, runs=runs, train_seconds=train_seconds, run=not no_run)
     show_model(form, found, print_audit, found.rules)
 
 
@@ -251,14 +213,12 @@ def _interval(regret: Regret | None) -> str | None:
 RERUN_COLUMNS = ("run", "state", "all_steps", "steps_to_target", "time_to_target_s", "train_seconds", "final_metric")
 
 
+@launched("db", "workload", "data_dir", "allow_busy")
 def rerun(
     study: NameArgument,
     number: Annotated[int, typer.Argument(metavar="NUMBER", help="The trial.")],
+    launch: Launch,
     runs: Annotated[int, typer.Option(min=1, help="How often it is trained again.")] = 1,
-    db: DatabaseOption = None,
-    workload: WorkloadOption = None,
-    data_dir: DataDirOption = None,
-    allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Train a stored trial again as it was, store nothing, and say whether it comes out the same and what differs.
@@ -267,17 +227,8 @@ def rerun(
     """
     from bssearch.commands.rerun import rerun as run_again
 
-    with watch() as listener:
-        found = run_again(
-            study,
-            number,
-            runs=runs,
-            db=db,
-            data_dir=data_dir,
-            allow_busy=allow_busy,
-            workload=workload,
-            listener=listener,
-        )
+    with watched(launch) as shown:
+        found = run_again(study, number, shown, runs=runs)
     show_model(form, found, print_rerun, found.runs)
 
 

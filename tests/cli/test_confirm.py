@@ -15,6 +15,7 @@ import pytest
 from bssearch.analysis.generalisation import FinalMetrics, Generalisation
 from bssearch.analysis.shape import Interval
 from bssearch.cli.answer import print_generalisation
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
 from bssearch.storage.repository import open_store
@@ -30,7 +31,7 @@ def store_study(folder: Path, *, reachable: bool = True, **changes: Any) -> None
     spec = make_spec(budget={"trials": 10, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 2}, **changes)
     executor = LawExecutor(reachable=reachable)
     with nullcontext() if reachable else pytest.raises(TargetNotReachedError):
-        run_study(spec, db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor)
+        run_study(spec, Launch(db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor))
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from bssearch.cli.arguments import Export
 from bssearch.cli.check import print_quick
 from bssearch.cli.output import note
 from bssearch.commands.display import Display, Lines, batch_table, ended_line
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import status, trial_document
 from bssearch.errors import NotFoundError, UsageError
@@ -460,7 +461,9 @@ class Slowing(LawExecutor):
 
 
 def run(folder: Path, listener: Any, spec: Any = LIVE) -> None:
-    run_study(spec, db=f"sqlite:///{folder / 'study.db'}", listener=listener, make_executor=lambda *_: Slowing())
+    run_study(
+        spec, Launch(db=f"sqlite:///{folder / 'study.db'}", listener=listener, make_executor=lambda *_: Slowing())
+    )
 
 
 @pytest.mark.slow

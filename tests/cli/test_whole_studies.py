@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.storage.migrate import SCHEMA_HEAD
 from bssearch.storage.repository import open_store
@@ -21,7 +22,7 @@ from tests.search.law import LawExecutor
 
 def run_by_law(database: Path, *, name: str = "toy", trials: int = 5) -> None:
     spec = make_spec(name=name, budget={"trials": trials, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 0})
-    run_study(spec, db=f"sqlite:///{database}", make_executor=lambda *_: LawExecutor())
+    run_study(spec, Launch(db=f"sqlite:///{database}", make_executor=lambda *_: LawExecutor()))
 
 
 @pytest.fixture(scope="module")

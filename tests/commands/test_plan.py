@@ -9,6 +9,7 @@ import pytest
 
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.commands.audit import audit_study
+from bssearch.commands.launch import Launch
 from bssearch.commands.plan import plan_learning_rate, plan_scale
 from bssearch.commands.run import run_study
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
@@ -38,8 +39,8 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A database with a finished study and its audit."""
     folder = tmp_path_factory.mktemp("studied")
     executor = LawExecutor()
-    run_study(SPEC, db=url(folder), make_executor=lambda *_: executor)
-    audit_study(SPEC, db=url(folder), make_executor=lambda *_: executor)
+    run_study(SPEC, Launch(db=url(folder), make_executor=lambda *_: executor))
+    audit_study(SPEC, Launch(db=url(folder), make_executor=lambda *_: executor))
     return url(folder)
 
 
@@ -110,7 +111,7 @@ def test_a_law_of_too_few_points_is_not_put_before_the_quick_answer(tmp_path: Pa
         budget={"trials": 3, "trial_train_seconds": 100.0},
     )
     executor = LawExecutor()
-    run_study(spec, db=url(tmp_path), make_executor=lambda *_: executor)
+    run_study(spec, Launch(db=url(tmp_path), make_executor=lambda *_: executor))
     asked: dict[str, Any] = {"devices": 1, "batch": 64, "study": "few", "db": url(tmp_path)}
     with open_store(url(tmp_path)) as store:
         found = answer(store, "few").fit

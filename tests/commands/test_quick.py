@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.law.quick import QuickAnswer, QuickPrior
+from bssearch.commands.launch import Launch
 from bssearch.commands.quick import SLOWER, quick, track_record
 from bssearch.commands.run import run_study
 from bssearch.errors import UsageError, WorkloadError
@@ -81,7 +82,7 @@ def url(tmp_path: Path) -> str:
 def ask(url: str) -> Ask:
     def asked(executor: ProbedExecutor | None = None, spec: Any = SPEC, seconds: float = 60.0) -> QuickAnswer:
         used = executor or NoisyExecutor()
-        return quick(spec, seconds=seconds, db=url, make_executor=lambda *_: used)
+        return quick(spec, Launch(db=url, make_executor=lambda *_: used), seconds=seconds)
 
     return asked
 
@@ -104,7 +105,7 @@ def test_a_few_runs_and_the_noise_scale_tell_the_batch_size(ask: Ask) -> None:
 def test_its_runs_are_search_trials_that_a_search_goes_on_from(ask: Ask, url: str) -> None:
     found = ask()
     executor = NoisyExecutor()
-    answer = run_study(SPEC, db=url, make_executor=lambda *_: executor)
+    answer = run_study(SPEC, Launch(db=url, make_executor=lambda *_: executor))
     with open_store(url, write=False) as store:
         trials = store.trials(SPEC.name)
         record = track_record(store)
@@ -221,7 +222,7 @@ class Told(Listener):
 
 def run(url: str, spec: Any = SPEC, **options: Any) -> Told:
     told = Told([], [])
-    run_study(spec, db=url, make_executor=lambda *_: NoisyExecutor(), listener=told, **options)
+    run_study(spec, Launch(db=url, make_executor=lambda *_: NoisyExecutor(), listener=told), **options)
     return told
 
 
