@@ -12,7 +12,7 @@ from bssearch.commands.answer import Answer
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.quick import SECONDS, QuickPlan, stored_quick_answer
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, problem_in_words
 from bssearch.history import History
 from bssearch.records import Phase
 from bssearch.search import confirmation as confirm
@@ -99,7 +99,7 @@ def with_confirmation(
     except ValidationError as error:
         problem = error.errors()[0]
         given = "".join(f".{name} = {problem['input']}" for name in problem["loc"])
-        raise UsageError(f"confirm{given}: {problem['msg'].removeprefix('Value error, ')}") from None
+        raise UsageError(f"confirm{given}: {problem_in_words(problem)}") from None
     if settings.runs == 0:
         raise UsageError(f"confirm.runs = 0 of the stored study {spec.name!r}: --runs must say how many to make")
     return spec.model_copy(update={"confirm": settings})

@@ -57,8 +57,12 @@ def import_study(
 
 def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> list[Copy]:
     """Return the studies of a database, those named or all that are not archived; note which are left out."""
+    from bssearch.storage.connection.urls import parse_url, sqlite_file
     from bssearch.storage.repository import open_store
 
+    file = sqlite_file(parse_url(url))
+    if file is not None and not file.exists():
+        raise NotFoundError(f"import study {_shown(url)}: there is no such file")
     with open_store(url, write=False) as store:
         there = {one.name: one for one in store.studies()}
         if names:

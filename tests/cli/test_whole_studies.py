@@ -154,6 +154,13 @@ def test_a_database_of_a_newer_version_is_refused(folder: Path) -> None:
     assert "9999" in said and SCHEMA_HEAD in said
 
 
+def test_a_source_that_does_not_exist_is_refused_and_not_made(folder: Path) -> None:
+    for source in ("sqlite:///none.db", "none.study"):
+        told = refused(folder, 3, "import", "study", source, "--db", "sqlite:///team.db")
+        assert "none" in told and "makes it" not in told
+    assert not {one.name for one in folder.iterdir()} & {"none.db", "none.study"}
+
+
 def test_no_password_is_shown(folder: Path) -> None:
     words = "import", "study", "sqlite:///first.db", "--db"
     said = refused(folder, 2, "import", "study", "postgresql://me:secret@host:badport/x", *words[3:], "sqlite:///a.db")

@@ -411,7 +411,7 @@ def test_a_study_without_confirmation_needs_to_be_told_how_many(tmp_path: Path) 
     assert (more.runs, more.max_runs) == (10, 10), "a limit that nobody gave now does not forbid it"
     with pytest.raises(UsageError, match=r"confirm: max_runs = 2 must be >= runs = 3"):
         with_confirmation(make_spec(), max_runs=2)
-    with pytest.raises(UsageError, match=r"confirm.train_seconds = -1.0: Input should be greater than 0"):
+    with pytest.raises(UsageError, match=r"confirm.train_seconds = -1.0: must be > 0"):
         with_confirmation(make_spec(), max_runs=4, train_seconds=-1.0)
 
 
