@@ -42,7 +42,7 @@ from bssearch.records import (
 )
 from bssearch.search.confirmation import repeat
 from bssearch.search.engine import NextRun
-from bssearch.search.finding import SearchEnd, answer, save_quick, stored_quick
+from bssearch.search.finding import answer, save_quick, stored_end, stored_quick
 from bssearch.search.seeds import trial_seed
 from bssearch.space.usual_rates import FINE_TUNING
 from bssearch.spec import StudySpec
@@ -409,9 +409,9 @@ def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = 
     completed the spec.
     """
     found = quick_answer(study, plan, preset)
-    if SearchEnd.stored(study.store, study.spec.name) is not None:
+    if stored_end(study.store, study.spec.name) is not None:
         return found.model_copy(update={"warnings": [*found.warnings, AFTER_SEARCH]})
-    save_quick(study.store, study.spec.name, found.model_dump(mode="json"))
+    save_quick(study.store, study.spec.name, found)
     return found
 
 

@@ -17,7 +17,7 @@ from bssearch.history import History
 from bssearch.records import Phase
 from bssearch.search import confirmation as confirm
 from bssearch.search import growing, to_budget
-from bssearch.search.finding import SearchEnd, answer, quick_prior, stored_quick
+from bssearch.search.finding import answer, quick_prior, stored_end, stored_quick
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec
 
@@ -42,7 +42,7 @@ def run_study(spec: StudySpec, launch: Launch = HERE, *, from_quick: bool = Fals
             hint="run the study without --from-quick",
         )
     with opened(spec, launch, reports=True) as study:
-        known = stored_quick(study.store, spec.name) or SearchEnd.stored(study.store, spec.name)
+        known = stored_quick(study.store, spec.name) or stored_end(study.store, spec.name)
         if from_quick and known is None:
             stored_quick_answer(study, QuickPlan(SECONDS, time.monotonic()), spec.preset)
         _tell_of_quick_answer(study)
