@@ -177,6 +177,6 @@ def _print(shown: Shown) -> None:
         rows = ([cell.shown for cell in row.cells] for row in one.rows)
         print_table([dict(zip(one.headings, row, strict=True)) for row in rows], one.headings)
     for tile in shown.tiles:
-        screen.print(f"{tile.name}: {tile.cell.text}{tile.note and f' ({tile.note})'}")
+        screen.print(f"{tile.name}: {tile.value.text}{tile.note and f' ({tile.note})'}")
     for text in shown.notes:
         screen.print(f"note: {text}")

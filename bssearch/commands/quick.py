@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from bssearch.analysis.derived import at_target
 from bssearch.analysis.law.affine_step_time import fit_step_time
+from bssearch.analysis.law.batch_model import LawPoint, law_point
 from bssearch.analysis.law.critical_batch import (
     CriticalBatchPosterior,
     ExpectedOptimum,
@@ -18,7 +19,6 @@ from bssearch.analysis.law.critical_batch import (
     expected_optimum,
 )
 from bssearch.analysis.law.joint import runnable_steps
-from bssearch.analysis.law.likelihood import LawPoint, law_point
 from bssearch.analysis.law.quick import Promise, QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
 from bssearch.analysis.objectives.samples_to_target import samples_after
 from bssearch.analysis.objectives.time_to_target import TimeToTarget
