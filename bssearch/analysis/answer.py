@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -307,7 +307,13 @@ class Answer(Model):
     batch size in all, where these would. ``next`` are the commands that would help most now. Costs are in the currency
     of ``price_per_device_hour``; where it is null they are device-hours. ``quick`` is the quick answer
     that came before the search, ``batch_schedule`` the best way to let the batch grow, null where none was run.
+
+    `bssearch.commands.answer` adds ``plot``, ``frame`` and what a notebook shows.
     """
+
+    plot: ClassVar[Callable[[Answer], Any]]
+    frame: ClassVar[Any]
+    _repr_html_: ClassVar[Callable[[Answer], str]]
 
     schema_version: Literal[1] = 1
     study: str

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bssearch.cli.arguments import (
-    AllowBusyOption,
-    DataDirOption,
     SetOption,
     SpecArgument,
+    launched,
     require,
     spec_to_run,
 )
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
+from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,8 +28,10 @@ BATCH_COLUMNS = ("batch_size", "ms/step", "evaluation_s", "left_out")
 TARGET_COLUMNS = ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit")
 
 
+@launched("data_dir", "allow_busy")
 def check(
     spec: SpecArgument,
+    launch: Launch,
     suggest_target: Annotated[
         bool,
         typer.Option("--suggest-target", help="Propose a target from runs of the default with several seeds."),
@@ -44,9 +46,7 @@ def check(
             show_default="2 % of the way there",
         ),
     ] = None,
-    data_dir: DataDirOption = None,
     overrides: SetOption = None,
-    allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Try a study's workload for a few seconds before you run it."""
@@ -55,9 +55,9 @@ def check(
 
     if not suggest_target:
         require("--suggest-target", {"--runs": runs, "--margin": margin})
-    study, folder = spec_to_run(spec, overrides)
+    study, launch = spec_to_run(spec, overrides, launch)
     if not suggest_target:
-        found = try_out(study, folder=folder, data_dir=data_dir, allow_busy=allow_busy)
+        found = try_out(study, launch)
         show_model(form, found, print_check, found.findings, columns=("code", "message"))
         return
     if margin is not None and not 0 <= margin < math.inf:
@@ -71,15 +71,7 @@ def check(
             f"at {cell(run.best_at_s)} of {cell(run.train_seconds)} train seconds",
         )
 
-    advice = advise_target(
-        study,
-        runs=runs,
-        margin=margin,
-        on_run=tell,
-        folder=folder,
-        data_dir=data_dir,
-        allow_busy=allow_busy,
-    )
+    advice = advise_target(study, launch, runs=runs, margin=margin, on_run=tell)
     show_model(form, advice, print_advice, advice.targets)
 
 

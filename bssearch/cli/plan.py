@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 import bssearch
-from bssearch.cli.arguments import DatabaseOption
+from bssearch.cli.arguments import DatabaseOption, typed, with_parameters
 from bssearch.cli.output import Format, FormatOption, console, note, print_table, show, write
 from bssearch.errors import UsageError
 
@@ -50,10 +50,7 @@ def _command(request: str, run: Callable[..., None]) -> Callable[..., None]:
 
     own = inspect.signature(run, eval_str=True).parameters.values()
     options = [*_options(resolve_name(request)), *(one for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD)]
-    command.__doc__ = run.__doc__
-    command.__annotations__ = {}
-    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    return command
+    return with_parameters(command, run.__doc__, options)
 
 
 def _options(model: type[Request]) -> Iterator[inspect.Parameter]:
@@ -65,15 +62,8 @@ def _options(model: type[Request]) -> Iterator[inspect.Parameter]:
         is_required, kind = field.is_required(), type_of(model, name)
         if kind is bool and field.default is None:
             flag = f"{flag}/{flag.replace('--', '--no-')}"
-        listed = f" ({', '.join(option.choices)})" if option.choices and not option.metavar else ""
-        default = None if is_required or field.default in (None, False) else str(field.default)
-        made = typer.Option(
-            flag,
-            help=option.help + listed,
-            metavar=option.metavar,
-            show_default=option.shown_default or default or False,
-        )
-        annotation: Any = Annotated[kind if is_required else kind | None, made]
+        shown = "" if is_required or field.default in (None, False) else str(field.default)
+        annotation: Any = Annotated[kind if is_required else kind | None, typed(option, flag, shown=shown)]
         yield inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -182,6 +172,6 @@ def _print(shown: Shown) -> None:
         rows = ([cell.shown for cell in row.cells] for row in one.rows)
         print_table([dict(zip(one.headings, row, strict=True)) for row in rows], one.headings)
     for tile in shown.tiles:
-        screen.print(f"{tile.name}: {tile.cell.text}{tile.note and f' ({tile.note})'}")
+        screen.print(f"{tile.name}: {tile.value.text}{tile.note and f' ({tile.note})'}")
     for text in shown.notes:
         screen.print(f"note: {text}")

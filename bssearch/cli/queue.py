@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from bssearch.cli.arguments import (
-    AllowBusyOption,
     DatabaseOption,
-    DataDirOption,
     NameArgument,
     existing_store,
+    launched,
     store_to_read,
 )
 from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model, tell
+from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
 from bssearch.pages.words import visible
 
@@ -205,10 +205,12 @@ def _change(change: Callable[[Store, str], object], study: str, db: str | None, 
 
 
 @app.command("worker")
+@launched("allow_busy", "data_dir", "db")
 def worker(
     templates: Annotated[
         Path, typer.Option("--templates", metavar="FILE", help="What others may ask this worker to run.")
     ],
+    launch: Launch,
     tags: TagsOption = None,
     slots: Annotated[
         str | None, typer.Option(metavar="N|auto", help="Trials at once.", show_default="each spec's")
@@ -218,25 +220,19 @@ def worker(
         float, typer.Option(help="After so long a study makes room for one that comes first.")
     ] = TURN_SECONDS,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop once nothing is left to serve.")] = False,
-    allow_busy: AllowBusyOption = False,
-    data_dir: DataDirOption = None,
-    db: DatabaseOption = None,
 ) -> None:
     """Serve the queue on this node until SIGTERM or Ctrl-C."""
-    from bssearch.commands.queue.worker import run_worker
+    from bssearch.commands.queue.worker import Serving, run_worker
 
-    run_worker(
-        templates,
-        db=db,
-        tags=tags or (),
+    node_tags = tuple(dict.fromkeys(tags or ()))
+    serving = Serving(
+        tags=node_tags,
         slots=_slots(slots),
         device=device,
-        data_dir=data_dir,
-        allow_busy=allow_busy,
         turn_seconds=turn_seconds,
         until_empty=until_empty,
-        tell=_tell,
     )
+    run_worker(templates, launch, serving, tell=_tell)
 
 
 def _slots(text: str | None) -> int | Literal["auto"] | None:

@@ -6,8 +6,7 @@ They are loaded, and other packages' looked up, only when one of these is listed
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 import typer
@@ -15,16 +14,18 @@ from typer.core import TyperGroup
 
 from bssearch import registry
 from bssearch.cli.arguments import (
-    AllowBusyOption,
     DatabaseOption,
-    DataDirOption,
     SetOption,
     SpecArgument,
+    launch_options,
     spec_to_run,
     store_to_read,
     study_name,
+    typed,
+    with_parameters,
 )
 from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show
+from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
 from bssearch.options import Option
 from bssearch.records import TrialState
@@ -79,7 +80,7 @@ class _Importers(_Registered):
             else:
                 _store(made, db, form)
 
-        return _with_parameters(command, _parameters(entry), _IMPORT_OPTIONS)
+        return with_parameters(command, None, [*_parameters(entry), *_IMPORT_OPTIONS])
 
 
 class _Probes(_Registered):
@@ -90,25 +91,14 @@ class _Probes(_Registered):
         def command(
             *,
             spec: str,
-            db: str | None,
-            data_dir: Path | None,
             overrides: list[str] | None,
-            allow_busy: bool,
             form: Format,
             **given: Any,
         ) -> None:
             from bssearch.commands.display import Lines
-            from bssearch.commands.opening import Launch
 
-            study, folder = spec_to_run(spec, overrides)
-            launch = Launch(
-                db=db,
-                folder=folder,
-                data_dir=data_dir,
-                allow_busy=allow_busy,
-                listener=Lines(console(stderr=True)),
-            )
-            found = entry(study, launch, **given)
+            launch = Launch(**{name: given.pop(name) for name in _LAUNCH}, listener=Lines(console(stderr=True)))
+            found = entry(*spec_to_run(spec, overrides, launch), **given)
 
             def for_people() -> None:
                 if found.columns:
@@ -118,24 +108,23 @@ class _Probes(_Registered):
 
             show(form, for_people, lambda: found.document, lambda: found.rows)
 
-        first, *shared = _PROBE_OPTIONS
-        return _with_parameters(command, [first, *_parameters(entry)[2:]], shared)
+        parameters = [
+            _parameter("spec", SpecArgument),
+            *_parameters(entry)[2:],
+            *launch_options(*_LAUNCH),
+            _parameter("overrides", SetOption, None),
+            _FORM,
+        ]
+        return with_parameters(command, None, parameters)
 
 
 def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-_SHARED = [_parameter("db", DatabaseOption, None), _parameter("form", FormatOption, Format.TABLE)]
-_IMPORT_OPTIONS = _SHARED
-_PROBE_OPTIONS = [
-    _parameter("spec", SpecArgument),
-    _SHARED[0],
-    _parameter("data_dir", DataDirOption, None),
-    _parameter("overrides", SetOption, None),
-    _parameter("allow_busy", AllowBusyOption, False),
-    _SHARED[1],
-]
+_FORM = _parameter("form", FormatOption, Format.TABLE)
+_IMPORT_OPTIONS = [_parameter("db", DatabaseOption, None), _FORM]
+_LAUNCH = ("db", "data_dir", "allow_busy")
 
 
 def _parameters(entry: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -144,8 +133,7 @@ def _parameters(entry: Callable[..., Any]) -> list[inspect.Parameter]:
     A parameter without an `Option` is taken as Typer takes it.
     """
     return [
-        one.replace(annotation=_annotation(one), kind=inspect.Parameter.KEYWORD_ONLY)
-        for one in inspect.signature(entry, eval_str=True).parameters.values()
+        one.replace(annotation=_annotation(one)) for one in inspect.signature(entry, eval_str=True).parameters.values()
     ]
 
 
@@ -154,22 +142,8 @@ def _annotation(parameter: inspect.Parameter) -> Any:
     option = next((note for note in notes if isinstance(note, Option)), None)
     if option is None:
         return parameter.annotation
-    shown: bool | str = True if option.shown_default is None else option.shown_default
-    flags: list[Any] = [option.flag] if option.flag else []
-    make: Any = typer.Option if parameter.kind is inspect.Parameter.KEYWORD_ONLY else typer.Argument
-    made = make(*flags, help=option.help, min=option.min, metavar=option.metavar, show_default=shown)
-    return Annotated[kind, made]
-
-
-def _with_parameters(
-    command: Callable[..., None],
-    own: Sequence[inspect.Parameter],
-    shared: Sequence[inspect.Parameter],
-) -> Callable[..., None]:
-    """Return a command with the parameters that Typer is to read."""
-    command.__annotations__ = {}
-    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    return command
+    make = typer.Option if parameter.kind is inspect.Parameter.KEYWORD_ONLY else typer.Argument
+    return Annotated[kind, typed(option, make=make)]
 
 
 def _broken(message: str) -> Callable[..., None]:

@@ -84,7 +84,7 @@ def report(
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
     """Write a study's trials, batch sizes and observations, or none of them."""
     from bssearch.commands.report import observations_of
-    from bssearch.commands.transfer.tables import write_observations
+    from bssearch.commands.transfer.exports import write_observations
     from bssearch.commands.trials import flat_table, trial_table
     from bssearch.search.finding import answer
 

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bssearch.cli.arguments import (
-    AllowBusyOption,
-    DatabaseOption,
-    DataDirOption,
     SetOption,
     SpecArgument,
     exclude,
+    launched,
     require,
     spec_to_run,
-    watch,
+    watched,
 )
 from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model
+from bssearch.commands.launch import Launch
 from bssearch.intervals import FLAT_RATIO
 from bssearch.pages.words import plural
 
@@ -28,16 +27,11 @@ if TYPE_CHECKING:
 QUICK_COLUMNS = ("trial", "batch_size", "learning_rate", "steps", "train_seconds")
 
 
+@launched("db", "data_dir", "allow_changed_workload", "allow_busy")
 def run(
     spec: SpecArgument,
-    db: DatabaseOption = None,
-    data_dir: DataDirOption = None,
+    launch: Launch,
     overrides: SetOption = None,
-    allow_changed_workload: Annotated[
-        bool,
-        typer.Option("--allow-changed-workload", help="Resume although the workload's file has changed."),
-    ] = False,
-    allow_busy: AllowBusyOption = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Print an unverified answer from a few runs and the gradient noise.")
     ] = False,
@@ -52,11 +46,11 @@ def run(
 ) -> None:
     """Run or resume a study, and print the best batch size."""
     if quick:
-        others = {"--from-quick": from_quick, "--allow-changed-workload": allow_changed_workload}
+        others = {"--from-quick": from_quick, "--allow-changed-workload": launch.allow_changed_workload}
         exclude("--quick", {"--dry-run": dry_run, **others})
     else:
         require("--quick", {"--seconds": seconds})
-    study, folder = spec_to_run(spec, overrides)
+    study, launch = spec_to_run(spec, overrides, launch)
     if dry_run:
         from bssearch.commands.dry_run import dry_run as planned
 
@@ -67,32 +61,15 @@ def run(
         from bssearch.commands.quick import SECONDS
         from bssearch.commands.quick import quick as asked
 
-        with watch() as listener:
-            found = asked(
-                study,
-                seconds=SECONDS if seconds is None else seconds,
-                db=db,
-                folder=folder,
-                data_dir=data_dir,
-                allow_busy=allow_busy,
-                listener=listener,
-            )
+        with watched(launch) as shown:
+            found = asked(study, shown, seconds=SECONDS if seconds is None else seconds)
         show_model(form, found, print_quick, found.runs)
         return
     from bssearch.cli.answer import print_found
     from bssearch.commands.run import run_study
 
-    with watch() as listener:
-        answer = run_study(
-            study,
-            db=db,
-            folder=folder,
-            data_dir=data_dir,
-            allow_changed_workload=allow_changed_workload,
-            allow_busy=allow_busy,
-            from_quick=from_quick,
-            listener=listener,
-        )
+    with watched(launch) as shown:
+        answer = run_study(study, shown, from_quick=from_quick)
     print_found(answer, form)
 
 

@@ -10,25 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bssearch.cli.arguments import (
-    AllowBusyOption,
     DatabaseOption,
     DatabasesOption,
-    DataDirOption,
     DeviceFilter,
     NameArgument,
     ObjectiveFilter,
     PrecisionFilter,
     StudyArgument,
     WorkloadFilter,
-    WorkloadOption,
     exclude,
     existing_store,
+    launched,
     store_to_read,
     study_name,
     study_to_read,
-    watch,
+    watched,
 )
 from bssearch.cli.output import Format, FormatOption, cell, console, print_rows, print_table, show, show_model, tell
+from bssearch.commands.launch import Launch
 from bssearch.errors import CheckpointError, UsageError
 from bssearch.pages.words import plural
 
@@ -118,8 +117,11 @@ TO_BUDGET_RUNS = 3
 
 
 @app.command("confirm")
+@launched("db", "workload", "data_dir", "allow_busy")
 def confirm(
     study: StudyArgument = None,
+    *,
+    launch: Launch,
     runs: Annotated[
         int | None,
         typer.Option(
@@ -140,10 +142,6 @@ def confirm(
             "--to-budget", help="Train the best of each batch size to the full limit: do larger ones end worse?"
         ),
     ] = False,
-    db: DatabaseOption = None,
-    workload: WorkloadOption = None,
-    data_dir: DataDirOption = None,
-    allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Repeat the finalists with fresh seeds until the answer is settled."""
@@ -153,19 +151,12 @@ def confirm(
     from bssearch.commands.opening import stored_spec
     from bssearch.commands.run import confirm_study, with_confirmation
 
-    spec = stored_spec(study_name(db, study), db=db, to_run=True, runs_code=workload is None, connects=True)
+    name = study_name(launch.db, study)
+    spec = stored_spec(name, db=launch.db, to_run=True, runs_code=launch.workload is None, connects=True)
     if not to_budget:
         spec = with_confirmation(spec, runs=runs, max_runs=max_runs, train_seconds=train_seconds)
-    with watch() as listener:
-        answer = confirm_study(
-            spec,
-            to_budget_runs=(runs or TO_BUDGET_RUNS) if to_budget else None,
-            db=db,
-            data_dir=data_dir,
-            allow_busy=allow_busy,
-            workload=workload,
-            listener=listener,
-        )
+    with watched(launch) as shown:
+        answer = confirm_study(spec, shown, to_budget_runs=(runs or TO_BUDGET_RUNS) if to_budget else None)
     print_found(answer, form)
 
 
@@ -175,8 +166,11 @@ SLOPE_NAMES = {0.0: "0 (none)", 0.5: "½ (√batch)", 1.0: "1 (linear)"}
 
 
 @app.command("audit")
+@launched("db", "workload", "data_dir", "allow_busy")
 def audit(
     study: StudyArgument = None,
+    *,
+    launch: Launch,
     train_seconds: Annotated[
         float | None,
         typer.Option(
@@ -190,29 +184,16 @@ def audit(
         typer.Option(min=1, help="Runs of each configuration that a rule gives.", show_default="confirm.runs"),
     ] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Judge by what is stored; run nothing.")] = False,
-    db: DatabaseOption = None,
-    workload: WorkloadOption = None,
-    data_dir: DataDirOption = None,
-    allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Run the rules of thumb beside the tuned optimum: which held?"""
     from bssearch.commands.audit import audit_study
     from bssearch.commands.opening import stored_spec
 
-    spec = stored_spec(study_name(db, study), db=db, runs_code=workload is None and not no_run, connects=not no_run)
-    with watch() as listener:
-        found = audit_study(
-            spec,
-            runs=runs,
-            train_seconds=train_seconds,
-            run=not no_run,
-            db=db,
-            data_dir=data_dir,
-            allow_busy=allow_busy,
-            workload=workload,
-            listener=listener,
-        )
+    name, runs_code = study_name(launch.db, study), launch.workload is None and not no_run
+    spec = stored_spec(name, db=launch.db, runs_code=runs_code, connects=not no_run)
+    with watched(launch) as shown:
+        found = audit_study(spec, shown, runs=runs, train_seconds=train_seconds, run=not no_run)
     show_model(form, found, print_audit, found.rules)
 
 

@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bssearch.cli.arguments import (
-    AllowBusyOption,
     DatabaseOption,
     DatabasesOption,
-    DataDirOption,
     NumberArgument,
     StudyArgument,
     StudyOrNumber,
-    WorkloadOption,
     exclude,
     existing_store,
+    launched,
     study_and_number,
     study_name,
     study_to_read,
-    watch,
+    watched,
 )
 from bssearch.cli.output import (
     Format,
@@ -36,6 +34,7 @@ from bssearch.cli.output import (
     tell,
     write,
 )
+from bssearch.commands.launch import Launch
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.pages.words import visible
 from bssearch.records import BATCH_STAGES, Environment, Observation, ParameterValue, Phase, TrialRecord, TrialState
@@ -237,31 +236,21 @@ RERUN_COLUMNS = ("run", "state", "all_steps", "steps_to_target", "time_to_target
 
 
 @app.command("rerun")
+@launched("db", "workload", "data_dir", "allow_busy")
 def rerun(
     study_or_number: StudyOrNumber,
     number: NumberArgument = None,
+    *,
+    launch: Launch,
     runs: Annotated[int, typer.Option(min=1, help="How often it is trained again.")] = 1,
-    db: DatabaseOption = None,
-    workload: WorkloadOption = None,
-    data_dir: DataDirOption = None,
-    allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Train a stored trial again and compare; nothing is stored."""
     from bssearch.commands.rerun import rerun as run_again
 
     study, number = study_and_number(study_or_number, number)
-    with watch() as listener:
-        found = run_again(
-            study_name(db, study),
-            number,
-            runs=runs,
-            db=db,
-            data_dir=data_dir,
-            allow_busy=allow_busy,
-            workload=workload,
-            listener=listener,
-        )
+    with watched(launch) as shown:
+        found = run_again(study_name(launch.db, study), number, shown, runs=runs)
     show_model(form, found, print_rerun, found.runs)
 
 

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -16,7 +15,8 @@ from pydantic import Field
 from bssearch.analysis.batches import about_default_model
 from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.dry_run import longest_seconds, longest_trial_seconds, pruned_seconds
-from bssearch.commands.opening import ExecutorFactory, Launch, batch_normalisation_caveats, check_target, described
+from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.opening import batch_normalisation_caveats, check_target, described
 from bssearch.commands.unstored import run_default, run_request, step_time_of_default
 from bssearch.curves import first_crossing
 from bssearch.errors import LaunchError, UsageError
@@ -397,22 +397,11 @@ class Check(Model):
     notes: list[Notice] = Field(default_factory=list)
 
 
-def check(
-    spec: StudySpec,
-    *,
-    workload: Any = None,
-    folder: Path | str = ".",
-    data_dir: Path | str | None = None,
-    allow_busy: bool = False,
-    make_executor: ExecutorFactory | None = None,
-) -> Check:
+def check(spec: StudySpec, launch: Launch = HERE) -> Check:
     """Try a study's workload for a few seconds and return how the study will go; nothing is stored.
 
-    ``workload`` is given as to `bssearch.run_study`. Raises what that raises before its first trial.
+    Raises what `bssearch.run_study` raises before its first trial.
     """
-    launch = Launch(
-        workload=workload, folder=folder, data_dir=data_dir, allow_busy=allow_busy, make_executor=make_executor
-    )
     with described(spec, launch) as (executor, found):
         check_target(spec, found)
         return check_study(spec, executor, found)
@@ -525,20 +514,16 @@ class Advice(Model):
 
 def advise_target(
     spec: StudySpec,
+    launch: Launch = HERE,
     *,
     runs: int = 5,
     margin: float | None = None,
     on_run: Callable[[Run], None] = lambda run: None,
-    folder: Path | str = ".",
-    data_dir: Path | str | None = None,
-    allow_busy: bool = False,
-    make_executor: ExecutorFactory | None = None,
 ) -> Advice:
     """Run the default configuration to its limit with several seeds and propose a target; nothing is stored.
 
     The spec's own target may be anything. ``on_run`` gets each run as it ends. See `advise`.
     """
-    launch = Launch(folder=folder, data_dir=data_dir, allow_busy=allow_busy, make_executor=make_executor)
     with described(spec, launch) as (executor, found):
         advice = advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
     return advice if found.notice is None else advice.model_copy(update={"notes": [*advice.notes, found.notice]})

@@ -20,7 +20,7 @@ from bssearch.batch_schedule import (
     batch_schedule_of,
     with_batch_schedule,
 )
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, problem_in_words
 from bssearch.records import (
     BATCH_SCHEDULE,
     BATCH_STAGES,
@@ -197,4 +197,4 @@ def _name(problem: Any) -> str:
 
 
 def _explain(problem: Any) -> str:
-    return f"{_name(problem)} = {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
+    return f"{_name(problem)} = {problem['input']!r}: {problem_in_words(problem)}"

@@ -20,6 +20,7 @@ ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")
 """Optimizers with running means of the gradient and of its square."""
 
 LAYERWISE = ("lars", "lamb")
+"""LARS (You et al. 2017, arXiv 1708.03888) and LAMB (You et al. 2020, arXiv 1904.00962)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError
 from bssearch.pages.chart import Chart
 from bssearch.pages.html import Page
 from bssearch.pages.page import page_of
-from bssearch.pages.trial_plots import recent_curves_chart
+from bssearch.pages.plots import recent_curves_chart
 from bssearch.pages.words import NOTHING, in_words
 from bssearch.records import Environment, Observation, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.search.finding import answer

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import bssearch as library
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.records import WorkloadDescription
 from bssearch.storage.repository import open_store
@@ -42,7 +43,7 @@ def run(url: str, name: str, sizes: list[int], device: str = "NVIDIA A100", **ch
         budget={"trials": 4, "trial_train_seconds": 10.0},
         confirm={"top": 1, "runs": 0},
     )
-    run_study(spec, db=url, make_executor=lambda *_: On(device, **changes))
+    run_study(spec, Launch(db=url, make_executor=lambda *_: On(device, **changes)))
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from bssearch.analysis.rules.audit import LearningRateSlope, RuleFinding
 from bssearch.analysis.rules.regret import Regret
 from bssearch.analysis.rules.rule_book import Rule
 from bssearch.cli.study import audit_row, slope_line
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.spec import StudySpec
 from tests.cli.task import bssearch, read
@@ -38,7 +39,7 @@ RUNS = "batch_size,seed,reached,steps,train_seconds\n" + "".join(
 
 
 def store_law(folder: Path, executor: LawExecutor, spec: StudySpec = SPEC) -> None:
-    run_study(spec, db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor)
+    run_study(spec, Launch(db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor))
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 from bssearch.analysis.generalisation import FinalMetrics, Generalisation
 from bssearch.analysis.shape import Interval
 from bssearch.cli.answer import print_generalisation
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
 from bssearch.storage.repository import open_store
@@ -30,7 +31,7 @@ def store_study(folder: Path, *, reachable: bool = True, **changes: Any) -> None
     spec = make_spec(budget={"trials": 10, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 2}, **changes)
     executor = LawExecutor(reachable=reachable)
     with nullcontext() if reachable else pytest.raises(TargetNotReachedError):
-        run_study(spec, db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor)
+        run_study(spec, Launch(db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
         (["toy", "--runs", "1"], 2, "--runs 1 must be >= confirm.runs = 2 of the stored study 'toy'"),
         (["toy", "--max-runs", "1"], 2, "max_runs = 1 must be >= runs = 2"),
         (["toy", "--train-seconds", "9"], 2, "train_seconds = 9 ends the runs after the first 2: it needs max_runs"),
-        (["toy", "--max-runs", "3", "--train-seconds", "-1"], 2, "confirm.train_seconds = -1.0: Input should be"),
+        (["toy", "--max-runs", "3", "--train-seconds", "-1"], 2, "confirm.train_seconds = -1.0: must be > 0"),
         (["toy", "--to-budget", "--max-runs", "9"], 2, "--to-budget and --max-runs exclude each other"),
         (["toy", "--to-budget", "--train-seconds", "9"], 2, "--to-budget and --train-seconds exclude each other"),
         (["toy", "--runs", "0"], 2, "--runs"),

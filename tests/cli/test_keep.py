@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.storage.repository import open_store
 from tests.cli.task import bssearch, printed, read, refused
@@ -30,7 +31,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_by_law(folder: Path, name: str, *, trials: int) -> None:
     spec = make_spec(name=name, budget={"trials": trials, "trial_train_seconds": 10.0}, confirm={"top": 1, "runs": 0})
-    run_study(spec, db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: LawExecutor())
+    run_study(spec, Launch(db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: LawExecutor()))
 
 
 @pytest.fixture

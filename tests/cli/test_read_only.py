@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.settings import DATABASE_URL_VARIABLE
 from bssearch.spec import load_spec
@@ -86,7 +87,9 @@ def make_studies(url: str, folder: Path) -> None:
     for name in ("other", "task"):
         path = write_task(folder, name=name, budget={"trials": 14, "trial_train_seconds": 2.0})
         path.rename(folder / f"{name}.yaml")
-        run_study(load_spec(folder / f"{name}.yaml"), db=url, folder=folder, make_executor=lambda *_: LawExecutor())
+        run_study(
+            load_spec(folder / f"{name}.yaml"), Launch(db=url, folder=folder, make_executor=lambda *_: LawExecutor())
+        )
     with open_store(url, write=False) as store:
         store.write_study("other", folder / "whole.jsonl.gz")
     (folder / "h100.csv").write_text("batch_size,step_seconds\n" + "".join(f"{2**k},0.001\n" for k in range(3, 8)))

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.live import Live
 
 from bssearch.analysis.answer import Answer, Figure
-from bssearch.analysis.law.quick import QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
 from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application
 from bssearch.cli import trial as trial_commands
@@ -29,6 +28,7 @@ from bssearch.cli.arguments import Export
 from bssearch.cli.output import note
 from bssearch.cli.run import print_quick
 from bssearch.commands.display import Display, Lines, batch_table, ended_line
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import status, trial_document
 from bssearch.errors import NotFoundError, UsageError
@@ -39,7 +39,7 @@ from bssearch.pruners.controller import PruningController
 from bssearch.records import GradientNoise, MemoryBasis, Observation, Phase, TrialRecord, TrialState
 from bssearch.storage.repository import open_store
 from tests.analysis.test_report import answer, confirmed
-from tests.factories import make_curve, make_environment, make_probe, make_spec, make_trial
+from tests.factories import make_curve, make_environment, make_probe, make_quick, make_spec, make_trial
 from tests.search.law import LawExecutor
 
 SPEC = make_spec(budget={"trials": 20, "trial_train_seconds": 10.0})
@@ -317,28 +317,7 @@ def test_the_host_bound_share_is_a_column_where_it_is_known(capsys: pytest.Captu
 
 
 def printed(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
-    optimal = QuickOptimum(batch_size=128, micro_batch_size=64, accumulation_steps=2, learning_rate=0.05)
-    answer = QuickAnswer(
-        study="study",
-        metric="accuracy",
-        target=0.97,
-        default_batch_size=256,
-        optimal=optimal,
-        interval=[64, 200],
-        flat_range=[90, 180],
-        gain=1.6,
-        learning_rate_gain=1.0,
-        learning_rate_range=[0.01, 0.2],
-        largest_micro_batch_size=64,
-        b_crit=QuickCriticalBatch(estimate=120.0, low=60.0, high=240.0),
-        noise_scale=None,
-        alpha_s=None,
-        beta_s=None,
-        runs=[QuickRun(trial=1, batch_size=256, learning_rate=0.1, steps=None, train_seconds=3.0)],
-        seconds=42.0,
-        warnings=[Notice(code="one_batch_size", message="only one batch size came there")],
-    )
-    print_quick(answer.model_copy(update=changes))
+    print_quick(make_quick().model_copy(update=changes))
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -460,7 +439,9 @@ class Slowing(LawExecutor):
 
 
 def run(folder: Path, listener: Any, spec: Any = LIVE) -> None:
-    run_study(spec, db=f"sqlite:///{folder / 'study.db'}", listener=listener, make_executor=lambda *_: Slowing())
+    run_study(
+        spec, Launch(db=f"sqlite:///{folder / 'study.db'}", listener=listener, make_executor=lambda *_: Slowing())
+    )
 
 
 @pytest.mark.slow

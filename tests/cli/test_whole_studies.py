@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.storage.migrate import SCHEMA_HEAD
 from bssearch.storage.repository import open_store
@@ -21,7 +22,7 @@ from tests.search.law import LawExecutor
 
 def run_by_law(database: Path, *, name: str = "toy", trials: int = 5) -> None:
     spec = make_spec(name=name, budget={"trials": trials, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 0})
-    run_study(spec, db=f"sqlite:///{database}", make_executor=lambda *_: LawExecutor())
+    run_study(spec, Launch(db=f"sqlite:///{database}", make_executor=lambda *_: LawExecutor()))
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +152,13 @@ def test_a_database_of_a_newer_version_is_refused(folder: Path) -> None:
         connection.commit()
     said = refused(folder, 4, "import", "study", "sqlite:///first.db", "--db", "sqlite:///team.db")
     assert "9999" in said and SCHEMA_HEAD in said
+
+
+def test_a_source_that_does_not_exist_is_refused_and_not_made(folder: Path) -> None:
+    for source in ("sqlite:///none.db", "none.study"):
+        told = refused(folder, 3, "import", "study", source, "--db", "sqlite:///team.db")
+        assert "none" in told and "makes it" not in told
+    assert not {one.name for one in folder.iterdir()} & {"none.db", "none.study"}
 
 
 def test_no_password_is_shown(folder: Path) -> None:

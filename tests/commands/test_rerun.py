@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bssearch.cli.trial import sentences
+from bssearch.commands.launch import Launch
 from bssearch.commands.rerun import Rerun, reproduction, rerun
 from bssearch.errors import InterruptedRunError, UsageError
 from bssearch.executors.base import Event
@@ -75,7 +76,7 @@ class Runs:
             self.specs.append(spec)
             return self.executor
 
-        return rerun("toy", 1, db=self.url, make_executor=make, **options)
+        return rerun("toy", 1, Launch(db=self.url, make_executor=make), **options)
 
 
 @pytest.fixture

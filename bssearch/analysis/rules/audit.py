@@ -18,7 +18,8 @@ from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.analysis.rules.rule_book import RULES, Rule
 from bssearch.analysis.shape import Model, Parameters, parameters_of
-from bssearch.intervals import student_t
+from bssearch.intervals import FEWEST_SIZES, student_t
+from bssearch.planning.claims import LARGE_BATCH, LAYERWISE
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
@@ -232,13 +233,6 @@ def _not_run(batch_size: int | None, reason: str) -> Evidence:
     return Evidence(batch_size, Judgement("not_run", reason))
 
 
-LAYERWISE = frozenset({"lars", "lamb"})
-"""LARS (You et al. 2017, arXiv 1708.03888) and LAMB (You et al. 2020, arXiv 1904.00962)."""
-
-LARGE = 8192
-"""The batch size from which on the belief has them needed: that of LARS's first evidence, and what practice quotes."""
-
-
 def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
     """Return the best that the search found at the tuned optimum's batch size with the other kind of optimizer.
 
@@ -269,7 +263,8 @@ def judge_layerwise(
     """Judge the belief by runs with such an optimizer and runs without, one kind of them the ``tuned`` optimum's.
 
     The regret is the time without over the time with. Held: it is above `bssearch.analysis.rules.regret.BROKE` for
-    sure, broke: below ``HELD``. Below a batch of `LARGE` samples nothing is decided, for the belief is not about those.
+    sure, broke: below ``HELD``. Below a batch of `LARGE_BATCH` samples nothing is decided: the belief is about larger
+    ones.
     """
     size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
     plain, layerwise = (other, tuned) if is_layerwise else (tuned, other)
@@ -280,14 +275,11 @@ def judge_layerwise(
     else:
         found = judge(plain, layerwise, step_seconds, wanted=wanted, limit=limit).reversed()
         finding = Judgement(found.finding, f"{names}: {found.reason}", found.regret)
-    if size >= LARGE:
+    if size >= LARGE_BATCH:
         return finding
-    reason = f"batch {size} is below {LARGE:,}, from where on they are said to be needed; {finding.reason}"
+    reason = f"batch {size} is below {LARGE_BATCH:,}, from where on they are said to be needed; {finding.reason}"
     return Judgement("undecided", reason, finding.regret)
 
-
-FEWEST_SIZES = 3
-"""Batch sizes that the slope of the learning rate takes: two are always met."""
 
 ROUNDING = 1e-9
 """Slopes this close to an end of the interval lie within it: above the rounding of double precision. A choice."""

@@ -22,7 +22,8 @@ from bssearch.analysis.law.branches import (
     plan_branches,
     why_unknown,
 )
-from bssearch.commands.opening import Launch, OpenStudy, opened
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.commands.unstored import run_request
 from bssearch.errors import LaunchError, NotFoundError, UsageError

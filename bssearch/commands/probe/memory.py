@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 from bssearch.analysis.law.affine_step_time import MemoryFit, fit_memory
-from bssearch.commands.opening import Launch, OpenStudy, opened
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.options import Option
 from bssearch.records import MemoryRequest, MemoryUse

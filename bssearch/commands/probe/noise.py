@@ -9,7 +9,8 @@ from typing import Annotated
 
 from bssearch.analysis.numbers import noise_scale
 from bssearch.analysis.optimum import fastest
-from bssearch.commands.opening import Launch, OpenStudy, opened
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.commands.unstored import step_time_of_default
 from bssearch.options import Option

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from bssearch.analysis.law.affine_step_time import StepTimeFit, fit_step_time, throughput_knee
-from bssearch.commands.opening import Launch, OpenStudy, opened
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.options import Option
 from bssearch.records import MemoryUse, ProbeRecord
