@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,13 +18,8 @@ if TYPE_CHECKING:
     from bssearch.storage.repository import Store
 
 
-class Export(StrEnum):
-    """What the winner's values are written as."""
-
-    YAML = "yaml"
-    ARGS = "args"
-    PYTHON = "python"
-
+Export = Literal["yaml", "args", "python"]
+"""What the winner's values are written as."""
 
 DatabaseOption = Annotated[
     str | None,
