@@ -170,9 +170,9 @@ def exported(answer: Answer, form: Export) -> str:
     Every value is read back as it was: floats are written in full, and so that plain YAML takes them for floats.
     """
     values = winner(answer)
-    if form is Export.YAML:
+    if form == "yaml":
         return _yaml(values, [*header(answer), *(f"note: {caveat}" for caveat in grave(answer))])
-    if form is Export.ARGS:
+    if form == "args":
         return visible(shlex.join(arguments(values))) + "\n"
     return "{\n" + "".join(f"    {name!r}: {value!r},\n" for name, value in values.items()) + "}\n"
 
@@ -182,11 +182,11 @@ def exported_schedule(answer: Answer, found: ScheduledTraining, form: Export) ->
 
     The loop is a module of its own, for which the values alone would not do.
     """
-    if form is Export.ARGS:
+    if form == "args":
         return visible(shlex.join(arguments(found.values))) + "\n"
     notes = (f"note: {caveat}" for caveat in (*found.notes, *grave(answer)))
     comments = [*header(answer)[:2], "the best batch that grows", *notes]
-    if form is Export.YAML:
+    if form == "yaml":
         return _yaml({**found.values, "stages": list(found.stages)}, comments)
     return training_loop(found, map(_one_line, comments))
 

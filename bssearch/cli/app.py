@@ -63,8 +63,6 @@ PANELS: dict[str, dict[str, Any]] = {
 }
 """The commands by name, under the headings of ``--help``."""
 
-OF_STUDIES = ("confirm", "audit", "compare", "rename", "archive", "delete", "track-record")
-OF_THE_QUEUE = ("submit", "worker", "pause", "resume", "cancel")
 MOVED = {
     "quick": "run SPEC --quick",
     "target": "check SPEC --suggest-target",
@@ -74,8 +72,10 @@ MOVED = {
     "trials": "trial list",
     "enqueue": "trial add",
     "rerun": "trial rerun",
-    **{name: f"study {name}" for name in OF_STUDIES},
-    **{name: f"queue {name}" for name in OF_THE_QUEUE},
+    **{
+        name: f"study {name}" for name in ("confirm", "audit", "compare", "rename", "archive", "delete", "track-record")
+    },
+    **{name: f"queue {name}" for name in ("submit", "worker", "pause", "resume", "cancel")},
 }
 """Names of earlier versions, and the command that now does the same."""
 

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,12 +21,8 @@ if TYPE_CHECKING:
     from bssearch.storage.repository import Store
 
 
-class Export(StrEnum):
-    """What the winner's values are written as."""
-
-    YAML = "yaml"
-    ARGS = "args"
-    PYTHON = "python"
+Export = Literal["yaml", "args", "python"]
+"""What the winner's values are written as."""
 
 
 def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | str = True) -> Any:

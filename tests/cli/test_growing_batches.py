@@ -18,7 +18,6 @@ import yaml
 from bssearch.analysis.answer import Answer
 from bssearch.batch_schedule import batch_schedule_of
 from bssearch.cli.answer import exported_schedule
-from bssearch.cli.arguments import Export
 from bssearch.commands.growing import scheduled_training
 from bssearch.records import Phase
 from bssearch.storage.repository import open_store
@@ -218,7 +217,7 @@ def by_noise_as_best(folder: Path) -> tuple[str, list[tuple[int, int]]]:
     answer = found.model_copy(update={"batch_schedule": schedule})
     with open_store(f"sqlite:///{folder}/bssearch.db", write=False) as store:
         training = scheduled_training(store, "task", answer)
-    text = exported_schedule(answer, training, Export.PYTHON)
+    text = exported_schedule(answer, training, "python")
     assert f"the stages are as trial {trial['number']} ran" in text
     return text, [(one["start_samples"], one["batch_size"]) for one in stages]
 

@@ -24,7 +24,6 @@ from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application
 from bssearch.cli import trial as trial_commands
 from bssearch.cli.answer import exported, print_answer
-from bssearch.cli.arguments import Export
 from bssearch.cli.output import note
 from bssearch.cli.run import print_quick
 from bssearch.commands.display import Display, Lines, batch_table, ended_line
@@ -384,19 +383,17 @@ def named(text: str) -> Answer:
 
 @pytest.mark.parametrize("text", ["accuracy\nbatch_size: 1", "a\rbatch_size: 1", "a\x85batch_size: 1", "\x1b[31mred"])
 def test_no_name_breaks_out_of_a_comment_of_the_exported_yaml(text: str) -> None:
-    told = exported(named(text), Export.YAML)
+    told = exported(named(text), "yaml")
     assert yaml.safe_load(told)["batch_size"] == 64
-    assert yaml.safe_load(told) == yaml.safe_load(exported(answer(confirmed(64, 1.0, 1.1, 0.9)), Export.YAML))
+    assert yaml.safe_load(told) == yaml.safe_load(exported(answer(confirmed(64, 1.0, 1.1, 0.9)), "yaml"))
     assert "\x1b" not in told
 
 
 def test_exported_values_say_how_sure_they_are_where_that_is_not_enough() -> None:
     sure = answer(confirmed(64, 1.0, 1.1, 0.9)).model_copy(update={"within_5_percent": 0.653, "provisional": True})
-    assert "# note: provisional: it is within 5 % of the best with a probability of 65 %\n" in exported(
-        sure, Export.YAML
-    )
+    assert "# note: provisional: it is within 5 % of the best with a probability of 65 %\n" in exported(sure, "yaml")
     firm = sure.model_copy(update={"provisional": False})
-    assert "provisional" not in exported(firm, Export.YAML)
+    assert "provisional" not in exported(firm, "yaml")
 
 
 def test_a_note_is_one_line_without_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
