@@ -431,18 +431,15 @@ class _Reader:
                     f"{len(runs)} trials, which went on past the target (the first: {shared[0]}), the share until the "
                     f"first report that met it; --figures-at {FiguresAt.TARGET} says that it is to the target already"
                 )
-        if not self.is_ours and (self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())):
-            yield from self._about_epochs()
+        by_epoch = self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())
+        if not self.is_ours and by_epoch and self.reports.epochs_before_first:
+            yield (
+                f"reports come at {self._first_steps()}: they are taken as counted from 0, {self.reports.first} "
+                f"being the end of epoch {self.reports.first + 1}"
+            )
         if self.steps == STEP and not self.is_ours and self.reports.may_be_epochs:
             yield (
                 f"reports come at steps {self._first_steps()}, whatever the batch size: if they are epochs, {AS_EPOCHS}"
-            )
-
-    def _about_epochs(self) -> Iterator[str]:
-        if self.reports.epochs_before_first:
-            yield (
-                f"reports come at {self._first_steps()}: they are taken as counted from 0, {self.reports.first} being "
-                f"the end of epoch {self.reports.first + 1}"
             )
 
     def _first_steps(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.transfer import tables
+from bssearch.commands.transfer import exports
 from bssearch.commands.trials import trials_frame
 from bssearch.records import Lease, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
@@ -208,7 +208,7 @@ def test_a_table_that_does_not_fit_on_the_disk_is_named(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tables, "write_observations", full)
+    monkeypatch.setattr(exports, "write_observations", full)
     done = bssearch("report", "toy", "--csv", tmp_path, cwd=folder)
     assert f"{tmp_path / 'observations.csv'} cannot be written: No space left" in done.stderr
     assert (done.returncode, files(tmp_path)) == (2, set())
