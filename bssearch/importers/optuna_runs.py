@@ -415,7 +415,10 @@ class _Reader:
             trial.number
             for trial, run in zip(ended, runs, strict=True)
             if run.reached
-            and ((self._takes_whole_seconds and run.train_seconds is None) or (self._steps_name and run.steps is None))
+            and (
+                ((self.seconds == DURATION or self._seconds_name) and run.train_seconds is None)
+                or (self._steps_name and run.steps is None)
+            )
         ]
         if beyond:
             yield (
@@ -587,11 +590,6 @@ class _Reader:
             for step, value in sorted(trial.intermediate_values.items())
             if is_metric(value)
         ]
-
-    @property
-    def _takes_whole_seconds(self) -> bool:
-        """Whether the seconds may be those of a whole trial."""
-        return self.seconds == DURATION or self._seconds_name is not None
 
     def _values_are_metric(self, trial: FrozenTrial) -> bool:
         """Return whether the value of a trial is the metric: that of a pruned one is its last report."""
