@@ -94,11 +94,7 @@ def about_models(spec: StudySpec, verdict: Verdict) -> Iterator[tuple[str, str]]
 
 
 def _models(verdict: Verdict) -> set[ModelParameters]:
-    return {model_parameters(one.configuration) for one in _reached(verdict.by_batch.values())}
-
-
-def _reached(candidates: Iterable[Candidate]) -> list[Candidate]:
-    return [one for one in candidates if math.isfinite(one.value)]
+    return {model_parameters(one.configuration) for one in verdict.by_batch.values() if math.isfinite(one.value)}
 
 
 def _in_words(model: ModelParameters) -> str:

@@ -199,7 +199,7 @@ def about_device(answer: Answer) -> str:
     if step is not None:
         told.append(
             f"A step takes {number(1e3 * step.alpha_s)} ms and {number(1e3 * step.beta_s)} ms a sample (within "
-            f"{step.max_residual:.0%}); batch {step.throughput_knee} has 90 % of the highest throughput."
+            f"{number(100 * step.max_residual, 2)} %); batch {step.throughput_knee} has 90 % of the highest throughput."
         )
     if memory is not None and memory.smallest_that_does_not is not None:
         told.append(f"A micro-batch of {memory.largest_that_fits} fits; {memory.smallest_that_does_not} does not.")

@@ -60,7 +60,9 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
     others = _other_values(spec, configuration)
     if not others:
         return
-    expected = (1 + len(others)) * _seconds(probe)
+    # Each run has two warm-up steps, its own, one until it stops, and three evaluations.
+    one_run = (2 + STEPS + 1) * (probe.step_seconds or 0.0) + 3 * (probe.evaluation_seconds or 0.0)
+    expected = (1 + len(others)) * one_run
     if expected > LONGEST_S:
         yield (
             "parameters_not_tried",
@@ -105,11 +107,6 @@ def _with(configuration: Configuration, name: str, value: ParameterValue) -> Con
 
 def _shown(value: ParameterValue) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _seconds(probe: ProbeRecord) -> float:
-    """Return the seconds that a run takes: a warm-up of two steps, its own, one until it stops; three evaluations."""
-    return (2 + STEPS + 1) * (probe.step_seconds or 0.0) + 3 * (probe.evaluation_seconds or 0.0)
 
 
 def _losses(

@@ -291,6 +291,7 @@ def _run(
 
 def _compared(stored: Stored, made: Sequence[tuple[TrialOutcome, list[Observation]]], now: Environment) -> Rerun:
     ran = [_against(stored, outcome, curve) for outcome, curve in made]
+    alike = {one.identical for one in ran}
     return Rerun(
         study=stored.study.name,
         trial=stored.trial.number,
@@ -298,7 +299,7 @@ def _compared(stored: Stored, made: Sequence[tuple[TrialOutcome, list[Observatio
         seed=stored.trial.seed,
         then=Ran.of(stored.outcome, stored.outcome.state),
         runs=ran,
-        identical=_all([one.identical for one in ran]),
+        identical=False if False in alike else None if None in alike else True,
         steps_ratio=_median([one.steps_ratio for one in ran]),
         time_ratio=_median([one.time_ratio for one in ran]),
         differences=list(differences(stored, now, made[0][0])),
@@ -340,11 +341,6 @@ def _ended_alike(stored: Stored, outcome: TrialOutcome) -> bool:
         return same
     is_told_by_reason = before.state in FAILURES - {TrialState.OOM}
     return same and before.steps == outcome.steps and (not is_told_by_reason or before.reason == outcome.reason)
-
-
-def _all(identical: Sequence[bool | None]) -> bool | None:
-    """Return whether all runs are identical; None where none differs and of some nothing tells."""
-    return False if False in identical else None if None in identical else True
 
 
 def _time_ratio(then: TrialOutcome, now: TrialOutcome, both: Sequence[tuple[Observation, Observation]]) -> float | None:

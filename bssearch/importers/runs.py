@@ -299,7 +299,10 @@ def parse_runs(text: str, source: str) -> RunTable:
         if run.final_metric is None and row.cells.get("final_metric")
     ]
     if without_metric:
-        notes.append(f"final_metric is NaN, and so not known, {_of(without_metric, runs)}")
+        notes.append(
+            f"final_metric is NaN, and so not known, in {len(without_metric)} of {len(runs)} runs "
+            f"(the first: {without_metric[0]})"
+        )
     return RunTable(tuple(runs), tuple(notes))
 
 
@@ -417,7 +420,3 @@ def _check_parameter(name: str, origin: str) -> None:
             hint=f"the columns are {', '.join(COLUMNS)}; a parameter's is called {PREFIX}NAME, and commas "
             "separate them; leave out all others",
         )
-
-
-def _of(origins: list[str], runs: list[Run]) -> str:
-    return f"in {len(origins)} of {len(runs)} runs (the first: {origins[0]})"

@@ -115,9 +115,7 @@ def templates(*more: BaseLoader) -> Environment:
     return environment
 
 
-@cache
-def _own_templates() -> Environment:
-    return templates()
+_own_templates = cache(templates)
 
 
 def _policy(style: str) -> str:

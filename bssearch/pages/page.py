@@ -245,7 +245,16 @@ def _recipe(answer: Answer) -> Section:
 
 
 def _batches(answer: Answer) -> Section:
-    headings = ["Batch", _figure_heading(answer), "Steps", "Samples", "ms/step", "Learning rate", "Regime", "Trials"]
+    headings = [
+        "Batch",
+        f"{objective_in(answer).label} [95 %]",
+        "Steps",
+        "Samples",
+        "ms/step",
+        "Learning rate",
+        "Regime",
+        "Trials",
+    ]
     if _tells_of_the_host(answer):
         headings.insert(headings.index("ms/step") + 1, "Host-bound")
     return Section(
@@ -260,10 +269,6 @@ def _batches(answer: Answer) -> Section:
 
 def _tells_of_the_host(answer: Answer) -> bool:
     return any(row.host_bound_share is not None for row in answer.batches)
-
-
-def _figure_heading(answer: Answer) -> str:
-    return f"{objective_in(answer).label} [95 %]"
 
 
 def _regime(row: Batch) -> str | None:
@@ -433,7 +438,7 @@ def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
     commands = [] if imported else [f"bssearch run {file}"]
     commands.append(f"bssearch report {shlex.quote(name)} --html report.html")
     return {
-        "facts": _facts(study.environment),
+        "facts": facts_of(study.environment),
         "how": how,
         "commands": "\n".join(commands),
         "spec": text,
@@ -441,7 +446,8 @@ def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
     }
 
 
-def _facts(environment: Environment | None) -> list[tuple[str, str]]:
+def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
+    """Return where something ran, as names and values."""
     if environment is None:
         return []
     memory = environment.device_memory_bytes

@@ -495,14 +495,12 @@ def _coloured(
         )
         for trial, rate, value in sorted(valued, key=lambda one: -one[2])
     ]
-    ticks = _log_ticks(low, high) if objective.has_ratios else [low, (low + high) / 2, high]
+    ticks = [low, (low + high) / 2, high]
+    if objective.has_ratios:
+        ticks = [math.log(tick) for tick in round_numbers(math.exp(low), math.exp(high))]
     texts = [(share(tick), number(objective.shown(objective.from_log(tick)))) for tick in ticks]
     series = Series(name=name, points=points, colour=sequence_colour(0.5), symbol="circle", size=8)
     return [series], ColourScale(objective.axis_title.removesuffix(" to the target"), texts)
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    return [math.log(tick) for tick in round_numbers(math.exp(low), math.exp(high))]
 
 
 def _mark(configuration: Configuration, rate: float, about: str, colour: str | None = None) -> Point:

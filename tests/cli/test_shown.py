@@ -193,7 +193,7 @@ class Screen:
         self.seconds = 100.0
         self.text = io.StringIO()
         console = Console(file=self.text, width=200)
-        self.display = Display(console, Live(console=console, auto_refresh=False), lambda: self.seconds)
+        self.display = Display(console, Live(console=console, auto_refresh=False).update, lambda: self.seconds)
 
     def footer(self, *trials: TrialRecord) -> str:
         return self.display.footer(history(*trials))

@@ -32,7 +32,6 @@ from bssearch.records import (
     Branch,
     BranchMeasurement,
     Configuration,
-    Observation,
     Phase,
     TrialRequest,
     TrialState,
@@ -488,6 +487,7 @@ class Branching:
         if outcome.state is not TrialState.DIVERGED and not (outcome.state in RAN and is_whole):
             short = "" if outcome.state not in RAN else f" after {outcome.samples} of {self._plan.samples} samples"
             raise UsageError(f"the branch at batch size {batch_size} from {point.path} ended{short}: {outcome.reason}")
+        ends = [one.metric for one in curve if self._plan.is_in_window(one.samples)]
         measured = BranchMeasurement(
             digest=digest,
             checkpoint=str(point.path),
@@ -498,15 +498,12 @@ class Branching:
             learning_rate=request.configuration.learning_rate,
             seed=request.seed,
             start_metric=next((one.metric for one in curve if one.samples == 0), None),
-            metric=None if outcome.state is TrialState.DIVERGED else self._end(curve),
+            metric=None if outcome.state is TrialState.DIVERGED else statistics.fmean(ends),
         )
         store.save_branch(spec.name, self._study.environment, measured)
         end = "diverged" if measured.metric is None else f"ends at {measured.metric:.5g}"
         self._study.listener.note(f"{point.path.name}, batch {batch_size}, branch {repeat + 1}: {end}")
         return measured
-
-    def _end(self, curve: Sequence[Observation]) -> float:
-        return statistics.fmean(one.metric for one in curve if self._plan.is_in_window(one.samples))
 
     def _request(self, point: BranchPoint, batch_size: int, repeat: int) -> TrialRequest:
         spec = self._study.spec

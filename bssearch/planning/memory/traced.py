@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from bssearch.errors import UsageError
 from bssearch.planning.memory.models import NoBlocksError, build_model, checkpoint_blocks
-from bssearch.planning.memory.numbers import OPTIMIZERS, changed, check_fits
+from bssearch.planning.memory.numbers import OPTIMIZERS, check_fits
 from bssearch.planning.memory.parameters import BY_NAME, ParameterBytes, parameter_bytes
 from bssearch.planning.memory.plan import Choice, MemoryPlan, Term, gib, in_order
 from bssearch.planning.memory.request import MemoryRequest
@@ -336,7 +336,9 @@ def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifeti
         # Of an edge the modes stay in force inside, where blocks are computed again; of a tensor they would not.
         torch.autograd.backward([torch.autograd.graph.get_gradient_edge(loss)], [torch.ones_like(loss)])
         del loss
-        _note_gradients(model, recorder)
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                recorder.note(parameter.grad, "gradients")
         recorder.phase = "optimizer"
         if optimizer is not None:
             optimizer.step()
@@ -374,12 +376,6 @@ def _with_state(step: Step, recorder: _Recorder) -> torch.optim.Optimizer | None
         if isinstance(tensor, torch.Tensor):
             recorder.note(tensor, "optimizer_state")
     return optimizer
-
-
-def _note_gradients(model: nn.Module, recorder: _Recorder) -> None:
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            recorder.note(parameter.grad, "gradients")
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -479,7 +475,7 @@ def plan_model(asked: MemoryRequest) -> MemoryPlan:
     model's step cannot be traced.
     """
     small, large, module = _traces(asked, asked.optimizer)
-    asked = changed(asked, parameters=sum(one.numel() for one in module.parameters()))
+    asked = asked.model_copy(update={"parameters": sum(one.numel() for one in module.parameters())})
     untraced = _untraced(asked)
     curve, accumulated = PeakByBatch(small, large), _accumulated(small, large)
     fixed = _fixed_terms(large, untraced)
@@ -600,14 +596,16 @@ def _terms(
 
 def _table(asked: MemoryRequest) -> Iterator[Choice]:
     for form, checkpointing in product(IN_TABLE, (False, True)):
-        other = changed(asked, precision=form.precision, mixed=form.mixed, checkpointing=checkpointing)
+        other = asked.model_copy(
+            update={"precision": form.precision, "mixed": form.mixed, "checkpointing": checkpointing}
+        )
         try:
             small, large, _ = _traces(other, None)
         except NoBlocksError:
             continue
         curve, accumulated = PeakByBatch(small, large), _accumulated(small, large)
         for optimizer in OPTIMIZERS:
-            state = parameter_bytes(changed(other, optimizer=optimizer))
+            state = parameter_bytes(other.model_copy(update={"optimizer": optimizer}))
             largest, safe = _fitting(accumulated, other, state)
             yield Choice(
                 precision=form.precision,

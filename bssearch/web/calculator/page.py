@@ -33,7 +33,7 @@ from bssearch.pages.words import in_words, visible
 from bssearch.planning.accumulation import AccumulationRequest, plan_accumulation
 from bssearch.planning.learning_rate import LearningRateRequest, plan_rules
 from bssearch.planning.memory import MemoryRequest
-from bssearch.planning.memory.numbers import changed, plan_numbers
+from bssearch.planning.memory.numbers import plan_numbers
 from bssearch.planning.memory.plan import GIB, MemoryPlan, Term
 from bssearch.planning.requests import options_of
 from bssearch.planning.scale import LARGEST_MICRO, ScaleRequest, TradeOff, plan_devices, plan_trade_off
@@ -214,7 +214,9 @@ def _memory_figures(asked: MemoryRequest, plan: MemoryPlan) -> list[DrawnFigure]
         return []
     around = plan.largest_micro_batch or plan.micro_batch or 16
     sizes = list(takewhile(lambda size: size <= min(4 * around, LARGEST_DRAWN), (2**power for power in range(64))))
-    peaks = [plan_numbers(changed(asked, micro_batch=size, table=False)).peak_bytes or 0 for size in sizes]
+    peaks = [
+        plan_numbers(asked.model_copy(update={"micro_batch": size, "table": False})).peak_bytes or 0 for size in sizes
+    ]
     drawn = DrawnFigure(
         name="memory",
         title="Memory against the micro-batch",
