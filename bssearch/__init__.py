@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bssearch.commands.audit import audit_study
     from bssearch.commands.check import advise_target, check
     from bssearch.commands.enqueue import enqueue
+    from bssearch.commands.launch import Launch
     from bssearch.commands.optuna_study import load_optuna_study
     from bssearch.commands.plan import plan_learning_rate, plan_scale
     from bssearch.commands.queue.submissions import (
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
         resume_study,
         submit_study,
     )
-    from bssearch.commands.queue.worker import run_worker
+    from bssearch.commands.queue.worker import Serving, run_worker
     from bssearch.commands.rerun import rerun
     from bssearch.commands.run import confirm_study, run_study
     from bssearch.commands.study import Study
@@ -72,6 +73,7 @@ _HOMES = {
     "Data": "bssearch.workloads.data",
     "DatabaseError": "bssearch.errors",
     "InterruptedRunError": "bssearch.errors",
+    "Launch": "bssearch.commands.launch",
     "LaunchError": "bssearch.errors",
     "MetricInfo": "bssearch.records",
     "NotFoundError": "bssearch.errors",
@@ -80,6 +82,7 @@ _HOMES = {
     "QuestionChangedError": "bssearch.errors",
     "SchemaError": "bssearch.errors",
     "SpecError": "bssearch.errors",
+    "Serving": "bssearch.commands.queue.worker",
     "Store": "bssearch.storage.repository",
     "Study": "bssearch.commands.study",
     "StudySpec": "bssearch.spec",
@@ -127,6 +130,7 @@ __all__ = [
     "Data",
     "DatabaseError",
     "InterruptedRunError",
+    "Launch",
     "LaunchError",
     "MetricInfo",
     "NotFoundError",
@@ -134,6 +138,7 @@ __all__ = [
     "Part",
     "QuestionChangedError",
     "SchemaError",
+    "Serving",
     "SpecError",
     "Store",
     "Study",

@@ -21,6 +21,9 @@ The tree, with the exit code the command line gives each branch:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class BSSearchError(Exception):
     """Base of all; carries what the command line prints and the code it exits with."""
@@ -109,3 +112,23 @@ class InterruptedRunError(BSSearchError):
     """The user stopped the run."""
 
     exit_code = 130
+
+
+PHRASES = {
+    "Input should be ": "must be ",
+    "Input should ": "must ",
+    "greater than or equal to": ">=",
+    "less than or equal to": "<=",
+    "greater than": ">",
+    "less than": "<",
+}
+"""What pydantic says of a value, and what bssearch says instead."""
+
+
+def problem_in_words(problem: Mapping[str, Any]) -> str:
+    """Return what is wrong with a value, of one of the ``errors()`` of a pydantic ``ValidationError``."""
+    message: str = problem["msg"]
+    if message.startswith("Input should"):
+        for theirs, ours in PHRASES.items():
+            message = message.replace(theirs, ours)
+    return message.removeprefix("Value error, ")

@@ -9,6 +9,13 @@ FLAT_RATIO = 1.05
 """Figures within this factor of the least count as equally good: a choice, the 5 % that answers speak of."""
 
 
+FEWEST_RUNS = 3
+"""Runs of each side that an interval over seeds takes: a choice; two would have a t of 12.7."""
+
+FEWEST_SIZES = 3
+"""Batch sizes that a line or a law of two parameters takes: two are always met."""
+
+
 def at_most(count: int, runs: int) -> float:
     """Return the upper 95 % bound of the share of runs of which ``count`` are (Clopper & Pearson 1934); 1 for all."""
     from scipy.special import betaincinv

@@ -17,7 +17,8 @@ class Option:
     """One parameter for people: its help, its least value, and how its value and its default are shown.
 
     ``flag`` is its name on the command line, and ``label`` its name in a form, if that is not the parameter's name.
-    ``unit`` is that of a number. If there are ``choices``, a value is one of them.
+    ``unit`` is that of a number. If there are ``choices``, a value is one of them. ``variable`` is the environment
+    variable that gives it if the command line does not.
     """
 
     help: str
@@ -28,3 +29,4 @@ class Option:
     label: str | None = None
     unit: str = ""
     choices: Sequence[str] = ()
+    variable: str | None = None

@@ -56,15 +56,15 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "importers": {
         "runs": "bssearch.importers.runs:import_runs",
         "rcp": "bssearch.importers.rcp:import_rcp",
-        "study": "bssearch.importers.whole_study:import_study",
+        "study": "bssearch.importers.importer:import_study",
         "optuna": "bssearch.importers.optuna_runs:import_optuna",
     },
     "exporters": {
-        "curves": "bssearch.commands.transfer.curves:export_curves",
+        "curves": "bssearch.commands.transfer.exports:export_curves",
         "optuna": "bssearch.commands.transfer.optuna_export:export_to_optuna",
-        "csv": "bssearch.commands.transfer.tables:export_csv",
-        "parquet": "bssearch.commands.transfer.tables:export_parquet",
-        "study": "bssearch.commands.transfer.whole_study:export_study",
+        "csv": "bssearch.commands.transfer.exports:export_csv",
+        "parquet": "bssearch.commands.transfer.exports:export_parquet",
+        "study": "bssearch.commands.transfer.exports:export_study",
     },
     "probes": {
         "memory": "bssearch.commands.probe.memory:memory",

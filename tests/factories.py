@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
+from bssearch.analysis.law.quick import QuickAnswer
 from bssearch.records import (
     Configuration,
     Environment,
@@ -208,3 +209,28 @@ def make_curve(*points: tuple[float, float], batch_size: int = 32) -> list[Obser
         )
         for index, (seconds, metric) in enumerate(points)
     ]
+
+
+def make_quick(**changes: Any) -> QuickAnswer:
+    """Return a quick answer that recommends batch 128 for a default of 256."""
+    fields: dict[str, Any] = {
+        "study": "study",
+        "metric": "accuracy",
+        "target": 0.97,
+        "default_batch_size": 256,
+        "optimal": {"batch_size": 128, "micro_batch_size": 64, "accumulation_steps": 2, "learning_rate": 0.05},
+        "interval": [64, 200],
+        "flat_range": [90, 180],
+        "gain": 1.6,
+        "learning_rate_gain": 1.0,
+        "learning_rate_range": [0.01, 0.2],
+        "largest_micro_batch_size": 64,
+        "b_crit": {"estimate": 120.0, "low": 60.0, "high": 240.0},
+        "noise_scale": None,
+        "alpha_s": None,
+        "beta_s": None,
+        "runs": [{"trial": 1, "batch_size": 256, "learning_rate": 0.1, "steps": None, "train_seconds": 3.0}],
+        "seconds": 42.0,
+        "warnings": [{"code": "one_batch_size", "message": "only one batch size came there"}],
+    }
+    return QuickAnswer.model_validate({**fields, **changes})

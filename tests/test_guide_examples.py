@@ -89,7 +89,7 @@ def test_a_study_runs_with_those_that_a_spec_names_and_is_exported(
     changes = [word for one in [*named, "log=[ends]", "budget.trials=4", "confirm.runs=0"] for word in ("--set", one)]
     done = bssearch("run", "task.yaml", *changes, cwd=folder)
     assert done.returncode == 0, done.stderr
-    trials = rows(folder, "trials", "task")
+    trials = rows(folder, "trial", "list", "task")
     assert len(trials) == 4
     assert {f"{trial['number']}" for trial in trials} == set((folder / "trials.txt").read_text().split())
     answer = rows(folder, "best", "task")
@@ -197,7 +197,7 @@ def test_the_lightning_script_of_the_guide_is_a_study(tmp_path: Path) -> None:
     done = bssearch("run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Trainer(max_epochs=4) ends a trial there" in done.stderr
-    assert any(trial["state"] == "reached" for trial in rows(tmp_path, "trials", "own-loop"))
+    assert any(trial["state"] == "reached" for trial in rows(tmp_path, "trial", "list", "own-loop"))
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ inputs = torch.randn""",
     done = bssearch("run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "batch size 16 is left out of this study" in done.stderr and "sixteen is not for this model" in done.stderr
-    trials = rows(tmp_path, "trials", "own-loop")
+    trials = rows(tmp_path, "trial", "list", "own-loop")
     assert any(trial["state"] == "reached" for trial in trials)
     assert {trial["batch_size"] for trial in trials} <= {32, 64}
     again = bssearch("run", "own.yaml", "--set", "budget.trials=7", "--set", "confirm.runs=0", cwd=tmp_path)
@@ -236,6 +236,6 @@ def test_the_trainer_of_the_guide_trains_alone_and_is_a_study(tmp_path: Path, mo
     changes = ["confirm.runs=0", "executor.device=cpu", "budget.trials=3"]
     done = bssearch("run", "trainer.yaml", *(word for one in changes for word in ("--set", one)), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    trials = rows(tmp_path, "trials", "trainer")
+    trials = rows(tmp_path, "trial", "list", "trainer")
     assert len(trials) == 3 and any(trial["state"] == "reached" for trial in trials)
     assert all(trial["steps_to_target"] > 0 for trial in trials if trial["state"] == "reached")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import SpecError
 from bssearch.spec import load_spec
@@ -45,7 +46,7 @@ def test_changed_texts_are_taken_or_refused(kind: Kind, tmp_path: Path) -> None:
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRows]:
     file = tmp_path_factory.mktemp("stored") / "study.db"
     spec = make_spec(budget={"trials": 10, "trial_train_seconds": 100.0}, confirm={"top": 2, "runs": 3})
-    run_study(spec, db=f"sqlite:///{file}", make_executor=lambda *_: LawExecutor())
+    run_study(spec, Launch(db=f"sqlite:///{file}", make_executor=lambda *_: LawExecutor()))
     yield StoredRows(file, spec.name)
 
 

@@ -31,7 +31,7 @@ RUN = "app({}, standalone_mode=False)"
 STAGES = [
     ("import bssearch; bssearch.BSSearchError", ()),
     ("from bssearch.cli.app import app; " + RUN.format(["--help"]), ()),
-    *((RUN.format([name, "--help"]), ("pydantic",)) for name in ("report", "audit")),
+    *((RUN.format([*words, "--help"]), ("pydantic",)) for words in (["report"], ["study", "audit"])),
     ("bssearch.Workload; bssearch.StudySpec", ("pydantic",)),
     *((RUN.format(["import", *words, "--help"]), ("pydantic",)) for words in ([], ["runs"], ["rcp"], ["optuna"])),
     (

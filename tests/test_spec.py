@@ -123,7 +123,7 @@ def test_set_overrides_fields_and_makes_missing_groups(tmp_path: Path) -> None:
         ("{low: 8, high: 64}", "[]", "({path}:6)"),
         ("high: 64", "high: 7", "space.batch_size: low = 8 must be <= high = 7 ({path}:6)"),
         ("target: {metric: accuracy, value: 0.9}\n", "", "target: field required ({path})"),
-        ("value: 0.9", "value: high", "target.value = 'high': input should be a valid number"),
+        ("value: 0.9", "value: high", "target.value = 'high': must be a valid number"),
         ("value: 0.9", "value: .nan", "target.value"),
         (", dropout: 0.1}", "}", "dropout is searched, so the default must give it ({path}:9)"),
         ("trials: 20", "trials: 3", "budget.trials = 3 must be >= 4"),
@@ -298,7 +298,7 @@ def test_a_dict_is_read_as_a_file_is_and_left_as_it_was() -> None:
     assert load_spec(whole).space == make_spec().space
     wrong: list[tuple[dict[str, object], str]] = [
         ({"seed": math.nan}, "seed = nan must be a finite number (given in Python)"),
-        ({"budget": {"trials": 0, "trial_train_seconds": 1}}, "budget.trials = 0: input should be greater than"),
+        ({"budget": {"trials": 0, "trial_train_seconds": 1}}, "budget.trials = 0: must be >= 1"),
         ({"spaec": 1}, "spaec: unknown key; did you mean 'space'? (given in Python)"),
         ({"preset": "fast"}, "given in Python: preset = 'fast' is not known"),
     ]

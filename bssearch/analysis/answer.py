@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -305,9 +305,15 @@ class Answer(Model):
     best confirmed batch size, pooled through the law where it fits; null without confirmation runs. The answer is
     ``provisional`` below 0.9; ``would_settle`` says what would tell most then, ``runs_to_settle`` how many runs of each
     batch size in all, where these would. ``next`` are the commands that would help most now. Costs are in the currency
-    of ``price_per_device_hour``; where it is null they are device-hours. ``quick`` is what ``bssearch quick`` had said,
-    ``batch_schedule`` the best way to let the batch grow, null where none was run.
+    of ``price_per_device_hour``; where it is null they are device-hours. ``quick`` is the quick answer
+    that came before the search, ``batch_schedule`` the best way to let the batch grow, null where none was run.
+
+    `bssearch.commands.answer` adds ``plot``, ``frame`` and what a notebook shows.
     """
+
+    plot: ClassVar[Callable[[Answer], Any]]
+    frame: ClassVar[Any]
+    _repr_html_: ClassVar[Callable[[Answer], str]]
 
     schema_version: Literal[1] = 1
     study: str

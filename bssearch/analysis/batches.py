@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, Time
-from bssearch.analysis.generalisation import LEAST_RUNS, over_seeds
-from bssearch.analysis.law.batch_model import rising
-from bssearch.analysis.law.likelihood import LawPoint, law_point
+from bssearch.analysis.generalisation import over_seeds
+from bssearch.analysis.law.batch_model import LawPoint, law_point, rising
 from bssearch.analysis.law.regimes import Slope, slopes
 from bssearch.analysis.measured import BatchNoise
 from bssearch.analysis.objectives.base import Objective
@@ -22,7 +21,7 @@ from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.optimum import Candidate, Verdict, least_of, median_samples, median_steps
 from bssearch.analysis.shape import Interval, parameters_of
-from bssearch.intervals import student_t
+from bssearch.intervals import FEWEST_RUNS, student_t
 from bssearch.records import (
     Configuration,
     MemoryBasis,
@@ -95,11 +94,7 @@ def about_models(spec: StudySpec, verdict: Verdict) -> Iterator[tuple[str, str]]
 
 
 def _models(verdict: Verdict) -> set[ModelParameters]:
-    return {model_parameters(one.configuration) for one in _reached(verdict.by_batch.values())}
-
-
-def _reached(candidates: Iterable[Candidate]) -> list[Candidate]:
-    return [one for one in candidates if math.isfinite(one.value)]
+    return {model_parameters(one.configuration) for one in verdict.by_batch.values() if math.isfinite(one.value)}
 
 
 def _in_words(model: ModelParameters) -> str:
@@ -299,7 +294,7 @@ def further_metrics(candidate: Candidate) -> dict[str, Figure]:
 
 def _over_seeds(values: Sequence[float]) -> Figure:
     median, runs = statistics.median(values), len(values)
-    if runs < LEAST_RUNS:
+    if runs < FEWEST_RUNS:
         return Figure(median=median, low=None, high=None, runs=runs)
     mean, half = statistics.fmean(values), student_t(runs - 1) * statistics.stdev(values) / math.sqrt(runs)
     return Figure(median=median, low=min(median, mean - half), high=max(median, mean + half), runs=runs)

@@ -90,7 +90,7 @@ def too_few_runs(runs: int, wanted: int | None) -> str:
         return f"{made}: {none}"
     if wanted < ENOUGH_RUNS:
         return f"{made}, as confirm.runs = {wanted} asks: {none}; `confirm.runs: {ENOUGH_RUNS}` gives one"
-    return f"{made} that ended by themselves: {none}; bssearch confirm adds runs"
+    return f"{made} that ended by themselves: {none}; bssearch study confirm adds runs"
 
 
 def says_something(trial: TrialRecord) -> bool:

@@ -211,7 +211,7 @@ def _check_reached(study: StudyRecord, trials: Sequence[TrialRecord], timed: Col
     if not reached:
         raise TargetNotReachedError(
             f"no trial of study {study.name!r}{of_model} has a known number of steps to the target to predict from",
-            hint=f"bssearch trials {study.name} shows how they ended",
+            hint=f"bssearch trial list {study.name} shows how they ended",
         )
     if reached.isdisjoint(timed):
         ran = sorted({trial.configuration.batch_size for trial in trials} & set(timed))

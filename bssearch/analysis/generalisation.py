@@ -13,6 +13,7 @@ from bssearch.analysis.objectives.seconds import ran_to_its_end
 from bssearch.analysis.optimum import Verdict
 from bssearch.analysis.shape import Interval, Model, Parameters, parameters_of
 from bssearch.analysis.time_to_target import welch_half_width
+from bssearch.intervals import FEWEST_RUNS
 from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
 
 
@@ -69,9 +70,6 @@ class Generalisation(Model):
 REGULARISERS = ("dropout", "weight_decay", "label_smoothing")
 POINTS = 0.02
 """The notable gap between final metrics: two points of a share, 2 % of the target of another metric. A choice."""
-
-LEAST_RUNS = 3
-"""Runs of each side that an interval of a gap takes: a choice."""
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
@@ -178,7 +176,7 @@ class _Repeats:
         if self is best or not self.finals:
             return None
         value, sides = best.gain - self.gain, (self.finals, best.finals)
-        if min(map(len, sides)) < LEAST_RUNS:
+        if min(map(len, sides)) < FEWEST_RUNS:
             return Interval(value=value, low=None, high=None)
         own, its = [statistics.fmean(side) for side in sides]
         half = welch_half_width(*((statistics.stdev(side), len(side)) for side in sides))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
+from bssearch.analysis.batches import MODELS_DIFFER
 from bssearch.analysis.numbers import ends, number
 from bssearch.analysis.objectives.base import Objective
 
@@ -164,3 +165,44 @@ def shares_of_speedup(answer: Answer) -> str | None:
         whole = f"The {number(default.value, 2)}× over your default"
         return f"{whole} is from the batch size: at its own nothing faster was found."
     return f"{whole} at its own batch size, {number(batch.value, 2)}×{ends(batch.low, batch.high)} from the batch size."
+
+
+def about_law(answer: Answer) -> str:
+    """Return what the law says of steps and batch size, and how far it can be trusted."""
+    fit = answer.fit
+    if fit is None and any(one.code == MODELS_DIFFER for one in answer.warnings):
+        return "There is no law: the best configurations of the batch sizes have different models."
+    if fit is None:
+        return "There is no law: fewer than two batch sizes reached the target."
+    if fit.verdict == "too_few_points":
+        return "There is no law yet: it takes three tuned batch sizes."
+    fits = "fits" if fit.verdict == "fits" else "fits poorly"
+    parts = [
+        f"The law S = S_min·(1 + B_crit/B) {fits}: S_min = {number(fit.s_min)} steps, B_crit {fit.b_crit.in_words}, "
+        f"largest residual {number(100 * fit.max_residual)} %."
+    ]
+    if fit.predicted is not None and fit.verdict == "fits":
+        parts.append(f"With the step times measured it predicts the least time at {fit.predicted.in_words}.")
+    if fit.including_untuned is not None:
+        parts.append(
+            f"With the batch sizes that are not well tuned B_crit is {number(fit.including_untuned.b_crit.estimate)}."
+        )
+    if fit.noise_scale_ratio is not None:
+        parts.append(f"The gradient noise scale is {number(fit.noise_scale_ratio)} times B_crit.")
+    return " ".join(parts)
+
+
+def about_device(answer: Answer) -> str:
+    """Return what is known of step time and memory; empty if neither was measured."""
+    step, memory = answer.measured.step_time, answer.measured.memory
+    told = []
+    if step is not None:
+        told.append(
+            f"A step takes {number(1e3 * step.alpha_s)} ms and {number(1e3 * step.beta_s)} ms a sample (within "
+            f"{number(100 * step.max_residual, 2)} %); batch {step.throughput_knee} has 90 % of the highest throughput."
+        )
+    if memory is not None and memory.smallest_that_does_not is not None:
+        told.append(f"A micro-batch of {memory.largest_that_fits} fits; {memory.smallest_that_does_not} does not.")
+    if all(row.peak_memory_bytes is None for row in answer.batches):
+        told.append("Peak memory was not measured.")
+    return " ".join(told)

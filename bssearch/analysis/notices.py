@@ -239,7 +239,7 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
             dropped,
             f"batch {best} leaves {dropped} samples of each epoch out (incomplete batch)",
         ),
-        ("failed_trials", failed, f"{failed} trials failed; bssearch trials {spec.name} shows them"),
+        ("failed_trials", failed, f"{failed} trials failed; bssearch trial list {spec.name} shows them"),
         (
             "default_outside_space",
             not spec.is_imported

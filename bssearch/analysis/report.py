@@ -68,8 +68,8 @@ TOLD = 1.2
 """At most one in so many, and what is less, says nothing of how many runs reach a target: a choice."""
 
 EASIER = (
-    "raise budget.trial_train_seconds, ask for an easier target under a new name (`bssearch target` proposes one), or "
-    "widen the space"
+    "raise budget.trial_train_seconds, ask for an easier target under a new name (`bssearch check --suggest-target` "
+    "proposes one), or widen the space"
 )
 IMPORTED_EASIER = "import them with an easier target"
 
@@ -305,7 +305,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
         ended = ", ".join(f"{count} {state.value}" for state, count in Counter(trial.state for trial in trials).items())
         return TargetNotReachedError(
             f"no trial of study {study.name!r} measured anything: {ended}",
-            hint=f"bssearch trial {study.name} {trials[-1].number} says why one ended",
+            hint=f"bssearch trial show {study.name} {trials[-1].number} says why one ended",
         )
     if not objective.stops_at_target:
         return TargetNotReachedError(
@@ -380,7 +380,7 @@ def _proposed(
     name = shlex.quote(spec.name)
     if not spec.is_imported:
         if not verdict.confirmed:
-            yield NextStep(command=f"bssearch confirm {name}", why="runs the best again with fresh seeds")
+            yield NextStep(command=f"bssearch study confirm {name}", why="runs the best again with fresh seeds")
         elif sure is not None and sure.is_provisional:
             yield _settling(spec, sure, trials)
         if (wider := _wider(spec, verdict, largest)) is not None:
@@ -393,7 +393,7 @@ def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
     """Return what would bring a provisional answer furthest."""
     if sure.settles == "runs":
         return NextStep(
-            command=f"bssearch confirm {shlex.quote(spec.name)} --max-runs {sure.runs}",
+            command=f"bssearch study confirm {shlex.quote(spec.name)} --max-runs {sure.runs}",
             why=f"up to {sure.runs} runs of each batch size should settle which is best",
         )
     if sure.settles == "step_times":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
@@ -11,16 +11,16 @@ import yaml
 from bssearch.analysis.answer import Answer, Batch, objective_in
 from bssearch.analysis.generalisation import Generalisation, final_rows
 from bssearch.analysis.headline import (
+    about_device,
     about_growing,
+    about_law,
     further_metrics,
     headline,
     how_sure,
     shares_of_speedup,
     with_interval,
 )
-from bssearch.analysis.law.batch_model import LARGE_RESIDUAL
-from bssearch.analysis.law.fitted import Fit
-from bssearch.analysis.measured import Measured
+from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.numbers import noise_scale, number
 from bssearch.analysis.shape import Parameters
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
@@ -67,7 +67,8 @@ def print_answer(found: Answer) -> None:
         columns = (*columns[:after], "host-bound", *columns[after:])
     print_table(batch_rows(found), columns)
     print_trade_offs(found)
-    for line in (*law_lines(found), *measured_lines(found.measured)):
+    noise = found.measured.noise_scale
+    for line in filter(None, (about_law(found), about_device(found), noise and about_noise(noise))):
         out.print(line)
     if found.generalisation is not None:
         print_generalisation(found.generalisation, found.target.metric)
@@ -98,53 +99,14 @@ def print_generalisation(found: Generalisation, metric: str) -> None:
     )
 
 
-def law_lines(found: Answer) -> Iterator[str]:
-    """Yield what the law says, and how far it can be trusted."""
-    fit = found.fit
-    if fit is None:
-        return
-    if fit.verdict == "too_few_points":
-        yield "No law of steps against batch size yet: it takes three tuned batch sizes."
-        return
-    says = (
-        " (the steps show no bend up to the largest batch size run): steps = S_min · (1 + it / B)"
-        if fit.b_crit.high is None
-        else f": steps = {number(fit.s_min)} · (1 + it / B)"
-    )
-    yield (
-        f"Critical batch size {fit.b_crit.in_words}{says}, which {_how_it_fits(fit)} "
-        f"(largest residual {fit.max_residual:.0%})."
-    )
-    if fit.predicted is not None and fit.verdict == "fits":
-        yield f"With the step times it predicts the least time at {fit.predicted.in_words}."
-
-
-def _how_it_fits(fit: Fit) -> str:
-    if fit.verdict == "poor":
-        return "fits poorly"
-    return "fits within the noise of the runs" if fit.max_residual > LARGE_RESIDUAL else "fits"
-
-
-def measured_lines(found: Measured) -> Iterator[str]:
-    """Yield what is known of step time, memory and gradient noise, a sentence each."""
-    step, memory, noise = found.step_time, found.memory, found.noise_scale
-    if step is not None:
-        yield (
-            f"A step takes {1e3 * step.alpha_s:.3g} ms + {1e3 * step.beta_s:.3g} ms a sample (within "
-            f"{step.max_residual:.0%}); batch {step.throughput_knee} has 90 % of the highest throughput."
-        )
-    if memory is not None and memory.smallest_that_does_not is not None:
-        yield (
-            f"The largest micro-batch known to fit is {memory.largest_that_fits}; "
-            f"{memory.smallest_that_does_not} does not."
-        )
-    if noise is not None:
-        one = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
-        where = one if noise.trials is None else f"pooled over {noise.trials} trials of batch {noise.batch_size}"
-        scale = noise_scale(noise.scale, noise.low, noise.high)
-        adam = "" if noise.adam_low is None else f", {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)}"
-        place = "near the target" if noise.far_from_target is None else f"far from the target ({noise.far_from_target})"
-        yield f"Gradient noise scale {place}: {scale} samples{adam and f'{adam} as Adam sees it'} ({where})."
+def about_noise(noise: NoiseAnswer) -> str:
+    """Return the gradient noise scale, and where it was measured."""
+    one = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
+    where = one if noise.trials is None else f"pooled over {noise.trials} trials of batch {noise.batch_size}"
+    scale = noise_scale(noise.scale, noise.low, noise.high)
+    adam = "" if noise.adam_low is None else f", {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)}"
+    place = "near the target" if noise.far_from_target is None else f"far from the target ({noise.far_from_target})"
+    return f"Gradient noise scale {place}: {scale} samples{adam and f'{adam} as Adam sees it'} ({where})."
 
 
 def batch_rows(found: Answer) -> list[dict[str, Any]]:
@@ -196,7 +158,9 @@ def _time_of(row: Batch) -> str | None:
     return f"{with_interval(time, unit=' s')} ({time.runs} run{'' if time.runs == 1 else 's'})"
 
 
-GRAVE = frozenset({"running", "unconfirmed", "confirmation_incomplete", "confirmation_missed", "retargeted"})
+GRAVE = frozenset(
+    {"running", "unconfirmed", "confirmation_incomplete", "confirmation_missed", "retargeted", "predicted"}
+)
 """Codes of the caveats without which the values would be taken for more than they are."""
 
 
@@ -206,9 +170,9 @@ def exported(answer: Answer, form: Export) -> str:
     Every value is read back as it was: floats are written in full, and so that plain YAML takes them for floats.
     """
     values = winner(answer)
-    if form is Export.YAML:
+    if form == "yaml":
         return _yaml(values, [*header(answer), *(f"note: {caveat}" for caveat in grave(answer))])
-    if form is Export.ARGS:
+    if form == "args":
         return visible(shlex.join(arguments(values))) + "\n"
     return "{\n" + "".join(f"    {name!r}: {value!r},\n" for name, value in values.items()) + "}\n"
 
@@ -218,11 +182,11 @@ def exported_schedule(answer: Answer, found: ScheduledTraining, form: Export) ->
 
     The loop is a module of its own, for which the values alone would not do.
     """
-    if form is Export.ARGS:
+    if form == "args":
         return visible(shlex.join(arguments(found.values))) + "\n"
     notes = (f"note: {caveat}" for caveat in (*found.notes, *grave(answer)))
     comments = [*header(answer)[:2], "the best batch that grows", *notes]
-    if form is Export.YAML:
+    if form == "yaml":
         return _yaml({**found.values, "stages": list(found.stages)}, comments)
     return training_loop(found, map(_one_line, comments))
 

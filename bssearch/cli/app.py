@@ -11,21 +11,21 @@ import typer
 from typer.core import TyperGroup
 
 from bssearch.cli import (
+    best,
     check,
     db,
     end_interrupted,
     guide,
     init,
-    keep,
     plan,
-    query,
     queue,
     registered,
     report,
     run,
+    study,
+    trial,
 )
 from bssearch.cli.output import end_of_pipe
-from bssearch.cli.transfer import export
 from bssearch.errors import BSSearchError, UsageError
 from bssearch.pages.words import visible, without_passwords
 
@@ -37,8 +37,55 @@ COLLECT_AFTER = 200_000
 these every 700, as Python would, takes a fifth of the CPU seconds of a short command."""
 
 
+WELCOME = """\
+bssearch finds the batch size that reaches your target soonest.
+
+  bssearch run digits       search a study that comes with bssearch: minutes on a CPU
+  bssearch init my-task     write a study of your own to start from
+  bssearch best             print the best batch size found
+
+All commands: bssearch --help. How it works: bssearch guide."""
+
+PANELS: dict[str, dict[str, Any]] = {
+    "Start": {
+        "init": init.init,
+        "check": check.check,
+        "run": run.run,
+        "best": best.best,
+        "report": report.report,
+        "serve": report.serve,
+    },
+    "Studies": {"study": study.app},
+    "Trials": {"trial": trial.app},
+    "Measure": {"probe": registered.probes, "plan": plan.app},
+    "Share": {"import": registered.importers, "export": registered.export, "queue": queue.app, "db": db.app},
+    "Help": {"guide": guide.guide, "schema": guide.schema},
+}
+"""The commands by name, under the headings of ``--help``."""
+
+MOVED = {
+    "quick": "run SPEC --quick",
+    "target": "check SPEC --suggest-target",
+    "price": "best --step-times FILE",
+    "status": "study show",
+    "studies": "study list",
+    "trials": "trial list",
+    "enqueue": "trial add",
+    "rerun": "trial rerun",
+    **{
+        name: f"study {name}" for name in ("confirm", "audit", "compare", "rename", "archive", "delete", "track-record")
+    },
+    **{name: f"queue {name}" for name in ("submit", "worker", "pause", "resume", "cancel")},
+}
+"""Names of earlier versions, and the command that now does the same."""
+
+
 class _Commands(TyperGroup):
     """All commands; what Typer says and does of its own accord is put right here."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of their headings; Typer would list groups last."""
+        return [name for commands in PANELS.values() for name in commands]
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command. Ctrl-C ends it with a line; a wrong option is told without pydantic's prefix and passwords."""
@@ -52,17 +99,22 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is meant; of an option that is given twice Typer would take the last in silence."""
+        if args[0] in MOVED:
+            raise UsageError(f"unknown command {args[0]!r}; use `bssearch {MOVED[args[0]]}`")
         name, command, rest = super().resolve_command(ctx, args)
-        _refuse_repeated(ctx, command, list(rest))
+        _refuse_words(ctx, command, list(rest))
         return name, command, rest
 
 
-def _refuse_repeated(ctx: Any, command: Any, words: list[str]) -> None:
-    """Raise `UsageError` for an option that is given twice and has one value."""
+def _refuse_words(ctx: Any, command: Any, words: list[str]) -> None:
+    """Raise `UsageError` for an unknown command of a group, and for an option that has one value and is given twice."""
     if isinstance(command, TyperGroup):
-        inner = command.get_command(ctx, words[0]) if words else None
-        if inner is not None:
-            _refuse_repeated(ctx, inner, words[1:])
+        if not words or words[0].startswith("-"):
+            return
+        inner = command.get_command(ctx, words[0])
+        if inner is None:
+            raise UsageError(f"unknown command {words[0]!r}; choose from {', '.join(command.list_commands(ctx))}")
+        _refuse_words(ctx, inner, words[1:])
         return
     try:
         _, _, given = command.make_parser(type(ctx)(command, parent=ctx)).parse_args(args=words)
@@ -78,46 +130,16 @@ app = typer.Typer(
     name="bssearch",
     cls=_Commands,
     help="Find the batch size that reaches your target soonest: optimal, not maximal.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done · 1 unexpected · 2 usage or invalid spec · 3 not found · 4 database · "
     "5 no trial reached the target · 6 device, memory or launch · 130 interrupted",
 )
-app.command("init")(init.init)
-app.command("check")(check.check)
-app.command("target")(check.target)
-app.command("quick")(check.quick)
-app.command("track-record")(query.track_record)
-app.command("run")(run.run)
-app.command("confirm")(run.confirm)
-app.command("enqueue")(keep.enqueue)
-app.command("submit")(queue.submit)
-app.command("queue")(queue.queue)
-app.command("cancel")(queue.cancel)
-app.command("pause")(queue.pause)
-app.command("resume")(queue.resume)
-app.command("worker")(queue.worker)
-app.command("status")(query.status)
-app.command("studies")(query.studies)
-app.command("trials")(query.trials)
-app.command("trial")(query.trial)
-app.command("rerun")(run.rerun)
-app.command("best")(query.best)
-app.command("report")(report.report)
-app.command("compare")(report.compare)
-app.command("serve")(report.serve)
-app.command("price")(query.price)
-app.command("audit")(run.audit)
-app.command("export")(export.export)
-app.command("rename")(keep.rename)
-app.command("archive")(keep.archive)
-app.command("delete")(keep.delete)
-app.command("schema")(query.schema)
-app.command("guide")(guide.guide)
-app.add_typer(registered.probes, name="probe")
-app.add_typer(registered.importers, name="import")
-app.add_typer(plan.app, name="plan")
-app.add_typer(db.app, name="db")
+for panel, commands in PANELS.items():
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel)(command)
 
 
 def _version(asked: bool) -> None:
@@ -128,13 +150,15 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    if ctx.invoked_subcommand is None:
+        typer.echo(WELCOME)
 
 
 def main() -> None:

@@ -2,40 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from enum import StrEnum
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bssearch.settings import DATA_DIR_VARIABLE, DATABASE_URL_VARIABLE
+from bssearch.commands.launch import HERE, OPTIONS, Launch
+from bssearch.errors import UsageError
+from bssearch.options import Option
+from bssearch.settings import DATABASE_URL_VARIABLE
 
 if TYPE_CHECKING:
-    from bssearch.search.listener import Listener
     from bssearch.spec import StudySpec
     from bssearch.storage.repository import Store
 
 
-class Export(StrEnum):
-    """What the winner's values are written as."""
-
-    YAML = "yaml"
-    ARGS = "args"
-    PYTHON = "python"
+Export = Literal["yaml", "args", "python"]
+"""What the winner's values are written as."""
 
 
-DatabaseOption = Annotated[
-    str | None,
-    typer.Option(
-        "--db",
-        metavar="URL",
-        envvar=DATABASE_URL_VARIABLE,
-        show_default="sqlite:///bssearch.db",
-        help="Database of the studies.",
-    ),
-]
+def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | str = True) -> Any:
+    """Return an option for Typer, or an argument by ``make``; ``shown`` is the default in its help."""
+    listed = f" ({', '.join(option.choices)})" if option.choices and not option.metavar else ""
+    return make(
+        *(flags or filter(None, [option.flag])),
+        help=option.help + listed,
+        min=option.min,
+        metavar=option.metavar,
+        envvar=option.variable,
+        show_default=(shown if option.shown_default is None else option.shown_default) or False,
+    )
+
+
+def with_parameters(
+    command: Callable[..., None], help_text: str | None, parameters: Iterable[inspect.Parameter]
+) -> Callable[..., None]:
+    """Return a command with the help and the parameters that Typer is to read."""
+    command.__doc__ = help_text
+    command.__annotations__ = {}
+    keyword_only = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    command.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    return command
+
+
+def launched(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `Launch` by these names in the place of its ``launch``."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def call(**given: Any) -> None:
+            launch = Launch(**{name: given.pop(name) for name in names})
+            command(**given, launch=launch)
+
+        signature = inspect.signature(command, eval_str=True)
+        *own, last = (one for one in signature.parameters.values() if one.name != "launch")
+        return with_parameters(call, command.__doc__, [*own, *launch_options(*names), last])
+
+    return decorate
+
+
+def launch_options(*names: str) -> list[inspect.Parameter]:
+    """Return the options of `Launch` by these names as parameters for Typer."""
+    kinds = {"data_dir": Path | None, "allow_busy": bool, "allow_changed_workload": bool}
+    made = {name: typed(OPTIONS[name], f"--{name.replace('_', '-')}") for name in names}
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=Annotated[kinds.get(name, str | None), option],
+            default=getattr(HERE, name),
+        )
+        for name, option in made.items()
+    ]
+
+
+DatabaseOption = Annotated[str | None, typed(OPTIONS["db"], "--db")]
 DatabasesOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -56,44 +100,26 @@ ObjectiveFilter = Annotated[str | None, typer.Option("--objective", metavar="NAM
 PrecisionFilter = Annotated[
     str | None, typer.Option("--precision", metavar="NAME", help="Only studies run in this precision, such as bf16.")
 ]
-DataDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        metavar="FOLDER",
-        envvar=DATA_DIR_VARIABLE,
-        show_default=False,
-        help="Where the shipped workloads look for their data.",
-    ),
-]
-AllowBusyOption = Annotated[
-    bool, typer.Option("--allow-busy", help="Go on although another program computes on the GPU.")
-]
-WorkloadOption = Annotated[
-    str | None,
-    typer.Option(
-        "--workload",
-        metavar="FILE.py:NAME",
-        show_default="the stored one, where you have run it on this machine",
-        help="The code to run.",
-    ),
-]
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="A .yaml or .toml file, or a shipped study's name.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; may be repeated.")
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.")]
 StudyArgument = Annotated[
-    str | None, typer.Argument(metavar="[STUDY]", help="Name of the study; may be left out where there is only one.")
+    str | None, typer.Argument(metavar="STUDY", help="Name of the study; may be left out if there is only one.")
 ]
+StudyOrNumber = Annotated[
+    str, typer.Argument(metavar="[STUDY] NUMBER", help="The trial, after its study unless there is only one.")
+]
+NumberArgument = Annotated[int | None, typer.Argument(hidden=True)]
 
 
-def spec_to_run(spec: str, overrides: list[str] | None) -> tuple[StudySpec, Path]:
-    """Return a spec with its overridden fields, and the folder that its workload's file is relative to."""
+def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple[StudySpec, Launch]:
+    """Return a spec with its overridden fields, and the launch in the folder of the spec's file."""
     from bssearch.spec import find_spec, load_spec
 
     path = find_spec(spec)
-    return load_spec(path, overrides or []), path.resolve().parent
+    return load_spec(path, overrides or []), replace(launch, folder=path.resolve().parent)
 
 
 def store_to_read(db: str | None) -> Store:
@@ -119,9 +145,44 @@ def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContex
     return study_in(db, given)
 
 
-def watch() -> AbstractContextManager[Listener]:
-    """Show a run on stderr while it goes on: live where that is a terminal."""
+def study_name(db: str | None, given: str | None) -> str:
+    """Return the name of the study that is given, else of the only study of the database; see `found_study`."""
+    if given is not None:
+        return given
+    with study_to_read([db] if db else None, None) as (_, name):
+        return name
+
+
+def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
+    """Return the study and the trial of ``[STUDY] NUMBER``, None for a study that is left out."""
+    if second is not None:
+        return first, second
+    if not first.isdecimal():
+        raise UsageError(f"trial {first!r}: give the number of a trial, after the name of its study")
+    return None, int(first)
+
+
+def exclude(option: str, others: Mapping[str, object]) -> None:
+    """Raise `UsageError` if one of the others is given too: a value other than None and False."""
+    for name in _given(others):
+        raise UsageError(f"{option} and {name} exclude each other: leave one out")
+
+
+def require(option: str, others: Mapping[str, object]) -> None:
+    """Raise `UsageError` if one of the others is given, which mean nothing without the option."""
+    for name in _given(others):
+        raise UsageError(f"{name} needs {option}")
+
+
+def _given(options: Mapping[str, object]) -> list[str]:
+    return [name for name, value in options.items() if value is not None and value is not False]
+
+
+@contextmanager
+def watched(launch: Launch) -> Iterator[Launch]:
+    """Show a run on stderr while it goes on: live on a terminal, else line by line."""
     from bssearch.cli.output import console
     from bssearch.commands.display import on_screen
 
-    return on_screen(console(stderr=True))
+    with on_screen(console(stderr=True)) as listener:
+        yield replace(launch, listener=listener)

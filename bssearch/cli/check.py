@@ -1,4 +1,4 @@
-"""``bssearch check``, ``target`` and ``quick``: what a study will be like, before it runs."""
+"""``bssearch check``: what a study will be like before it runs, and with --suggest-target which target to ask for."""
 
 from __future__ import annotations
 
@@ -8,63 +8,61 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bssearch.cli.arguments import (
-    AllowBusyOption,
-    DatabaseOption,
-    DataDirOption,
     SetOption,
     SpecArgument,
+    launched,
+    require,
     spec_to_run,
-    watch,
 )
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
+from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
-from bssearch.intervals import FLAT_RATIO
-from bssearch.pages.words import plural
 
 if TYPE_CHECKING:
-    from bssearch.analysis.law.quick import QuickAnswer
     from bssearch.commands.check import Advice, Check, Run
 
+SEEDS = 5
+"""Runs of the default from which a target is proposed, unless --runs says another number."""
+
 BATCH_COLUMNS = ("batch_size", "ms/step", "evaluation_s", "left_out")
-QUICK_COLUMNS = ("trial", "batch_size", "learning_rate", "steps", "train_seconds")
 TARGET_COLUMNS = ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit")
 
 
+@launched("data_dir", "allow_busy")
 def check(
     spec: SpecArgument,
-    data_dir: DataDirOption = None,
-    overrides: SetOption = None,
-    allow_busy: AllowBusyOption = False,
-    form: FormatOption = Format.TABLE,
-) -> None:
-    """Try a study's workload for a few seconds: does it train, how long will it take, what is suspicious."""
-    from bssearch.commands.check import check as try_out
-
-    study, folder = spec_to_run(spec, overrides)
-    found = try_out(study, folder=folder, data_dir=data_dir, allow_busy=allow_busy)
-    show_model(form, found, print_check, found.findings, columns=("code", "message"))
-
-
-def target(
-    spec: SpecArgument,
-    runs: Annotated[int, typer.Option(min=1, help="How many seeds of the default to run to the limit.")] = 5,
+    launch: Launch,
+    suggest_target: Annotated[
+        bool,
+        typer.Option("--suggest-target", help="Propose a target from runs of the default with several seeds."),
+    ] = False,
+    runs: Annotated[
+        int | None, typer.Option(min=1, help="With --suggest-target: seeds of the default.", show_default="5")
+    ] = None,
     margin: Annotated[
         float | None,
         typer.Option(
-            help="How much easier than the median best to aim, in the metric's units; by default 2 % of the way there."
+            help="With --suggest-target: how much easier than the median best to aim, in the metric's units.",
+            show_default="2 % of the way there",
         ),
     ] = None,
-    data_dir: DataDirOption = None,
     overrides: SetOption = None,
-    allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Propose a target: run the default to its limit with several seeds, and show what each target would take."""
+    """Try a study's workload for a few seconds before you run it."""
     from bssearch.commands.check import advise_target
+    from bssearch.commands.check import check as try_out
 
-    study, folder = spec_to_run(spec, overrides)
+    if not suggest_target:
+        require("--suggest-target", {"--runs": runs, "--margin": margin})
+    study, launch = spec_to_run(spec, overrides, launch)
+    if not suggest_target:
+        found = try_out(study, launch)
+        show_model(form, found, print_check, found.findings, columns=("code", "message"))
+        return
     if margin is not None and not 0 <= margin < math.inf:
         raise UsageError(f"--margin = {margin:g} must be a finite number >= 0")
+    runs = runs or SEEDS
     screen = console(stderr=True)
 
     def tell(run: Run) -> None:
@@ -73,42 +71,8 @@ def target(
             f"at {cell(run.best_at_s)} of {cell(run.train_seconds)} train seconds",
         )
 
-    advice = advise_target(
-        study,
-        runs=runs,
-        margin=margin,
-        on_run=tell,
-        folder=folder,
-        data_dir=data_dir,
-        allow_busy=allow_busy,
-    )
+    advice = advise_target(study, launch, runs=runs, margin=margin, on_run=tell)
     show_model(form, advice, print_advice, advice.targets)
-
-
-def quick(
-    spec: SpecArgument,
-    seconds: Annotated[float, typer.Option(help="About how long it may take in all.")] = 60.0,
-    db: DatabaseOption = None,
-    data_dir: DataDirOption = None,
-    overrides: SetOption = None,
-    allow_busy: AllowBusyOption = False,
-    form: FormatOption = Format.TABLE,
-) -> None:
-    """Say in a minute which batch size to train with, from a few runs and the noise of the gradient; no search."""
-    from bssearch.commands.quick import quick as asked
-
-    study, folder = spec_to_run(spec, overrides)
-    with watch() as listener:
-        found = asked(
-            study,
-            seconds=seconds,
-            db=db,
-            folder=folder,
-            data_dir=data_dir,
-            allow_busy=allow_busy,
-            listener=listener,
-        )
-    show_model(form, found, print_quick, found.runs)
 
 
 def print_check(found: Check) -> None:
@@ -171,48 +135,6 @@ def print_advice(advice: Advice) -> None:
     for note in advice.notes:
         out.print(f"note: {note}")
     out.print(f"--set target.value={advice.proposed!r}, or write it into the spec")
-
-
-def print_quick(found: QuickAnswer) -> None:
-    """Print a quick answer for people."""
-    out = console()
-    best, low, high = found.optimal, *found.interval
-    split = (
-        "" if best.accumulation_steps == 1 else f", {best.accumulation_steps} micro-batches of {best.micro_batch_size}"
-    )
-    gain = (
-        "it is your default's"
-        if best.batch_size == found.default_batch_size
-        else f"your {found.default_batch_size} is expected to be as fast within {FLAT_RATIO - 1:.0%}"
-        if found.gain < FLAT_RATIO
-        else f"expected {found.gain:.2g}× faster than your {found.default_batch_size}"
-    )
-    out.print(
-        f"Unverified: batch {best.batch_size} (lr {best.learning_rate:.3g}{split}) is expected to reach "
-        f"{found.metric} {found.target:.4g} soonest; {gain}. The optimum lies between {low} and {high} (90 %); "
-        f"{found.flat_range[0]} to {found.flat_range[1]} are expected to be within 5 %."
-    )
-    critical = found.b_crit
-    noise = "not measured" if found.noise_scale is None else f"{found.noise_scale:.3g} samples"
-    out.print(
-        f"It rests on {plural(len(found.runs), 'run')} in {found.seconds:.0f} s; critical "
-        f"batch size {critical.estimate:.3g} [{critical.low:.3g}, {critical.high:.3g}], gradient noise scale {noise}."
-    )
-    print_table([one.model_dump() for one in found.runs], QUICK_COLUMNS)
-    rates = f"{found.learning_rate_range[0]:.2g} and {found.learning_rate_range[1]:.2g}"
-    out.print(
-        f"The learning rate by the rule took {found.learning_rate_gain:.2g}× as long there as "
-        f"{best.learning_rate:.3g} does in one run: retuned between {rates}, another batch size may be best."
-        if found.learning_rate_gain > 1
-        else f"The learning rate is the default's, carried by the rule: retune it between {rates}."
-    )
-    for notice in found.warnings:
-        out.print(f"note: {notice.message}")
-    out.print(
-        "It speaks of the time to a target from scratch: not of what is best after a fixed number of epochs, nor of "
-        "what a fine-tuning forgets."
-    )
-    out.print("next: bssearch run SPEC searches from there, tunes and confirms")
 
 
 def _in_the_workload(found: Check) -> str:

@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from bssearch.cli.arguments import DatabaseOption
+from bssearch.cli.output import Format, FormatOption, tell
 from bssearch.errors import UsageError
 from bssearch.settings import DEFAULT_DATABASE_URL, database_url
 
-app = typer.Typer(help="The database's schema: init, upgrade, current, check.", no_args_is_help=True)
+app = typer.Typer(help="Create, upgrade or check the database's schema.", no_args_is_help=True)
 
 
 @app.command()
@@ -24,8 +25,9 @@ def init(
         typer.Option(metavar="NAME", show_default="bssearch", help="What the names of the roles begin with."),
     ] = None,
     printed: Annotated[bool, typer.Option("--print", help="Print the SQL for psql, and look at no database.")] = False,
+    form: FormatOption = Format.TABLE,
 ) -> None:
-    """Make the tables in a database, with --roles a team's roles too; what is there already stays as it is."""
+    """Make the missing tables, and with --roles a team's roles."""
     from bssearch.storage.access.grants import DEFAULT_PREFIX, Roles
     from bssearch.storage.access.script import script
     from bssearch.storage.connection.urls import parse_url
@@ -42,32 +44,26 @@ def init(
         typer.echo(script(asked), nl=False)
         return
     done = to_head(url, asked)
-    typer.echo(f"schema at {done}" + (", as it was" if done.before == done.after else ""))
+    told = f"schema at {done}" + (", as it was" if done.before == done.after else "")
     if asked:
-        typer.echo(f"roles {', '.join(asked.names)}; a login is made a member with: GRANT {asked.writer} TO anna")
+        told += f"\nroles {', '.join(asked.names)}; a login is made a member with: GRANT {asked.writer} TO anna"
+    tell(form, told, schema=done.after, before=done.before, roles=list(asked.names) if asked else [])
 
 
 @app.command()
-def upgrade(db: DatabaseOption = None) -> None:
+def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Bring the schema to this version's; a SQLite file is copied first."""
     from bssearch.storage.migrate import upgrade as to_head
 
-    typer.echo(f"schema at {to_head(database_url(db))}")
+    done = to_head(database_url(db))
+    tell(form, f"schema at {done}", schema=done.after, before=done.before, copy=done.copy)
 
 
 @app.command()
-def current(db: DatabaseOption = None) -> None:
-    """Print the schema's revision."""
-    from bssearch.storage.migrate import current as revision_of
-
-    typer.echo(revision_of(database_url(db)) or "no schema")
-
-
-@app.command()
-def check(db: DatabaseOption = None) -> None:
+def check(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Exit with 4 unless the schema is this version's."""
     from bssearch.storage.migrate import SCHEMA_HEAD
     from bssearch.storage.migrate import check as require_head
 
     require_head(database_url(db))
-    typer.echo(f"schema at {SCHEMA_HEAD}, as this version needs it")
+    tell(form, f"schema at {SCHEMA_HEAD}, as this version needs it", schema=SCHEMA_HEAD)

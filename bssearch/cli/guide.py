@@ -1,39 +1,31 @@
-"""``bssearch guide``: the guide that ships with the package, one topic a Markdown file."""
+"""``bssearch guide`` and ``schema``: the guide, one topic a Markdown file, and the JSON Schemas."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from bssearch.cli.output import console, write
+from bssearch.cli.output import console, print_json, write
 from bssearch.errors import NotFoundError
 
 GUIDE = Path(__file__).resolve().parents[1] / "guide"
 
 
-class GuideFormat(StrEnum):
-    """How a topic is printed."""
-
-    PAGE = "page"
-    TEXT = "text"
-
-
 def guide(
     topic: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC]", help="What to read about; without it, the topics there are.")
+        str | None, typer.Argument(metavar="TOPIC", help="What to read about; without it, the topics there are.")
     ] = None,
     form: Annotated[
-        GuideFormat,
+        Literal["page", "text"],
         typer.Option("--format", "-f", help="page: laid out, where a terminal shows it; text: Markdown as it is."),
-    ] = GuideFormat.PAGE,
+    ] = "page",
 ) -> None:
-    """Print a topic of the guide, or the topics there are."""
+    """Print a topic of the guide, or list the topics."""
     text = contents() if topic is None else topic_file(topic).read_text(encoding="utf-8")
     screen = console()
-    if form is GuideFormat.PAGE and screen.is_terminal:
+    if form == "page" and screen.is_terminal:
         from rich.markdown import Markdown
 
         screen.print(Markdown(text))
@@ -66,3 +58,19 @@ def contents() -> str:
 def _first_paragraph(path: Path) -> str:
     """Return the paragraph under a file's heading, on one line."""
     return " ".join(path.read_text(encoding="utf-8").split("\n\n")[1].split())
+
+
+def schema(
+    of: Annotated[
+        Literal["spec", "best"], typer.Argument(metavar="spec|best", help="A study file, or what best prints.")
+    ],
+) -> None:
+    """Print the JSON Schema of a study file or of an answer."""
+    if of == "spec":
+        from bssearch.spec import StudySpec
+
+        print_json(StudySpec.model_json_schema())
+    else:
+        from bssearch.analysis.answer import Answer
+
+        print_json(Answer.model_json_schema(mode="serialization"))

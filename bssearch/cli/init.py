@@ -7,9 +7,8 @@ import keyword
 import os
 import re
 from collections.abc import Collection, Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,19 +18,15 @@ TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 LONGEST_NAME = 100
 
 
-class Kind(StrEnum):
-    """What the data is."""
-
-    IMAGE = "image"
-    TEXT = "text"
-    TABULAR = "tabular"
+Kind = Literal["image", "text", "tabular"]
+"""What the data is."""
 
 
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, dash, underscore; a letter first.")],
-    kind: Annotated[Kind, typer.Option(help="What your data is.")] = Kind.IMAGE,
+    kind: Annotated[Kind, typer.Option(help="What your data is.")] = "image",
 ) -> None:
-    """Write NAME.yaml and NAME.py, a spec and a workload that run as they are, to be made yours."""
+    """Write a spec and a workload that run as they are."""
     files = filled_in(name, kind)
     check_new(files)
     check_free(name)

@@ -137,6 +137,19 @@ def show_model(
     )
 
 
+def tell(form: Format, sentence: str, **values: object) -> None:
+    """Print what a command has done: a sentence for people, its values for programs."""
+    show(form, lambda: typer.echo(sentence), lambda: values, lambda: [values])
+
+
+def print_named(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
+    """Print rows: for people the first column only, a line each, to programs all keys."""
+    if form is Format.TABLE:
+        write("".join(f"{row[columns[0]]}\n" for row in rows))
+    else:
+        print_rows(rows, columns, form)
+
+
 def print_json(value: object) -> None:
     """Print a JSON value, indented."""
     write(json.dumps(value, indent=2, allow_nan=False, default=str) + "\n")

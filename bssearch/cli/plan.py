@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 import bssearch
-from bssearch.cli.arguments import DatabaseOption
+from bssearch.cli.arguments import DatabaseOption, typed, with_parameters
 from bssearch.cli.output import Format, FormatOption, console, note, print_table, show, write
 from bssearch.errors import UsageError
 
@@ -50,10 +50,7 @@ def _command(request: str, run: Callable[..., None]) -> Callable[..., None]:
 
     own = inspect.signature(run, eval_str=True).parameters.values()
     options = [*_options(resolve_name(request)), *(one for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD)]
-    command.__doc__ = run.__doc__
-    command.__annotations__ = {}
-    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    return command
+    return with_parameters(command, run.__doc__, options)
 
 
 def _options(model: type[Request]) -> Iterator[inspect.Parameter]:
@@ -65,15 +62,8 @@ def _options(model: type[Request]) -> Iterator[inspect.Parameter]:
         is_required, kind = field.is_required(), type_of(model, name)
         if kind is bool and field.default is None:
             flag = f"{flag}/{flag.replace('--', '--no-')}"
-        listed = f" ({', '.join(option.choices)})" if option.choices and not option.metavar else ""
-        default = None if is_required or field.default in (None, False) else str(field.default)
-        made = typer.Option(
-            flag,
-            help=option.help + listed,
-            metavar=option.metavar,
-            show_default=option.shown_default or default or False,
-        )
-        annotation: Any = Annotated[kind if is_required else kind | None, made]
+        shown = "" if is_required or field.default in (None, False) else str(field.default)
+        annotation: Any = Annotated[kind if is_required else kind | None, typed(option, flag, shown=shown)]
         yield inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -83,25 +73,25 @@ def _options(model: type[Request]) -> Iterator[inspect.Parameter]:
 
 
 def _memory(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Say what a training step needs, term by term, and the micro-batches that fit; nothing is trained."""
+    """Say what a training step needs, and which micro-batches fit."""
     plan = bssearch.plan_memory(**given)
     _show(form, plan, "shown_memory", [asdict(one) for one in plan.terms])
 
 
 def _learning_rate(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Carry a tuned configuration over to another batch size by each rule, and say where the rule holds."""
+    """Carry a tuned configuration to another batch size by each rule."""
     plan = bssearch.plan_learning_rate(**given)
     _show(form, plan, "shown_rules", [{"rule": name, **asdict(one)} for name, one in plan.rules.items()])
 
 
 def _accumulation(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Split a batch into micro-batches, accumulation steps and devices, exactly, and say what that changes."""
+    """Split a batch exactly into micro-batches, accumulation steps and devices."""
     plan = bssearch.plan_accumulation(**given)
     _show(form, plan, "shown_split", [{name: getattr(plan, name) for name in SPLIT}])
 
 
 def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Say what 1 to N devices take to the target, what they cost, and from which number on more stop paying."""
+    """Compare time and cost to the target on 1 to N devices."""
     plan = bssearch.plan_scale(**given)
     _show(form, plan, "shown_scale", [asdict(row) for row in plan.rows])
 
@@ -109,14 +99,11 @@ def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
 def _start(
     *,
     out: Annotated[Path | None, typer.Option(help="Write the spec here, not to stdout.", metavar="FILE.yaml")] = None,
-    defaults: Annotated[bool, typer.Option("--defaults", help="Ask nothing: what no option says is usual.")] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Use the usual values instead of asking.")] = False,
     form: FormatOption = Format.TABLE,
     **given: Any,
 ) -> None:
-    """Write a study's spec from a few answers: memory, priority, scratch or fine-tuning, devices.
-
-    On a terminal what no option says is asked. The spec runs as it is, with a stand-in workload unless you name yours.
-    """
+    """Write a spec that runs as it is, from a few answers."""
     answers = given if defaults or not sys.stdin.isatty() else {**_asked(given), **given}
     plan = bssearch.plan_start(**answers)
     if out is not None:
@@ -137,9 +124,7 @@ COMMANDS = {
 }
 """Of each command the request, and what is done with its fields."""
 
-app = typer.Typer(
-    cls=_Plans, help="Plan before anything runs: arithmetic and traces, no training.", no_args_is_help=True
-)
+app = typer.Typer(cls=_Plans, help="Plan by arithmetic and traces, before any training.", no_args_is_help=True)
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,6 +172,6 @@ def _print(shown: Shown) -> None:
         rows = ([cell.shown for cell in row.cells] for row in one.rows)
         print_table([dict(zip(one.headings, row, strict=True)) for row in rows], one.headings)
     for tile in shown.tiles:
-        screen.print(f"{tile.name}: {tile.cell.text}{tile.note and f' ({tile.note})'}")
+        screen.print(f"{tile.name}: {tile.value.text}{tile.note and f' ({tile.note})'}")
     for text in shown.notes:
         screen.print(f"note: {text}")

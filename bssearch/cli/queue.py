@@ -1,9 +1,10 @@
-"""The commands of the queue that nodes serve: submit, list, cancel, pause, resume; and the worker of a node."""
+"""``bssearch queue``: studies are queued, and served on nodes."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,19 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from bssearch.cli.arguments import (
-    AllowBusyOption,
     DatabaseOption,
-    DataDirOption,
     NameArgument,
     existing_store,
+    launched,
     store_to_read,
 )
-from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model
+from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model, tell
+from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
 from bssearch.pages.words import visible
 
 if TYPE_CHECKING:
     from bssearch.commands.queue.submissions import Asked, QueueListing
+    from bssearch.storage.repository import Store
 
 COLUMNS = (
     "position",
@@ -46,7 +48,10 @@ TagsOption = Annotated[
 
 TURN_SECONDS = 300.0
 
+app = typer.Typer(help="Queue studies, and serve the queue on nodes.", no_args_is_help=True)
 
+
+@app.command("submit")
 def submit(
     template: Annotated[
         str, typer.Argument(metavar="TEMPLATE", help="A template that a worker offers, or a .yaml file that names one.")
@@ -64,8 +69,9 @@ def submit(
         str | None, typer.Option(metavar="MOMENT", help="Such as 2026-12-01T08:00+00:00.", show_default=False)
     ] = None,
     db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
 ) -> None:
-    """Queue a study for the workers: a template of theirs with your values."""
+    """Queue a study: a worker's template with your values."""
     from bssearch.commands.queue.submissions import submit_study
     from bssearch.queue.submission import check_template_name
 
@@ -86,9 +92,8 @@ def submit(
             tags=tags or (),
             not_before=moment,
         )
-    typer.echo(
-        f"{found.name} is queued for {found.owner} (template {found.template}); `bssearch queue` shows its place"
-    )
+    done = f"{found.name} is queued for {found.owner} (template {found.template}); see `bssearch queue list`"
+    tell(form, done, study=found.name, owner=found.owner, template=found.template)
 
 
 def _asked(template: str, values: list[str]) -> Asked:
@@ -115,12 +120,13 @@ def _moment(text: str) -> datetime:
         raise UsageError(f"{text!r} is no moment", hint="such as 2026-12-01T08:00+00:00") from None
 
 
-def queue(
+@app.command("list")
+def list_queue(
     everything: Annotated[bool, typer.Option("--all", help="What is over, and workers that are gone, too.")] = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the queue: what is served next, how far it is; and the workers."""
+    """List the queued studies in their order, and the workers."""
     from bssearch.commands.queue.submissions import queued_studies
 
     with store_to_read(db) as store:
@@ -149,7 +155,7 @@ def print_queue(found: QueueListing) -> None:
     else:
         console().print("nothing is queued")
     if not found.workers:
-        console().print("no worker is here: `bssearch worker --templates FILE` on a node serves the queue")
+        console().print("no worker is here: `bssearch queue worker --templates FILE` on a node serves the queue")
         return
     print_table(
         [
@@ -167,37 +173,44 @@ def print_queue(found: QueueListing) -> None:
     )
 
 
-def cancel(study: NameArgument, db: DatabaseOption = None) -> None:
-    """Cancel a queued study: what runs of it is stopped, and what waits goes on no more."""
-    from bssearch.commands.queue.submissions import cancel_study
-
-    with existing_store(db) as store:
-        cancel_study(store, study)
-    typer.echo(f"{study} is cancelled")
-
-
-def pause(study: NameArgument, db: DatabaseOption = None) -> None:
-    """Pause a queued study: what runs of it is saved, and waits for resume."""
+@app.command("pause")
+def pause(study: NameArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Pause a queued study and save its trials."""
     from bssearch.commands.queue.submissions import pause_study
 
-    with existing_store(db) as store:
-        pause_study(store, study)
-    typer.echo(f"{study} is paused")
+    _change(pause_study, study, db, form, "paused")
 
 
-def resume(study: NameArgument, db: DatabaseOption = None) -> None:
-    """Have a queued study wait again that was paused or cancelled, or has failed."""
+@app.command("resume")
+def resume(study: NameArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Put a paused, cancelled or failed study back in the queue."""
     from bssearch.commands.queue.submissions import resume_study
 
+    _change(resume_study, study, db, form, "waiting")
+
+
+@app.command("cancel")
+def cancel(study: NameArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Cancel a queued study and stop its running trials."""
+    from bssearch.commands.queue.submissions import cancel_study
+
+    _change(cancel_study, study, db, form, "cancelled")
+
+
+def _change(change: Callable[[Store, str], object], study: str, db: str | None, form: Format, state: str) -> None:
+    """Change a submission, and print its state."""
     with existing_store(db) as store:
-        resume_study(store, study)
-    typer.echo(f"{study} waits to be served")
+        change(store, study)
+    tell(form, f"{study} is {state}", study=study, state=state)
 
 
+@app.command("worker")
+@launched("allow_busy", "data_dir", "db")
 def worker(
     templates: Annotated[
         Path, typer.Option("--templates", metavar="FILE", help="What others may ask this worker to run.")
     ],
+    launch: Launch,
     tags: TagsOption = None,
     slots: Annotated[
         str | None, typer.Option(metavar="N|auto", help="Trials at once.", show_default="each spec's")
@@ -207,25 +220,19 @@ def worker(
         float, typer.Option(help="After so long a study makes room for one that comes first.")
     ] = TURN_SECONDS,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop once nothing is left to serve.")] = False,
-    allow_busy: AllowBusyOption = False,
-    data_dir: DataDirOption = None,
-    db: DatabaseOption = None,
 ) -> None:
-    """Serve the queue on this node until SIGTERM or Ctrl-C: trials are then saved and given back."""
-    from bssearch.commands.queue.worker import run_worker
+    """Serve the queue on this node until SIGTERM or Ctrl-C."""
+    from bssearch.commands.queue.worker import Serving, run_worker
 
-    run_worker(
-        templates,
-        db=db,
-        tags=tags or (),
+    node_tags = tuple(dict.fromkeys(tags or ()))
+    serving = Serving(
+        tags=node_tags,
         slots=_slots(slots),
         device=device,
-        data_dir=data_dir,
-        allow_busy=allow_busy,
         turn_seconds=turn_seconds,
         until_empty=until_empty,
-        tell=_tell,
     )
+    run_worker(templates, launch, serving, tell=_tell)
 
 
 def _slots(text: str | None) -> int | Literal["auto"] | None:

@@ -1,13 +1,12 @@
-"""``bssearch import`` and ``bssearch probe``: a subcommand for each importer and each probe of the registry.
+"""``bssearch import``, ``probe`` and ``export``: the importers, probes and exporters of the registry.
 
-They are loaded, and other packages' looked up, only where one of these groups is listed or run.
+They are loaded, and other packages' looked up, only when one of these is listed or run.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 import typer
@@ -15,14 +14,18 @@ from typer.core import TyperGroup
 
 from bssearch import registry
 from bssearch.cli.arguments import (
-    AllowBusyOption,
     DatabaseOption,
-    DataDirOption,
     SetOption,
     SpecArgument,
+    launch_options,
     spec_to_run,
+    store_to_read,
+    study_name,
+    typed,
+    with_parameters,
 )
-from bssearch.cli.output import Format, FormatOption, console, note, print_rows, print_table, show, write
+from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show
+from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
 from bssearch.options import Option
 from bssearch.records import TrialState
@@ -49,7 +52,9 @@ class _Registered(TyperGroup):
             return None
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         try:
-            single.command(cmd_name)(self.command_of(registry.load(self.kind, cmd_name)))
+            entry = registry.load(self.kind, cmd_name)
+            summary, _, details = (inspect.getdoc(entry) or "").partition("\n\n")
+            single.command(cmd_name, help=summary, epilog=" ".join(details.split()))(self.command_of(entry))
         except UsageError as error:
             # Another package's fault must not take the list of the other commands with it.
             single.command(cmd_name, context_settings=_ANYTHING)(_broken(str(error)))
@@ -75,7 +80,7 @@ class _Importers(_Registered):
             else:
                 _store(made, db, form)
 
-        return _with_parameters(command, entry, _parameters(entry), _IMPORT_OPTIONS)
+        return with_parameters(command, None, [*_parameters(entry), *_IMPORT_OPTIONS])
 
 
 class _Probes(_Registered):
@@ -86,25 +91,14 @@ class _Probes(_Registered):
         def command(
             *,
             spec: str,
-            db: str | None,
-            data_dir: Path | None,
             overrides: list[str] | None,
-            allow_busy: bool,
             form: Format,
             **given: Any,
         ) -> None:
             from bssearch.commands.display import Lines
-            from bssearch.commands.opening import Launch
 
-            study, folder = spec_to_run(spec, overrides)
-            launch = Launch(
-                db=db,
-                folder=folder,
-                data_dir=data_dir,
-                allow_busy=allow_busy,
-                listener=Lines(console(stderr=True)),
-            )
-            found = entry(study, launch, **given)
+            launch = Launch(**{name: given.pop(name) for name in _LAUNCH}, listener=Lines(console(stderr=True)))
+            found = entry(*spec_to_run(spec, overrides, launch), **given)
 
             def for_people() -> None:
                 if found.columns:
@@ -114,24 +108,23 @@ class _Probes(_Registered):
 
             show(form, for_people, lambda: found.document, lambda: found.rows)
 
-        first, *shared = _PROBE_OPTIONS
-        return _with_parameters(command, entry, [first, *_parameters(entry)[2:]], shared)
+        parameters = [
+            _parameter("spec", SpecArgument),
+            *_parameters(entry)[2:],
+            *launch_options(*_LAUNCH),
+            _parameter("overrides", SetOption, None),
+            _FORM,
+        ]
+        return with_parameters(command, None, parameters)
 
 
 def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-_SHARED = [_parameter("db", DatabaseOption, None), _parameter("form", FormatOption, Format.TABLE)]
-_IMPORT_OPTIONS = _SHARED
-_PROBE_OPTIONS = [
-    _parameter("spec", SpecArgument),
-    _SHARED[0],
-    _parameter("data_dir", DataDirOption, None),
-    _parameter("overrides", SetOption, None),
-    _parameter("allow_busy", AllowBusyOption, False),
-    _SHARED[1],
-]
+_FORM = _parameter("form", FormatOption, Format.TABLE)
+_IMPORT_OPTIONS = [_parameter("db", DatabaseOption, None), _FORM]
+_LAUNCH = ("db", "data_dir", "allow_busy")
 
 
 def _parameters(entry: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -140,8 +133,7 @@ def _parameters(entry: Callable[..., Any]) -> list[inspect.Parameter]:
     A parameter without an `Option` is taken as Typer takes it.
     """
     return [
-        one.replace(annotation=_annotation(one), kind=inspect.Parameter.KEYWORD_ONLY)
-        for one in inspect.signature(entry, eval_str=True).parameters.values()
+        one.replace(annotation=_annotation(one)) for one in inspect.signature(entry, eval_str=True).parameters.values()
     ]
 
 
@@ -150,24 +142,8 @@ def _annotation(parameter: inspect.Parameter) -> Any:
     option = next((note for note in notes if isinstance(note, Option)), None)
     if option is None:
         return parameter.annotation
-    shown: bool | str = True if option.shown_default is None else option.shown_default
-    flags: list[Any] = [option.flag] if option.flag else []
-    make: Any = typer.Option if parameter.kind is inspect.Parameter.KEYWORD_ONLY else typer.Argument
-    made = make(*flags, help=option.help, min=option.min, metavar=option.metavar, show_default=shown)
-    return Annotated[kind, made]
-
-
-def _with_parameters(
-    command: Callable[..., None],
-    entry: Any,
-    own: Sequence[inspect.Parameter],
-    shared: Sequence[inspect.Parameter],
-) -> Callable[..., None]:
-    """Return a command with the parameters, and the docstring as its help, that Typer is to read."""
-    command.__doc__ = inspect.getdoc(entry)
-    command.__annotations__ = {}
-    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    return command
+    make = typer.Option if parameter.kind is inspect.Parameter.KEYWORD_ONLY else typer.Argument
+    return Annotated[kind, typed(option, make=make)]
 
 
 def _broken(message: str) -> Callable[..., None]:
@@ -194,10 +170,7 @@ def _store(made: Studies, db: str | None, form: Format) -> None:
         }
         for finished in made.studies
     ]
-    if form is Format.TABLE:
-        write("".join(f"{row['study']}\n" for row in rows))
-    else:
-        print_rows(rows, ("study", "runs", "reached"), form)
+    print_named(rows, ("study", "runs", "reached"), form)
 
 
 def _join(made: WholeStudies, db: str | None, form: Format) -> None:
@@ -214,17 +187,56 @@ def _join(made: WholeStudies, db: str | None, form: Format) -> None:
         note(one.sentence)
     if made.dry_run:
         note("nothing was stored: --dry-run")
-    if form is Format.TABLE:
-        write("".join(f"{one.study}\n" for one in joined))
-    else:
-        print_rows([one.document for one in joined], ("study", "is_new", "is_changed"), form)
+    print_named([one.document for one in joined], ("study", "is_new", "is_changed"), form)
 
 
 importers = typer.Typer(
-    cls=_Importers, help="Take in studies, or make them of runs that were made elsewhere.", no_args_is_help=True
+    cls=_Importers, help="Import studies, or make them of runs made elsewhere.", no_args_is_help=True
 )
 probes = typer.Typer(
     cls=_Probes,
-    help="Measure memory, step time or gradient noise; searches reuse what is stored.",
+    help="Measure memory, step time or gradient noise; searches reuse the results.",
     no_args_is_help=True,
 )
+
+
+def export(
+    studies: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="STUDY...", help="The names of studies; may be left out if there is only one."),
+    ] = None,
+    *,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="KIND",
+            help="curves: its learning curves as a table. "
+            "optuna: an Optuna study in a database, for `optuna`, optuna-dashboard and `optuna.load_study`. "
+            "csv, parquet: all trials as one table, all observations as another. "
+            "study: everything, to be taken into another database with `import study`.",
+        ),
+    ],
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--file",
+            metavar="FILE|URL",
+            show_default="STUDY.csv.gz, STUDY.optuna.db, STUDY.csv, STUDY.parquet or STUDY.bssearch.jsonl.gz",
+            help="Where to, of one study. Of optuna: a database URL, or the path of a SQLite file; it is made where "
+            "there is none, and may hold other Optuna studies.",
+        ),
+    ] = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Write studies for other programs or another database."""
+    exporter = registry.load("exporters", to)
+    names = studies or [study_name(db, None)]
+    if file is not None and len(names) > 1:
+        raise UsageError(f"--file = {file} is one place, and there are {len(names)} studies: {', '.join(names)}")
+    with store_to_read(db) as store:
+        made = [exporter(store, study, file) for study in names]
+    print_named([{"written": line} for one in made for line in one.written], ["written"], form)
+    for text in (text for one in made for text in one.notes):
+        typer.echo(text, err=True)

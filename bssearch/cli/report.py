@@ -1,8 +1,8 @@
-"""The commands that make pages: ``report``, ``compare`` and ``serve``."""
+"""The commands that make pages: ``report`` and ``serve``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bssearch.cli.arguments import DatabasesOption, StudyArgument, study_to_read
-from bssearch.cli.output import (
-    Format,
-    FormatOption,
-    console,
-    print_table,
-    show,
-)
+from bssearch.cli.output import Format, FormatOption, print_named
 from bssearch.errors import UsageError
 from bssearch.files import check_file, check_folder, naming, replacing
 from bssearch.pages.csv_rows import write_csv
 
 if TYPE_CHECKING:
-    from bssearch.commands.report import Comparison
     from bssearch.storage.repository import Store
 
 TABLES = ("trials.csv", "batches.csv", "observations.csv")
@@ -56,9 +49,10 @@ def report(
         ),
     ] = None,
     db: DatabasesOption = None,
+    form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show a study as a whole: a page with its figures and tables, one picture, or all its rows as CSV."""
-    from bssearch.cli.answer import print_answer
+    """Write a study as a page, a picture or CSV tables."""
+    from bssearch.cli.answer import print_found
     from bssearch.commands.report import picture_of, svg_of
     from bssearch.pages.page import render
     from bssearch.search.finding import answer
@@ -72,58 +66,25 @@ def report(
             (html, lambda: render(picture_of(store, name))),
             (svg, lambda: svg_of(store, name)),
         ]
+        written: list[Path] = []
         for target, draw in pictures:
             if target is not None:
                 drawn = draw()
                 with replacing([target]) as (file,):
                     file.write(drawn)
-                typer.echo(target)
-        for path in [] if tables is None else _write_tables(store, name, tables):
-            typer.echo(path)
-        if html is None and svg is None and tables is None:
-            print_answer(answer(store, name))
+                written.append(target)
+        written += [] if tables is None else _write_tables(store, name, tables)
+        if written:
+            print_named([{"file": str(path)} for path in written], ["file"], form)
+        else:
+            print_found(answer(store, name), form)
             typer.echo(f"bssearch report {name} --html report.html shows it with figures", err=True)
-
-
-def compare(
-    studies: Annotated[
-        list[str], typer.Argument(metavar="STUDY STUDY…", help="The studies, the one to compare with first.")
-    ],
-    db: DatabasesOption = None,
-    form: FormatOption = Format.TABLE,
-) -> None:
-    """Show studies side by side, of one task on several devices, models or precisions."""
-    from bssearch.commands import report as reporting
-    from bssearch.commands.across.databases import found_study, open_databases
-
-    if len(studies) < 2:
-        raise UsageError(f"compare takes two studies or more, not only {studies[0]!r}")
-    with open_databases(db) as stores:
-        found = reporting.compare([found_study(stores, name) for name in studies])
-    document = [one.model_dump(mode="json") for one in found]
-    rows = [{**one, "warnings": [warning["code"] for warning in one["warnings"]]} for one in document]
-    show(form, lambda: _print_comparison(found), lambda: document, lambda: rows)
-
-
-def _print_comparison(found: Sequence[Comparison]) -> None:
-    """Print studies side by side for people, with the caveats of each, and to stderr why one has no answer."""
-    from bssearch.commands.report import COMPARED, compared_row
-
-    several = len({one.database for one in found}) > 1
-    rows = [{**compared_row(one), "database": one.database} for one in found]
-    print_table(rows, [COMPARED[0], "database", *COMPARED[1:]] if several else COMPARED)
-    for one in found:
-        for warning in one.warnings:
-            console().print(f"note on {one.study}: {warning.message}")
-    for one in found:
-        if one.optimal_batch_size is None:
-            typer.echo(f"{one.study}: {one.note}", err=True)
 
 
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
     """Write a study's trials, batch sizes and observations, or none of them."""
     from bssearch.commands.report import observations_of
-    from bssearch.commands.transfer.tables import write_observations
+    from bssearch.commands.transfer.exports import write_observations
     from bssearch.commands.trials import flat_table, trial_table
     from bssearch.search.finding import answer
 
@@ -163,7 +124,7 @@ def serve(
         typer.Option("--token/--no-token", help="Ask for a token.", show_default="where other machines reach the host"),
     ] = None,
 ) -> None:
-    """Serve pages to look at: the studies of databases, live while they run, and a calculator. Read-only."""
+    """Show studies, live while they run, and a calculator in a browser."""
     from bssearch.web.server import serve as serve_pages
 
     serve_pages(

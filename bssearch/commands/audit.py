@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, Audit, Case, audit, cases, is_result, spent_train_seconds
-from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
+from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.opening import OpenStudy, opened
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.history import History
 from bssearch.probes.cadence import probe_record
@@ -19,7 +18,6 @@ from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.calibration import default_at
 from bssearch.search.confirmation import CompletedRuns, repeat
 from bssearch.search.finding import answer
-from bssearch.search.listener import Listener
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 from bssearch.spec.stored import spec_of
@@ -62,48 +60,28 @@ def audit_stored(
 
 def audit_study(
     spec: StudySpec,
+    launch: Launch = HERE,
     *,
     runs: int | None = None,
     train_seconds: float | None = None,
     run: bool = True,
-    db: str | None = None,
-    folder: Path | str = ".",
-    data_dir: Path | str | None = None,
-    allow_busy: bool = False,
-    workload: Any = None,
-    listener: Listener | None = None,
-    progress: bool | None = None,
-    make_executor: ExecutorFactory | None = None,
 ) -> Audit:
     """Run what the rules give and the stored study of a spec lacks, and judge them; interrupted, the same call goes on.
 
     Every configuration gets ``runs`` runs (default: the spec's confirmation runs), with the seeds of the tuned optimum
     at its batch size. None is started once the runs for the audit, earlier ones included, have taken
     ``train_seconds`` (default: `FULL_TRIALS` full trials), so it may be exceeded by one. Without ``run``, and of an
-    imported study, only what is stored is judged. ``workload`` is the code in the place of the spec's: a class, an
-    object, or its name. Raises `UsageError` for numbers below 1 and 0, else as `run_study`.
+    imported study, only what is stored is judged. Raises `UsageError` for numbers below 1 and 0, else as `run_study`.
     """
     if runs is not None and runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
     if train_seconds is not None and not 0 <= train_seconds < math.inf:
         raise UsageError(f"train_seconds = {train_seconds:g} must be a finite number >= 0")
     if not run or spec.is_imported:
-        with open_store(db, write=False) as store:
+        with open_store(launch.db, write=False) as store:
             return audit_stored(store, spec.name, runs=runs)
     budget = FULL_TRIALS * spec.budget.trial_train_seconds if train_seconds is None else train_seconds
-    launch = Launch(
-        db=db,
-        folder=folder,
-        data_dir=data_dir,
-        allow_busy=allow_busy,
-        workload=workload,
-        keeps_name=True,
-        listener=listener,
-        progress=progress,
-        reports=True,
-        make_executor=make_executor,
-    )
-    with opened(spec, launch) as study:
+    with opened(spec, launch, keeps_name=True, reports=True) as study:
         answer(study.store, spec.name)
         known = cache(lambda: _cases_of(study.store, spec))
         study.listener.note(f"auditing with {runs or spec.confirm.runs} runs each, {budget:g} train seconds in all")

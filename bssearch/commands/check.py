@@ -1,4 +1,4 @@
-"""``check`` and ``target``: does a workload train, what looks suspicious, and which target the default can reach."""
+"""``check`` and ``advise_target``: does a workload train, what is suspicious, which target can the default reach?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -16,7 +15,8 @@ from pydantic import Field
 from bssearch.analysis.batches import about_default_model
 from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.dry_run import longest_seconds, longest_trial_seconds, pruned_seconds
-from bssearch.commands.opening import ExecutorFactory, Launch, batch_normalisation_caveats, check_target, described
+from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.opening import batch_normalisation_caveats, check_target, described
 from bssearch.commands.unstored import run_default, run_request, step_time_of_default
 from bssearch.curves import first_crossing
 from bssearch.errors import LaunchError, UsageError
@@ -61,7 +61,9 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
     others = _other_values(spec, configuration)
     if not others:
         return
-    expected = (1 + len(others)) * _seconds(probe)
+    # Each run has two warm-up steps, its own, one until it stops, and three evaluations.
+    one_run = (2 + STEPS + 1) * (probe.step_seconds or 0.0) + 3 * (probe.evaluation_seconds or 0.0)
+    expected = (1 + len(others)) * one_run
     if expected > LONGEST_S:
         yield (
             "parameters_not_tried",
@@ -106,11 +108,6 @@ def _with(configuration: Configuration, name: str, value: ParameterValue) -> Con
 
 def _shown(value: ParameterValue) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _seconds(probe: ProbeRecord) -> float:
-    """Return the seconds that a run takes: a warm-up of two steps, its own, one until it stops; three evaluations."""
-    return (2 + STEPS + 1) * (probe.step_seconds or 0.0) + 3 * (probe.evaluation_seconds or 0.0)
 
 
 def _losses(
@@ -198,8 +195,8 @@ def _about_the_metric(evidence: Evidence) -> list[Suspicion]:
         (
             "target_is_the_bound",
             target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low),
-            f"target.value = {target.value:g} is the best {target.metric} there is: `bssearch target` says what the "
-            "default can reach",
+            f"target.value = {target.value:g} is the best {target.metric} there is: `bssearch check "
+            "--suggest-target` says what the default can reach",
         ),
     ]
 
@@ -227,7 +224,8 @@ def _about_the_trial(evidence: Evidence) -> list[Suspicion]:
             "target_far",
             covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2,
             f"after {outcome.train_seconds:.3g} train seconds, half of the limit or more, the default has covered "
-            f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch target` says what it can reach",
+            f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch check --suggest-target` says "
+            "what it can reach",
         ),
         (
             "target_too_easy",
@@ -401,22 +399,11 @@ class Check(Model):
     notes: list[Notice] = Field(default_factory=list)
 
 
-def check(
-    spec: StudySpec,
-    *,
-    workload: Any = None,
-    folder: Path | str = ".",
-    data_dir: Path | str | None = None,
-    allow_busy: bool = False,
-    make_executor: ExecutorFactory | None = None,
-) -> Check:
+def check(spec: StudySpec, launch: Launch = HERE) -> Check:
     """Try a study's workload for a few seconds and return how the study will go; nothing is stored.
 
-    ``workload`` is given as to `bssearch.run_study`. Raises what that raises before its first trial.
+    Raises what `bssearch.run_study` raises before its first trial.
     """
-    launch = Launch(
-        workload=workload, folder=folder, data_dir=data_dir, allow_busy=allow_busy, make_executor=make_executor
-    )
     with described(spec, launch) as (executor, found):
         check_target(spec, found)
         return check_study(spec, executor, found)
@@ -529,20 +516,16 @@ class Advice(Model):
 
 def advise_target(
     spec: StudySpec,
+    launch: Launch = HERE,
     *,
     runs: int = 5,
     margin: float | None = None,
     on_run: Callable[[Run], None] = lambda run: None,
-    folder: Path | str = ".",
-    data_dir: Path | str | None = None,
-    allow_busy: bool = False,
-    make_executor: ExecutorFactory | None = None,
 ) -> Advice:
     """Run the default configuration to its limit with several seeds and propose a target; nothing is stored.
 
     The spec's own target may be anything. ``on_run`` gets each run as it ends. See `advise`.
     """
-    launch = Launch(folder=folder, data_dir=data_dir, allow_busy=allow_busy, make_executor=make_executor)
     with described(spec, launch) as (executor, found):
         advice = advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
     return advice if found.notice is None else advice.model_copy(update={"notes": [*advice.notes, found.notice]})

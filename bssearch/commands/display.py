@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -33,7 +33,7 @@ def on_screen(screen: Console) -> Iterator[Listener]:
         yield Lines(screen)
         return
     with Live(console=screen, refresh_per_second=4, transient=True) as live:
-        yield Display(screen, live)
+        yield Display(screen, live.update)
 
 
 class Lines(Listener):
@@ -55,23 +55,17 @@ class Lines(Listener):
         self.note(ended_line(trial, history))
 
 
-class Updated(Protocol):
-    """What shows one thing at a time, as rich's ``Live`` does."""
-
-    def update(self, renderable: RenderableType, /) -> None:
-        """Show another thing in the place of the one before."""
-        ...
-
-
 class Display(Lines):
     """Notes above, and below them a table that follows the study: batch sizes, incumbent, what runs, time left.
 
-    ``clock`` gives seconds that only go on, as `time.monotonic` does.
+    ``show`` replaces the table on the screen; ``clock`` gives seconds that only go on, as `time.monotonic` does.
     """
 
-    def __init__(self, screen: Console, live: Updated, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, screen: Console, show: Callable[[RenderableType], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__(screen)
-        self._live = live
+        self._show_table = show
         self._clock = clock
         self._running: dict[int, TrialRecord] = {}
         self._phase = Phase.SEARCH
@@ -101,7 +95,7 @@ class Display(Lines):
         self._show(history)
 
     def _show(self, history: History) -> None:
-        self._live.update(Group(batch_table(history), Text(self.footer(history))))
+        self._show_table(Group(batch_table(history), Text(self.footer(history))))
 
     def footer(self, history: History) -> str:
         """Return how far the study is and what is left of the phase it is in, and what runs."""
@@ -206,7 +200,7 @@ class NotebookDisplay(Display):
     """The table of a terminal in the output of a cell, under the latest notes; ``show`` gets it whole, as HTML."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
-        super().__init__(Console(file=io.StringIO()), self)
+        super().__init__(Console(file=io.StringIO()), self.update)
         self._show_html = show
         self._notes: deque[str] = deque(maxlen=MOST_NOTES)
         self._table = ""

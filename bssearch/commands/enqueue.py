@@ -20,7 +20,7 @@ from bssearch.batch_schedule import (
     batch_schedule_of,
     with_batch_schedule,
 )
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, problem_in_words
 from bssearch.records import (
     BATCH_SCHEDULE,
     BATCH_STAGES,
@@ -172,7 +172,7 @@ def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) 
         configuration = whole_configuration(given, spec.space)
     except ValidationError as error:
         # A value that may be one of several types has a problem for each; the last, as a number, says the most.
-        problems = {_name(problem): _explain(problem) for problem in error.errors()}
+        problems = {_name(one): f"{_name(one)} = {one['input']!r}: {problem_in_words(one)}" for one in error.errors()}
         raise UsageError("; ".join(problems.values())) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
@@ -194,7 +194,3 @@ def _optimizer(spec: StudySpec, name: str) -> dict[str, Any]:
 def _name(problem: Any) -> str:
     tags = {*OPTIMIZERS, "optimizer", "fixed", "bool", "int", "float"}
     return ".".join(str(part) for part in problem["loc"] if part not in tags)
-
-
-def _explain(problem: Any) -> str:
-    return f"{_name(problem)} = {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"

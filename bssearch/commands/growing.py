@@ -52,7 +52,7 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
 
 
 def schedule_values(found: BatchScheduleAnswer) -> Parameters:
-    """Return the values of a schedule by name, as ``bssearch enqueue`` takes those of the batch."""
+    """Return the values of a schedule by name, as ``bssearch trial add`` takes those of the batch."""
     first = found.stages[0]
     schedule = BatchSchedule(
         name=found.name,

@@ -91,14 +91,15 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
     if spec.workload == GIVEN_IN_PYTHON:
         raise UsageError(
             f"workload: the spec of study {spec.name!r} names none, and none is given",
-            hint="`workload: my_task.py:MyTask` in the spec, or in Python bssearch.run_study(spec, workload=MyTask)",
+            hint="`workload: my_task.py:MyTask` in the spec, or in Python "
+            "bssearch.run_study(spec, bssearch.Launch(workload=MyTask))",
         )
     if spec.workload == OBJECTIVE or lies_in_no_file(spec.workload):
         raise UsageError(
             f"the workload {spec.workload!r} of study {spec.name!r} lies in no file: it was given from a notebook, or "
             "from the script that ran",
-            hint="give it again from there, as in bssearch.confirm_study(spec, workload=MyTask), or as the objective "
-            "of bssearch.Study(spec, objective=train)",
+            hint="give it again from there, as in bssearch.confirm_study(spec, bssearch.Launch(workload=MyTask)), or "
+            "as the objective of bssearch.Study(spec, objective=train)",
         )
 
 

@@ -17,6 +17,7 @@ from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
 from bssearch.boards.named import boards_of, check_boards
 from bssearch.commands.display import watched
 from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, refuse_where_in_no_file, remember
+from bssearch.commands.launch import Launch
 from bssearch.commands.reporting import reported
 from bssearch.errors import BSSearchError, QuestionChangedError, SpecError, UsageError, WorkloadError
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
@@ -88,7 +89,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
         bound = f"[{'-∞' if low is None else f'{low:g}'}, {'∞' if high is None else f'{high:g}'}]"
         raise SpecError(
             f"target.value = {target.value:g}: {target.metric} lies in {bound}",
-            hint="`bssearch target` proposes one that the default configuration reaches",
+            hint="`bssearch check --suggest-target` proposes one that the default configuration reaches",
         )
     if target.metric not in found.model.initial_metrics:
         return  # A program that is evaluated after its first steps only.
@@ -97,7 +98,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
         raise SpecError(
             f"target.value = {target.value:g} (goal: {target.goal}) is met before the first step: "
             f"an untrained model has {target.metric} = {untrained:.4g}",
-            hint="ask for a harder target (`bssearch target` proposes one); is it the right goal?",
+            hint="ask for a harder target (`bssearch check --suggest-target` proposes one); is it the right goal?",
         )
     if untrained is None:
         raise SpecError(
@@ -163,7 +164,7 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
     raise UsageError(
         f"the {where} of workload {study.spec['workload']!r} has changed since the study {study.name!r} began: what it "
         "trains now does not compare with the trials that are stored",
-        hint=f"give the spec another name, or `bssearch delete {study.name}`; "
+        hint=f"give the spec another name, or `bssearch study delete {study.name}`; "
         "`run --allow-changed-workload` (in Python `allow_changed_workload=True`) where the change does not matter",
     )
 
@@ -202,8 +203,8 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
     return spec.model_copy(update=changed)
 
 
-def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch) -> StudySpec:
-    """Return a spec that names its workload: the one given, or its own if the launch keeps names and it has one.
+def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
+    """Return a spec that names its workload: the one given, or its own if it ``keeps_name`` and has one.
 
     Raises `UsageError` where there is none,
     where an object has other settings than the spec says, and where one is given for a command.
@@ -217,7 +218,7 @@ def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch) -> Study
             f"the training of study {spec.name!r} is a command: no workload takes its place",
             hint=f"--workload {COMMAND} runs the command, {shlex.join(spec.command)}",
         )
-    keeps_name = launch.keeps_name and spec.workload != GIVEN_IN_PYTHON
+    keeps_name = keeps_name and spec.workload != GIVEN_IN_PYTHON
     said = spec.workload_settings
     if given.settings is not None and given.settings != said and (said or keeps_name):
         raise UsageError(
@@ -227,55 +228,25 @@ def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch) -> Study
     return spec if keeps_name else with_workload(spec, given)
 
 
-ExecutorFactory = Callable[[StudySpec, Path], Executor]
-"""Makes the executor of a spec; the workload's file is looked up in the folder."""
-
 TOLD_AFTER_S = 30.0
 """Seconds after which it is said what is waited for: a choice, more than imports take."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """Where a study is stored, where its workload and data are looked up, and how its trials are run.
+def _given(launch: Launch) -> GivenWorkload | None:
+    """Return the workload that a launch gives, None for the spec's. Raises `UsageError` for what is no workload."""
+    return None if launch.workload is None else given_workload(launch.workload, Path(launch.folder))
 
-    ``db`` is a database URL (default: ``BSSEARCH_DB_URL``, else a file here). A workload file is looked up relative to
-    ``folder``, the data of shipped workloads in ``data_dir`` (default: ``BSSEARCH_DATA_DIR``). With ``pretended_gib``
-    the executor has a device of so many GiB of memory, which the study is not bound to. ``workload`` is the code to run
-    in the place of the spec's: a class, an object, or its name; with ``keeps_name`` the study goes on under the name
-    that its spec has. Without a ``listener`` a run is shown in a notebook, elsewhere with ``progress``, and with False
-    nowhere. With ``reports`` its trials are reported to the boards that the spec and ``BSSEARCH_LOG`` name.
-    ``make_executor`` gives other executors than worker processes on this machine. With a ``shift`` its drivers may have
-    to make room for other studies.
-    """
 
-    db: str | None = None
-    folder: Path | str = "."
-    data_dir: Path | str | None = None
-    allow_changed_workload: bool = False
-    allow_busy: bool = False
-    pretended_gib: float | None = None
-    workload: Any = None
-    keeps_name: bool = False
-    listener: Listener | None = None
-    progress: bool | None = None
-    reports: bool = False
-    make_executor: ExecutorFactory | None = None
-    shift: Shift | None = None
-
-    @property
-    def given(self) -> GivenWorkload | None:
-        """Return the workload that is given, None for that of the spec. Raises `UsageError` for what is none."""
-        return None if self.workload is None else given_workload(self.workload, Path(self.folder))
-
-    def executor(self, spec: StudySpec, given: GivenWorkload | None) -> Executor:
-        """Return a new executor for a spec's trials, of the workload that is given."""
-        make = self.make_executor or local(self.data_dir, self.allow_busy, given and given.in_process)
-        if self.pretended_gib is not None:
-            limited = spec.executor.model_copy(update={"memory_limit_gib": self.pretended_gib})
-            spec = spec.model_copy(update={"executor": limited})
-        if given is not None:
-            spec = with_workload(spec, given)
-        return make(spec, Path(self.folder))
+def _executor(spec: StudySpec, launch: Launch, given: GivenWorkload | None) -> Executor:
+    """Return a new executor for a spec's trials, of the workload that is given."""
+    if launch.pretended_gib is not None:
+        limited = spec.executor.model_copy(update={"memory_limit_gib": launch.pretended_gib})
+        spec = spec.model_copy(update={"executor": limited})
+    if given is not None:
+        spec = with_workload(spec, given)
+    if launch.make_executor is not None:
+        return launch.make_executor(spec, Path(launch.folder))
+    return _local(spec, launch, given and given.in_process)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,20 +276,23 @@ class OpenStudy:
 
 
 @contextmanager
-def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
+def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports: bool = False) -> Iterator[OpenStudy]:
     """Give a spec's study, made in the store where it is new, with an executor; close both at the end.
+
+    With ``keeps_name`` a workload that is given runs under the name that the spec has. With ``reports`` the trials are
+    reported to the boards that the spec and ``BSSEARCH_LOG`` name.
 
     Nothing is written before the spec has been checked against the workload, and a new study is deleted again where the
     workload fails before anything of it is measured. Raises what `described` raises, `DatabaseError`, and
     `QuestionChangedError` where the stored study of that name asks another question.
     """
-    given, asked = launch.given, spec
-    spec = named(checked(spec), given, launch)
+    given, asked = _given(launch), spec
+    spec = named(checked(spec), given, launch, keeps_name=keeps_name)
     check_writable(launch.db)  # before a program of the user's own runs for minutes to be described
     check_checkpoint_place()
     with (
         watched(launch.listener, launch.progress) as watcher,
-        reported(spec, watcher, reports=launch.reports) as (listener, reporter),
+        reported(spec, watcher, reports=reports) as (listener, reporter),
         _described(spec, launch, given, listener) as (executor, found),
     ):
         check_target(spec, found)
@@ -340,14 +314,16 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
 
 
 @contextmanager
-def described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, WorkloadDescription]]:
+def described(
+    spec: StudySpec, launch: Launch, *, keeps_name: bool = False
+) -> Iterator[tuple[Executor, WorkloadDescription]]:
     """Give an executor for a spec and the description of its workload; close the executor at the end.
 
     Raises `UsageError` for an imported study and for a pruner or sampler that cannot be loaded,
     `SpecError` where the spec asks for more than the workload has, `WorkloadError` and `LaunchError`.
     """
-    given = launch.given
-    spec = named(checked(spec), given, launch)
+    given = _given(launch)
+    spec = named(checked(spec), given, launch, keeps_name=keeps_name)
     with _described(spec, launch, given, launch.listener or Listener()) as found:
         yield found
 
@@ -361,7 +337,7 @@ def _described(
     if spec.is_imported:
         raise UsageError(f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere")
     check_parts(spec)
-    executor = launch.executor(spec, given)
+    executor = _executor(spec, launch, given)
     try:
         loading = nullcontext() if launch.shift is None else launch.shift.loading(executor.kill)
         with _telling_of_a_wait(spec, listener), loading:
@@ -415,32 +391,28 @@ def stored_spec(
     return spec
 
 
-def local(data_dir: Path | str | None, allow_busy: bool, given: Any = None) -> ExecutorFactory:
-    """Return what makes the executor that a spec names, on this machine; ``given`` is the code that lies in no file."""
-
-    def make(spec: StudySpec, folder: Path) -> Executor:
-        default = spec.default_configuration
-        settings = ExecutorSettings(
-            workload=spec.workload,
-            workload_settings=spec.workload_settings,
-            folder=folder,
-            slots=spec.executor.slots,
-            threads=spec.executor.threads,
-            device=spec.executor.device,
-            hang_seconds=spec.executor.hang_seconds,
-            training=spec.training,
-            memory_limit_bytes=spec.executor.memory_limit_bytes,
-            allow_busy=allow_busy,
-            own_parameters={name: default.parameters[name] for name in spec.space.own_domains},
-            optimizers=tuple(dict.fromkeys([*(one.name for one in spec.space.optimizers), default.optimizer])),
-            environment={} if data_dir is None else {DATA_DIR_VARIABLE: str(data_dir)},
-            program=program_of(spec),
-            given=given,
-            address=spec.executor.address,
-        )
-        return make_executor(spec.executor.name, settings)
-
-    return make
+def _local(spec: StudySpec, launch: Launch, given: Any) -> Executor:
+    """Return the executor that a spec names, on this machine; ``given`` is the code that lies in no file."""
+    default = spec.default_configuration
+    settings = ExecutorSettings(
+        workload=spec.workload,
+        workload_settings=spec.workload_settings,
+        folder=Path(launch.folder),
+        slots=spec.executor.slots,
+        threads=spec.executor.threads,
+        device=spec.executor.device,
+        hang_seconds=spec.executor.hang_seconds,
+        training=spec.training,
+        memory_limit_bytes=spec.executor.memory_limit_bytes,
+        allow_busy=launch.allow_busy,
+        own_parameters={name: default.parameters[name] for name in spec.space.own_domains},
+        optimizers=tuple(dict.fromkeys([*(one.name for one in spec.space.optimizers), default.optimizer])),
+        environment={} if launch.data_dir is None else {DATA_DIR_VARIABLE: str(launch.data_dir)},
+        program=program_of(spec),
+        given=given,
+        address=spec.executor.address,
+    )
+    return make_executor(spec.executor.name, settings)
 
 
 def program_of(spec: StudySpec) -> Program | None:

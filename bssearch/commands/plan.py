@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bssearch.analysis.law.affine_step_time import fit_step_time
+from bssearch.analysis.law.fitted import CriticalBatch
+from bssearch.analysis.law.quick import QuickCriticalBatch
 from bssearch.commands.audit import audit_stored
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.importers.step_times import read_step_times
@@ -59,8 +61,9 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
     """Return time, cost and efficiency of 1 … ``devices`` devices, and where more of them stop paying.
 
     A step of m samples takes ``alpha_s`` + ``beta_s``·m seconds: stated, from the file ``step_times`` (as `bssearch
-    price` reads it), or the line through the step times of a ``study``. B_crit and the samples to the target are stated
-    or the study's; its quick answer's if no search has found them. What is stated goes before what is stored.
+    best --step-times` reads it), or the line through the step times of a ``study``. B_crit and the samples to the
+    target are stated or the study's; its quick answer's if no search has found them. What is stated goes before what is
+    stored.
 
     Raises `UsageError` for what is wrong, missing, or contradicts itself, and of a study `NotFoundError` and
     `DatabaseError`.
@@ -87,26 +90,21 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
 def _measured(study: str, db: str | None) -> dict[str, Any]:
     """Return what a stored study knows: of its answer, else of its quick answer."""
     with open_store(db, write=False) as store:
-        found = _critical(stored_quick(store, study))
+        quick = stored_quick(store, study)
         line = fit_step_time(list(store.probes(study).values()))
         try:
             best = answer(store, study)
         except TargetNotReachedError:
             best = None
     law = None if best is None else best.fit
-    if law is not None and (not found or law.verdict != "too_few_points"):  # so few are the quick answer's own
-        found = {"b_crit": law.b_crit.estimate, "b_crit_low": law.b_crit.low, "b_crit_high": law.b_crit.high}
+    b_crit: CriticalBatch | QuickCriticalBatch | None = None if quick is None else quick.b_crit
+    if law is not None and (b_crit is None or law.verdict != "too_few_points"):  # so few are the quick answer's own
+        b_crit = law.b_crit
+    found: dict[str, Any] = {}
+    if b_crit is not None:
+        found = {"b_crit": b_crit.estimate, "b_crit_low": b_crit.low, "b_crit_high": b_crit.high}
     if line is not None:
         found |= {"alpha_s": line.alpha_seconds, "beta_s": line.beta_seconds}
     if best is not None and best.optimal.samples_to_target is not None:
         found |= {"samples_to_target": best.optimal.samples_to_target, "at_batch": best.optimal.batch_size}
     return found
-
-
-def _critical(quick: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the critical batch size of a quick answer; nothing if there is none that can be read."""
-    try:
-        given = {} if quick is None else quick["b_crit"]
-        return {f"b_crit_{name}".removesuffix("_estimate"): float(one) for name, one in given.items()}
-    except (KeyError, TypeError, ValueError, AttributeError):  # what something else has written there does not matter
-        return {}

@@ -8,11 +8,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from bssearch.analysis.derived import at_target
 from bssearch.analysis.law.affine_step_time import fit_step_time
+from bssearch.analysis.law.batch_model import LawPoint, law_point
 from bssearch.analysis.law.critical_batch import (
     CriticalBatchPosterior,
     ExpectedOptimum,
@@ -20,13 +19,13 @@ from bssearch.analysis.law.critical_batch import (
     expected_optimum,
 )
 from bssearch.analysis.law.joint import runnable_steps
-from bssearch.analysis.law.likelihood import LawPoint, law_point
 from bssearch.analysis.law.quick import Promise, QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
 from bssearch.analysis.objectives.samples_to_target import samples_after
 from bssearch.analysis.objectives.time_to_target import TimeToTarget
 from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.enqueue import any_configuration_of, configuration_of
-from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
+from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.noise import probe_noise
 from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError
 from bssearch.history import History
@@ -43,8 +42,7 @@ from bssearch.records import (
 )
 from bssearch.search.confirmation import repeat
 from bssearch.search.engine import NextRun
-from bssearch.search.finding import SearchEnd, answer, save_quick, stored_quick
-from bssearch.search.listener import Listener
+from bssearch.search.finding import answer, save_quick, stored_end, stored_quick
 from bssearch.search.seeds import trial_seed
 from bssearch.space.usual_rates import FINE_TUNING
 from bssearch.spec import StudySpec
@@ -391,38 +389,15 @@ WAY = 0.9
 """Where the default misses the target, runs are compared at this share of the way that it came."""
 
 
-def quick(
-    spec: StudySpec,
-    *,
-    seconds: float = SECONDS,
-    workload: Any = None,
-    db: str | None = None,
-    folder: Path | str = ".",
-    data_dir: Path | str | None = None,
-    allow_busy: bool = False,
-    listener: Listener | None = None,
-    progress: bool | None = None,
-    make_executor: ExecutorFactory | None = None,
-) -> QuickAnswer:
+def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -> QuickAnswer:
     """Return the batch size that a minute of measurements speaks for, and store it with the study.
 
-    It takes about ``seconds`` in all, or what timing the steps of every batch size and one run take, where that is
-    more. Raises `UsageError` for a number that is not finite and above 0, and where the default does not train, else as
-    `run_study`.
+    It takes about ``seconds`` in all, or the time of timing every batch size and of one run if that is more. Raises
+    `UsageError` unless ``seconds`` is finite and above 0, and if the default does not train; else as `run_study`.
     """
     if not 0 < seconds < math.inf:
         raise UsageError(f"seconds = {seconds:g} must be a finite number > 0")
     began = time.monotonic()
-    launch = Launch(
-        db=db,
-        folder=folder,
-        data_dir=data_dir,
-        allow_busy=allow_busy,
-        workload=workload,
-        listener=listener,
-        progress=progress,
-        make_executor=make_executor,
-    )
     with opened(spec, launch) as study:
         return stored_quick_answer(study, QuickPlan(seconds, began), spec.preset)
 
@@ -434,9 +409,9 @@ def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = 
     completed the spec.
     """
     found = quick_answer(study, plan, preset)
-    if SearchEnd.stored(study.store, study.spec.name) is not None:
+    if stored_end(study.store, study.spec.name) is not None:
         return found.model_copy(update={"warnings": [*found.warnings, AFTER_SEARCH]})
-    save_quick(study.store, study.spec.name, found.model_dump(mode="json"))
+    save_quick(study.store, study.spec.name, found)
     return found
 
 

@@ -19,8 +19,7 @@ from bssearch.analysis.shape import Model, Notice
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
 from bssearch.pages.page import StudyPicture
-from bssearch.pages.plots import objective_picture
-from bssearch.pages.trial_plots import curve_trials
+from bssearch.pages.plots import curve_trials, objective_picture
 from bssearch.pages.words import plural
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord
 from bssearch.search.finding import answer

@@ -22,7 +22,8 @@ from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.shape import Model
 from bssearch.batch_schedule import sizes_in_words
 from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address
-from bssearch.commands.opening import ExecutorFactory, Launch, described
+from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.opening import described
 from bssearch.commands.unstored import run_request
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.executors.base import Executor
@@ -168,26 +169,14 @@ class Stored:
         )
 
 
-def rerun(
-    study: str,
-    trial: int,
-    *,
-    runs: int = 1,
-    db: str | None = None,
-    folder: Path | str = ".",
-    data_dir: Path | str | None = None,
-    allow_busy: bool = False,
-    workload: Any = None,
-    listener: Listener | None = None,
-    make_executor: ExecutorFactory | None = None,
-) -> Rerun:
+def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Rerun:
     """Train a stored trial ``runs`` times again, as it was, and return how it came out; nothing is stored.
 
     Its configuration, seed, evaluation cadence and threads are those of the trial, all else that of the spec by which
-    it was started. It runs in one slot, for at most the study's ``budget.trial_train_seconds``; where the trial was
-    stopped (pruned, paused, capped, …) a rerun is stopped at its last evaluation. The workload is taken as by
-    `confirm_study`: the stored one only where this user has run it on this machine, else ``workload`` names it. The
-    other arguments are those of `run_study`; ``listener`` is told what differs before anything runs.
+    it was started. It runs in one slot, for at most the study's ``budget.trial_train_seconds``; if the trial was
+    stopped (pruned, paused, capped, …) a rerun is stopped at its last evaluation. The stored workload runs only if this
+    user has run it on this machine; else ``launch.workload`` names it. The listener is told what differs before
+    anything runs.
 
     Raises `UsageError` for fewer than 1 ``runs``, a trial that has not started, still runs, or ended before its first
     evaluation, an imported study, and code that is not known; `NotFoundError`, `DatabaseError`, `WorkloadError`,
@@ -195,22 +184,13 @@ def rerun(
     """
     if runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
-    with open_store(db, write=False) as store:
+    with open_store(launch.db, write=False) as store:
         stored = stored_trial(store, study, trial)
-    if workload is None:
-        refuse_unknown(stored.spec, stored.study, Path(folder))
+    if launch.workload is None:
+        refuse_unknown(stored.spec, stored.study, Path(launch.folder))
     refuse_unknown_address(stored.spec, stored.study)
-    listener = listener or Listener()
-    launch = Launch(
-        folder=folder,
-        data_dir=data_dir,
-        allow_busy=allow_busy,
-        workload=workload,
-        keeps_name=True,
-        listener=listener,
-        make_executor=make_executor,
-    )
-    with described(_for_one_trial(stored), launch) as (executor, found):
+    listener = launch.listener or Listener()
+    with described(_for_one_trial(stored), launch, keeps_name=True) as (executor, found):
         _warn(stored, found.environment, listener)
         made = [_run(stored, executor, index, runs, listener) for index in range(runs)]
     return _compared(stored, made, found.environment)
@@ -309,6 +289,7 @@ def _run(
 
 def _compared(stored: Stored, made: Sequence[tuple[TrialOutcome, list[Observation]]], now: Environment) -> Rerun:
     ran = [_against(stored, outcome, curve) for outcome, curve in made]
+    alike = {one.identical for one in ran}
     return Rerun(
         study=stored.study.name,
         trial=stored.trial.number,
@@ -316,7 +297,7 @@ def _compared(stored: Stored, made: Sequence[tuple[TrialOutcome, list[Observatio
         seed=stored.trial.seed,
         then=Ran.of(stored.outcome, stored.outcome.state),
         runs=ran,
-        identical=_all([one.identical for one in ran]),
+        identical=False if False in alike else None if None in alike else True,
         steps_ratio=_median([one.steps_ratio for one in ran]),
         time_ratio=_median([one.time_ratio for one in ran]),
         differences=list(differences(stored, now, made[0][0])),
@@ -358,11 +339,6 @@ def _ended_alike(stored: Stored, outcome: TrialOutcome) -> bool:
         return same
     is_told_by_reason = before.state in FAILURES - {TrialState.OOM}
     return same and before.steps == outcome.steps and (not is_told_by_reason or before.reason == outcome.reason)
-
-
-def _all(identical: Sequence[bool | None]) -> bool | None:
-    """Return whether all runs are identical; None where none differs and of some nothing tells."""
-    return False if False in identical else None if None in identical else True
 
 
 def _time_ratio(then: TrialOutcome, now: TrialOutcome, both: Sequence[tuple[Observation, Observation]]) -> float | None:
@@ -420,7 +396,7 @@ def reproduction(store: Store, study: str, trial: int, *, names_database: bool =
     cannot be run again.
     """
     stored = stored_trial(store, study, trial)
-    words = ["bssearch", "rerun", study, str(trial)]
+    words = ["bssearch", "trial", "rerun", study, str(trial)]
     notes = list(_notes(stored))
     if names_database and store.has_secret:
         notes.append(f"BSSEARCH_DB_URL must name {store.masked_url}")

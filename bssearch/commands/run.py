@@ -3,77 +3,46 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.commands.answer import Answer
-from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
+from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.quick import SECONDS, QuickPlan, stored_quick_answer
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, problem_in_words
 from bssearch.history import History
 from bssearch.records import Phase
 from bssearch.search import confirmation as confirm
 from bssearch.search import growing, to_budget
-from bssearch.search.finding import SearchEnd, answer, quick_prior, stored_quick
-from bssearch.search.listener import Listener
+from bssearch.search.finding import answer, quick_prior, stored_end, stored_quick
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec
 
 
-def run_study(
-    spec: StudySpec,
-    *,
-    workload: Any = None,
-    db: str | None = None,
-    folder: Path | str = ".",
-    data_dir: Path | str | None = None,
-    allow_changed_workload: bool = False,
-    allow_busy: bool = False,
-    from_quick: bool = False,
-    listener: Listener | None = None,
-    progress: bool | None = None,
-    make_executor: ExecutorFactory | None = None,
-) -> Answer:
+def run_study(spec: StudySpec, launch: Launch = HERE, *, from_quick: bool = False) -> Answer:
     """Run a study to its end, or on from where it stopped, and return the answer.
 
-    ``workload`` is what to train: a class, which is called with the spec's ``workload_settings``, an object, or the
-    name of one. The study then names it in the place of the spec's. One that no worker process can load, as it was
-    defined in a notebook or in the script that runs, is trained in this process, one trial at a time.
-    ``db`` is a database URL (default: ``BSSEARCH_DB_URL``, else a file here); a workload file is looked up relative to
-    ``folder``, and ``data_dir`` is where the shipped workloads look for their data (default: ``BSSEARCH_DATA_DIR``).
-    A run is shown while it goes on in a notebook, elsewhere with ``progress=True``, with False nowhere; where a
-    ``listener`` is given, only that is told.
-    Where a quick answer is stored the search begins at it; ``from_quick`` makes one first where there is none, unless
-    the search has ended before.
+    If ``launch`` gives a workload, the study names that workload in the place of the spec's. The search begins at the
+    stored quick answer; ``from_quick`` makes one first if there is none and the search has not ended before.
+
     Several processes, on several machines, may run one study at once. A study whose workload's file has changed since
-    its first run is refused unless ``allow_changed_workload``: trials of two codes do not compare; a GPU that another
-    program computes on unless ``allow_busy``. Nothing is written before the spec has been checked against the workload.
+    its first run is refused unless ``launch.allow_changed_workload``: trials of two codes do not compare. So is a GPU
+    that another program computes on, unless ``launch.allow_busy``. Nothing is written before the spec has been checked
+    against the workload.
+
     Raises `SpecError`, `WorkloadError`, `DatabaseError`, `LaunchError`, `InterruptedRunError`, `UsageError` for
-    ``from_quick`` under an objective that is not one of seconds, and `TargetNotReachedError` where no trial reached the
-    target.
+    ``from_quick`` under an objective other than seconds, and `TargetNotReachedError` if no trial reached the target.
     """
     if from_quick and not objective_of(spec).trials_race:
         raise UsageError(
             f"objective = {spec.objective!r}: a quick answer tells the seconds to a target, and the search no seconds",
             hint="run the study without --from-quick",
         )
-    launch = Launch(
-        db=db,
-        workload=workload,
-        folder=folder,
-        data_dir=data_dir,
-        allow_changed_workload=allow_changed_workload,
-        allow_busy=allow_busy,
-        listener=listener,
-        progress=progress,
-        reports=True,
-        make_executor=make_executor,
-    )
-    with opened(spec, launch) as study:
-        known = stored_quick(study.store, spec.name) or SearchEnd.stored(study.store, spec.name)
+    with opened(spec, launch, reports=True) as study:
+        known = stored_quick(study.store, spec.name) or stored_end(study.store, spec.name)
         if from_quick and known is None:
             stored_quick_answer(study, QuickPlan(SECONDS, time.monotonic()), spec.preset)
         _tell_of_quick_answer(study)
@@ -84,7 +53,7 @@ def run_opened(study: OpenStudy) -> Answer:
     """Run an open study to its end, batches that grow too, and return the answer; raises what `run_study` raises."""
     study.driver().run()
     grow(study)
-    return Answer.of(answer(study.store, study.spec.name))
+    return answer(study.store, study.spec.name)
 
 
 def grow(study: OpenStudy) -> None:
@@ -107,7 +76,7 @@ def _tell_of_quick_answer(study: OpenStudy) -> None:
     if prior is not None:
         low, high = prior.interval
         study.listener.note(
-            f"the search begins at what bssearch quick found: batch {prior.batch_size}, {low} to {high} with 90 %"
+            f"the search begins at the quick answer: batch {prior.batch_size}, {low} to {high} with 90 %"
         )
 
 
@@ -130,44 +99,19 @@ def with_confirmation(
     except ValidationError as error:
         problem = error.errors()[0]
         given = "".join(f".{name} = {problem['input']}" for name in problem["loc"])
-        raise UsageError(f"confirm{given}: {problem['msg'].removeprefix('Value error, ')}") from None
+        raise UsageError(f"confirm{given}: {problem_in_words(problem)}") from None
     if settings.runs == 0:
         raise UsageError(f"confirm.runs = 0 of the stored study {spec.name!r}: --runs must say how many to make")
     return spec.model_copy(update={"confirm": settings})
 
 
-def confirm_study(
-    spec: StudySpec,
-    *,
-    to_budget_runs: int | None = None,
-    db: str | None = None,
-    folder: Path | str = ".",
-    data_dir: Path | str | None = None,
-    allow_busy: bool = False,
-    workload: Any = None,
-    listener: Listener | None = None,
-    progress: bool | None = None,
-    make_executor: ExecutorFactory | None = None,
-) -> Answer:
+def confirm_study(spec: StudySpec, launch: Launch = HERE, *, to_budget_runs: int | None = None) -> Answer:
     """Run what is missing of a stored study's confirmation, store its settings with the study, and return the answer.
 
-    With ``to_budget_runs`` the finalists are trained so often to their full train seconds instead, whenever they reach
-    the target. ``workload`` is the code in the place of the spec's: a class, an object, or its name. The other
-    arguments and the errors are those of `run_study`. Interrupted, the same call goes on.
+    With ``to_budget_runs`` each finalist is trained that often to its full train seconds instead, whenever it reaches
+    the target. Raises what `run_study` raises. Interrupted, the same call goes on.
     """
-    launch = Launch(
-        db=db,
-        folder=folder,
-        data_dir=data_dir,
-        allow_busy=allow_busy,
-        workload=workload,
-        keeps_name=True,
-        listener=listener,
-        progress=progress,
-        reports=True,
-        make_executor=make_executor,
-    )
-    with opened(spec, launch) as study:
+    with opened(spec, launch, keeps_name=True, reports=True) as study:
         driver = study.driver()
         if to_budget_runs is None:
             driver.run_planned(confirm.next_run, Phase.CONFIRM)
@@ -176,7 +120,7 @@ def confirm_study(
         else:
             study.listener.note(_plan(study.history(), to_budget_runs))
             driver.run_planned(to_budget.next_run(to_budget_runs), Phase.TO_BUDGET)
-        return Answer.of(answer(study.store, spec.name))
+        return answer(study.store, spec.name)
 
 
 def _plan(history: History, runs: int) -> str:

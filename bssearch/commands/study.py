@@ -24,7 +24,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from bssearch.commands.answer import Answer
-from bssearch.commands.opening import Launch, opened, program_of
+from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.opening import opened, program_of
 from bssearch.errors import TrialStopped, UsageError
 from bssearch.executors.base import Executor
 from bssearch.integrations.called import CalledExecutor, Piece
@@ -32,7 +33,6 @@ from bssearch.integrations.own_loop import LoopTrial
 from bssearch.search.driver import Driver
 from bssearch.search.finding import answer
 from bssearch.search.interrupts import Interrupts
-from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.model import GIVEN_IN_PYTHON, OBJECTIVE
 
@@ -42,22 +42,15 @@ Objective = Callable[[LoopTrial], object]
 class Study:
     """A study in this process; ``objective`` trains a trial, or the caller's own loop does: `ask`, train, `tell`.
 
-    ``spec`` is a spec, a dict, or the path of a file; it names no workload. ``db`` is a database URL (default:
-    ``BSSEARCH_DB_URL``, else a file here). Trials run one after the other, in the thread that calls. A run is shown in
-    a notebook, elsewhere with ``progress=True``; with a ``listener`` only that is told. One that nobody holds any more
-    ends as if it were closed.
+    ``spec`` is a spec, a dict, or the path of a file; it names no workload. Trials run one after the other, in the
+    thread that calls. One that nobody holds any more ends as if it were closed.
     """
 
     def __init__(
         self,
         spec: StudySpec | Mapping[str, Any] | str | Path,
         objective: Objective | None = None,
-        *,
-        db: str | None = None,
-        allow_changed_workload: bool = False,
-        allow_busy: bool = False,
-        listener: Listener | None = None,
-        progress: bool | None = None,
+        launch: Launch = HERE,
     ) -> None:
         loaded = spec if isinstance(spec, StudySpec) else load_spec(spec)
         if loaded.workload not in {GIVEN_IN_PYTHON, OBJECTIVE}:
@@ -70,14 +63,7 @@ class Study:
         self._objective = objective
         self._search = _Search(
             self.spec,
-            Launch(
-                db=db,
-                allow_changed_workload=allow_changed_workload,
-                allow_busy=allow_busy,
-                listener=listener,
-                progress=progress,
-                reports=True,
-            ),
+            launch,
             _revision(objective),
         )
         self._asked: Piece | None = None
@@ -223,10 +209,10 @@ class _Search:
 
     def _drive(self) -> None:
         try:
-            with opened(self._spec, self._launch) as study:
+            with opened(self._spec, self._launch, reports=True) as study:
                 self._driver = study.driver()
                 self._driver.run()
-                self.answer = Answer.of(answer(study.store, self._spec.name))
+                self.answer = answer(study.store, self._spec.name)
         except BaseException as error:
             self._error = error
         finally:

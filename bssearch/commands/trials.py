@@ -11,7 +11,7 @@ from bssearch.analysis.objectives.seconds import Basis, seconds_to_target, trial
 from bssearch.analysis.optimum import fastest
 from bssearch.batch_schedule import run_stages
 from bssearch.records import Environment, Observation, Phase, TrialRecord, TrialState, outcome_fields
-from bssearch.search.finding import SearchEnd
+from bssearch.search.finding import stored_end
 from bssearch.spec import StudySpec
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store, open_store
@@ -231,6 +231,6 @@ def _search_ended(store: Store, spec: StudySpec, searched: Sequence[TrialRecord]
     """Return why the search is over, as it was stored then; None where it has gone on since, or is to."""
     if any(not trial.state.is_finished for trial in searched):
         return None
-    end = SearchEnd.stored(store, spec.name)
+    end = stored_end(store, spec.name)
     spent = sum(not trial.state.is_missing for trial in searched)
     return end.reason if end is not None and (end.spent, end.budget) == (spent, spec.budget) else None

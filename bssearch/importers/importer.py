@@ -1,12 +1,13 @@
-"""What an importer is, and what it makes."""
+"""What an importer is and makes; and the importer of whole studies, from `export --to study` or another database."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
+from bssearch.errors import NotFoundError
 from bssearch.options import Option
 
 if TYPE_CHECKING:
@@ -48,3 +49,69 @@ class Importer(Protocol):
 
     def __call__(self, file: Path, *, name: str | None = None) -> Studies | WholeStudies:
         """Return the studies of a file, to be stored all or none. Raises `NotFoundError` and `UsageError`."""
+
+
+def import_study(
+    file: Annotated[
+        list[str],
+        Option("Files of `bssearch export STUDY --to study`, and databases; both are only read.", metavar="FILE|URL…"),
+    ],
+    *,
+    name: Annotated[
+        str | None,
+        Option("Name of the first study if it is new here.", shown_default="its own", flag="--as"),
+    ] = None,
+    studies: Annotated[
+        list[str] | None,
+        Option("Import only this study; may be repeated.", metavar="NAME", shown_default="all", flag="--study"),
+    ] = None,
+    dry_run: Annotated[bool, Option("Say what would be imported, and store nothing.", flag="--dry-run")] = False,
+) -> WholeStudies:
+    """Import whole studies, or what is new in stored ones.
+
+    Either all are imported or none. Importing the same again changes nothing. A study that went on in both places is
+    refused.
+    """
+    from bssearch.storage.keeping import check_name
+    from bssearch.storage.transfer.study_file import read_study
+
+    if name is not None:
+        check_name(name)
+    copies: list[Copy] = []
+    notes: list[str] = []
+    for source in file:
+        copies += _of_database(source, studies, notes) if "://" in source else [read_study(Path(source))]
+    if studies:
+        copies = [copy for copy in copies if copy.name in studies]
+        for missing in {*studies} - {copy.name for copy in copies}:
+            raise NotFoundError(f"no study {missing!r} in {', '.join(map(_shown, file))}")
+    notes += [
+        f"study {copy.name} of {copy.source}: skipped {len(copy.running)} running trials; import it again when they end"
+        for copy in copies
+        if copy.running
+    ]
+    return WholeStudies(copies, notes, name, dry_run)
+
+
+def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> list[Copy]:
+    """Return the studies of a database, those named or all that are not archived; note which are left out."""
+    from bssearch.storage.connection.urls import parse_url, sqlite_file
+    from bssearch.storage.repository import open_store
+
+    file = sqlite_file(parse_url(url))
+    if file is not None and not file.exists():
+        raise NotFoundError(f"import study {_shown(url)}: there is no such file")
+    with open_store(url, write=False) as store:
+        there = {one.name: one for one in store.studies()}
+        if names:
+            return store.copy_studies([name for name in there if name in names], _shown(url))
+        archived = sorted(name for name, one in there.items() if one.archived_at is not None)
+        notes += [f"{_shown(url)}: skipped archived study {name}; --study {name} imports it" for name in archived]
+        return store.copy_studies(None, _shown(url))
+
+
+def _shown(source: str) -> str:
+    """Return a file or a URL without its password."""
+    from bssearch.storage.connection.urls import masked, parse_url
+
+    return masked(parse_url(source)) if "://" in source else source

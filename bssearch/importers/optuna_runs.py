@@ -220,11 +220,12 @@ def import_optuna(
     device: Annotated[str | None, Option("Device of the trials.")] = None,
     precision: Annotated[str | None, Option("Precision of the trials.")] = None,
 ) -> Studies:
-    """Make a study of an Optuna study's finished trials: of parameters batch_size, learning_rate and any others.
+    """Make a study from the finished trials of an Optuna study.
 
-    A trial reached the target where a report or its value meets it; else a COMPLETE one is exhausted, a PRUNED one
-    pruned. FAIL, RUNNING and WAITING trials are left out, and trials that violate a constraint. Seconds and steps are
-    read from the place that --seconds and --steps name. A study that `export --to optuna` wrote needs neither.
+    The parameters are batch_size, learning_rate and any others. A trial reached the target where a report or its value
+    meets it; else a COMPLETE one is exhausted, a PRUNED one pruned. FAIL, RUNNING and WAITING trials are left out, and
+    trials that violate a constraint. Seconds and steps are read from the place that --seconds and --steps name. A study
+    that `export --to optuna` wrote needs neither.
     """
     # SQLAlchemy, which `import --help` does without
     from bssearch.importers.optuna_database import default_name, read_optuna_study
@@ -415,7 +416,10 @@ class _Reader:
             trial.number
             for trial, run in zip(ended, runs, strict=True)
             if run.reached
-            and ((self._takes_whole_seconds and run.train_seconds is None) or (self._steps_name and run.steps is None))
+            and (
+                ((self.seconds == DURATION or self._seconds_name) and run.train_seconds is None)
+                or (self._steps_name and run.steps is None)
+            )
         ]
         if beyond:
             yield (
@@ -431,18 +435,15 @@ class _Reader:
                     f"{len(runs)} trials, which went on past the target (the first: {shared[0]}), the share until the "
                     f"first report that met it; --figures-at {FiguresAt.TARGET} says that it is to the target already"
                 )
-        if not self.is_ours and (self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())):
-            yield from self._about_epochs()
+        by_epoch = self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())
+        if not self.is_ours and by_epoch and self.reports.epochs_before_first:
+            yield (
+                f"reports come at {self._first_steps()}: they are taken as counted from 0, {self.reports.first} "
+                f"being the end of epoch {self.reports.first + 1}"
+            )
         if self.steps == STEP and not self.is_ours and self.reports.may_be_epochs:
             yield (
                 f"reports come at steps {self._first_steps()}, whatever the batch size: if they are epochs, {AS_EPOCHS}"
-            )
-
-    def _about_epochs(self) -> Iterator[str]:
-        if self.reports.epochs_before_first:
-            yield (
-                f"reports come at {self._first_steps()}: they are taken as counted from 0, {self.reports.first} being "
-                f"the end of epoch {self.reports.first + 1}"
             )
 
     def _first_steps(self) -> str:
@@ -590,11 +591,6 @@ class _Reader:
             for step, value in sorted(trial.intermediate_values.items())
             if is_metric(value)
         ]
-
-    @property
-    def _takes_whole_seconds(self) -> bool:
-        """Whether the seconds may be those of a whole trial."""
-        return self.seconds == DURATION or self._seconds_name is not None
 
     def _values_are_metric(self, trial: FrozenTrial) -> bool:
         """Return whether the value of a trial is the metric: that of a pruned one is its last report."""

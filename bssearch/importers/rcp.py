@@ -66,7 +66,10 @@ def import_rcp(
         ),
     ] = None,
 ) -> Studies:
-    """Make a study of MLPerf's reference convergence points: the samples that each batch size took to the target."""
+    """Make a study from MLPerf's reference convergence points.
+
+    They are the samples that each batch size took to the target.
+    """
     from bssearch.importers.studies import make_studies  # SQLAlchemy, which `import --help` does without
 
     found = read_rcp(file, samples_per_epoch=samples_per_epoch)

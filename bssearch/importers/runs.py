@@ -246,11 +246,12 @@ def import_runs(
         ),
     ] = None,
 ) -> Studies:
-    """Make a study of a table of runs, or several where devices or precisions differ.
+    """Make a study from a table of runs.
 
-    Columns: batch_size, reached (true or false), and, where known, seed, steps and train_seconds (to the target, or all
-    where it was missed), final_metric, device, precision, param.learning_rate, param.NAME. An empty cell is not known.
-    A batch may also stand in its parts: micro_batch_size, accumulation_steps, world_size.
+    Runs on several devices, or in several precisions, make several studies. Columns: batch_size, reached (true or
+    false), and, where known, seed, steps and train_seconds (to the target, or all where it was missed), final_metric,
+    device, precision, param.learning_rate, param.NAME. An empty cell is not known. A batch may also stand in its parts:
+    micro_batch_size, accumulation_steps, world_size.
     """
     from bssearch.importers.studies import find_target, make_studies  # SQLAlchemy, which `import --help` does without
 
@@ -298,7 +299,10 @@ def parse_runs(text: str, source: str) -> RunTable:
         if run.final_metric is None and row.cells.get("final_metric")
     ]
     if without_metric:
-        notes.append(f"final_metric is NaN, and so not known, {_of(without_metric, runs)}")
+        notes.append(
+            f"final_metric is NaN, and so not known, in {len(without_metric)} of {len(runs)} runs "
+            f"(the first: {without_metric[0]})"
+        )
     return RunTable(tuple(runs), tuple(notes))
 
 
@@ -416,7 +420,3 @@ def _check_parameter(name: str, origin: str) -> None:
             hint=f"the columns are {', '.join(COLUMNS)}; a parameter's is called {PREFIX}NAME, and commas "
             "separate them; leave out all others",
         )
-
-
-def _of(origins: list[str], runs: list[Run]) -> str:
-    return f"in {len(origins)} of {len(runs)} runs (the first: {origins[0]})"

@@ -10,7 +10,7 @@ from reprlib import Repr
 from typing import Any
 
 from bssearch.errors import UsageError
-from bssearch.importers.imported_run import LARGEST, csv_rows
+from bssearch.importers.imported_run import LARGEST, csv_rows, read_text
 from bssearch.records import ProbeRecord
 
 COLUMNS = ("batch_size", "step_seconds", "micro_batch_size")
@@ -29,13 +29,10 @@ _brief.maxstring = 40
 def read_step_times(path: Path) -> dict[int, ProbeRecord]:
     """Read step times by batch size: CSV with columns batch_size and step_seconds, or what the probe prints as JSON.
 
-    ``micro_batch_size`` may be given too (default: the batch size). Raises `UsageError` naming file, row, value, bound.
+    ``micro_batch_size`` may be given too (default: the batch size). Raises `NotFoundError` if there is
+    no file, and `UsageError` naming file, row, value, bound.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UsageError(f"--step-times {path} cannot be read: {reason}") from None
+    text = read_text(path)
     rows = list(_json_rows(path, text) if text.lstrip()[:1] in {"{", "["} else _csv_rows(path, text))
     if not rows:
         raise UsageError(f"{path} holds no step times")

@@ -91,7 +91,9 @@ def make_studies(
         seeded, renumbered = _with_seeds(groups[kind])
         timed = any(one.run.train_seconds is not None for one in seeded)
         spec = _spec(study_name, seeded, target, objective if timed else SamplesToTarget.name, default_batch)
-        studies.append(_study(spec, seeded, _environment(*kind)))
+        limit = spec.budget.trial_train_seconds
+        trials = tuple(_trial(one, spec.record_target, limit) for one in seeded)
+        studies.append(FinishedStudy(study=spec.new_study(user_name()), environment=_environment(*kind), trials=trials))
         notes += [
             f"study {study_name}: {text}" for text in _about(spec, seeded, kind, renumbered, objective, default_batch)
         ]
@@ -218,14 +220,6 @@ def _spec(
             "confirm": {"top": len(sizes), "runs": min(repeats.values(), default=0)},
             "budget": {"trials": len(runs), "trial_train_seconds": longest},
         }
-    )
-
-
-def _study(spec: StudySpec, seeded: Sequence[_SeededRun], environment: Environment) -> FinishedStudy:
-    return FinishedStudy(
-        study=spec.new_study(user_name()),
-        environment=environment,
-        trials=tuple(_trial(one, spec.record_target, spec.budget.trial_train_seconds) for one in seeded),
     )
 
 

@@ -100,7 +100,8 @@ def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objec
         return None
     best = set() if answer.batch_schedule is None else {*answer.batch_schedule.trial_numbers}
     figures = {key: _figure(group, objective) for key, group in groups.items()}
-    ranked = [groups[key] for key in sorted(groups, key=lambda key: _place(figures[key], groups[key][0].number))]
+    order = sorted(groups, key=lambda key: (figures[key] is None, figures[key] or 0.0, groups[key][0].number))
+    ranked = [groups[key] for key in order]
     rows = [Row(_cells(group, objective), any(one.number in best for one in group)) for group in ranked]
     return Section(
         name="grown-trials",
@@ -129,10 +130,6 @@ def _figure(group: Iterable[TrialRecord], objective: Objective) -> float | None:
     """Return the median figure of the runs that have one."""
     figures = [figure for trial in group if (figure := objective.figure(trial)) is not None]
     return median(figures) if figures else None
-
-
-def _place(figure: float | None, number: int) -> tuple[bool, float, int]:
-    return figure is None, figure or 0.0, number
 
 
 def _stage_table(found: BatchScheduleAnswer, ran: Sequence[RunStage]) -> Table | None:

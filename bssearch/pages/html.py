@@ -25,7 +25,7 @@ class Tile:
     """One key figure, with what it must be read with."""
 
     name: str
-    value: str
+    value: Any
     note: str = ""
 
 
@@ -33,16 +33,18 @@ class Tile:
 class Row:
     """One row of a table; the optimum's is marked."""
 
-    cells: list[str]
+    cells: Sequence[Any]
     marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of texts."""
+    """A table; ``folded`` if it is seldom looked at."""
 
-    headings: list[str]
-    rows: list[Row]
+    headings: Sequence[str]
+    rows: Sequence[Row]
+    caption: str = ""
+    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +115,7 @@ def templates(*more: BaseLoader) -> Environment:
     return environment
 
 
-@cache
-def _own_templates() -> Environment:
-    return templates()
+_own_templates = cache(templates)
 
 
 def _policy(style: str) -> str:

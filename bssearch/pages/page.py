@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bssearch.analysis.answer import Answer, Batch, Figure, Ratio, objective_in
-from bssearch.analysis.batches import MODELS_DIFFER
 from bssearch.analysis.generalisation import final_rows
-from bssearch.analysis.headline import headline, shares_of_speedup, with_interval
+from bssearch.analysis.headline import about_device, about_law, headline, shares_of_speedup, with_interval
 from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.numbers import ends, memory, number
@@ -20,7 +19,7 @@ from bssearch.analysis.rules.regret import BROKE, HELD
 from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
 from bssearch.analysis.shape import Parameters
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
-from bssearch.pages import plots, trial_plots
+from bssearch.pages import plots
 from bssearch.pages.growing import growing, grown_trials
 from bssearch.pages.html import Page, Row, Section, Table, Tile, html_page, rendered
 from bssearch.pages.words import NOTHING, in_words, plural, sentence
@@ -130,7 +129,7 @@ def _steps(answer: Answer) -> Section:
         "batches buy less (diminishing); where they no longer fall, nothing (maximal). Hollow: not well tuned.",
         absent="Not shown: no batch size has a known number of steps to the target.",
         charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
-        notes=_about_law(answer.fit, has_one_model=all(one.code != MODELS_DIFFER for one in answer.warnings)),
+        notes=[about_law(answer)],
     )
 
 
@@ -140,7 +139,7 @@ def _curves(picture: StudyPicture) -> Section:
         title="Learning curves",
         text="The best run of each batch size; dotted where none reached the target.",
         absent="Not shown: the runs have no stored evaluations.",
-        charts={"curves": trial_plots.curves_chart(picture.answer, picture.curves)},
+        charts={"curves": plots.curves_chart(picture.answer, picture.curves)},
         notes=_about_seconds(picture.answer),
     )
 
@@ -201,7 +200,7 @@ def _learning_rate(picture: StudyPicture) -> Section:
         title="Learning rate and batch size",
         text=f"Every trial{which}. The lines are where the linear and the square-root rule lead from the default.",
         absent="Not shown: the learning rates of the trials are not known.",
-        charts={"rates": trial_plots.learning_rate_chart(picture.trials, objective, _known_default(picture))},
+        charts={"rates": plots.learning_rate_chart(picture.trials, objective, _known_default(picture))},
     )
 
 
@@ -212,7 +211,7 @@ def _device(answer: Answer) -> Section:
         text="What the device does at each batch size. The highest throughput is not the shortest training.",
         absent="Not shown: neither step times nor peak memory were measured.",
         charts={"throughput": plots.throughput_chart(answer), "memory": plots.memory_chart(answer)},
-        notes=_about_device(answer),
+        notes=list(filter(None, [about_device(answer)])),
     )
 
 
@@ -231,45 +230,6 @@ def _without_figure(answer: Answer) -> list[str]:
     return [f"Not drawn, for no run gives a figure or a bound: batch {', '.join(missing)}."] if missing else []
 
 
-def _about_law(fit: Fit | None, *, has_one_model: bool = True) -> list[str]:
-    if fit is None and not has_one_model:
-        return ["There is no law: the best configurations of the batch sizes have different models."]
-    if fit is None:
-        return ["There is no law: fewer than two batch sizes reached the target."]
-    if fit.verdict == "too_few_points":
-        return ["There is no law yet: it takes three tuned batch sizes."]
-    parts = [
-        f"The law is S = S_min·(1 + B_crit/B) with S_min = {number(fit.s_min)} steps and B_crit "
-        f"{'' if fit.b_crit.low is None or fit.b_crit.high is None else '= '}{fit.b_crit.in_words}; the largest "
-        f"residual is {number(100 * fit.max_residual)} %."
-    ]
-    if fit.predicted is not None and fit.verdict == "fits":
-        parts.append(f"With the step times measured it predicts the least time at {fit.predicted.in_words}.")
-    if fit.including_untuned is not None:
-        parts.append(
-            f"With the batch sizes that are not well tuned B_crit is {number(fit.including_untuned.b_crit.estimate)}."
-        )
-    if fit.noise_scale_ratio is not None:
-        parts.append(f"The gradient noise scale is {number(fit.noise_scale_ratio)} times B_crit.")
-    return [" ".join(parts)]
-
-
-def _about_device(answer: Answer) -> list[str]:
-    """Return the sentences on step time and memory beside the figures."""
-    step, memory = answer.measured.step_time, answer.measured.memory
-    notes = []
-    if step is not None:
-        notes.append(
-            f"A step takes {number(1e3 * step.alpha_s)} ms and {number(1e3 * step.beta_s)} ms a sample; batch "
-            f"{step.throughput_knee} has 90 % of the highest throughput."
-        )
-    if memory is not None and memory.smallest_that_does_not is not None:
-        notes.append(f"A micro-batch of {memory.largest_that_fits} fits; {memory.smallest_that_does_not} does not.")
-    if all(row.peak_memory_bytes is None for row in answer.batches):
-        notes.append("Peak memory was not measured.")
-    return [" ".join(notes)] if notes else []
-
-
 def _recipe(answer: Answer) -> Section:
     best = answer.optimal
     values: Parameters = {"batch_size": best.batch_size}
@@ -285,7 +245,16 @@ def _recipe(answer: Answer) -> Section:
 
 
 def _batches(answer: Answer) -> Section:
-    headings = ["Batch", _figure_heading(answer), "Steps", "Samples", "ms/step", "Learning rate", "Regime", "Trials"]
+    headings = [
+        "Batch",
+        f"{objective_in(answer).label} [95 %]",
+        "Steps",
+        "Samples",
+        "ms/step",
+        "Learning rate",
+        "Regime",
+        "Trials",
+    ]
     if _tells_of_the_host(answer):
         headings.insert(headings.index("ms/step") + 1, "Host-bound")
     return Section(
@@ -300,10 +269,6 @@ def _batches(answer: Answer) -> Section:
 
 def _tells_of_the_host(answer: Answer) -> bool:
     return any(row.host_bound_share is not None for row in answer.batches)
-
-
-def _figure_heading(answer: Answer) -> str:
-    return f"{objective_in(answer).label} [95 %]"
 
 
 def _regime(row: Batch) -> str | None:
@@ -403,7 +368,7 @@ def _slope(slope: Mapping[str, Any]) -> str:
 
 
 def promised_and_found(answer: Answer) -> Section | None:
-    """Return what `bssearch quick` had promised beside what the search has found; None where nothing was promised.
+    """Return what the quick answer had promised beside what the search has found; None where nothing was promised.
 
     The time of either is that at its batch size over the optimum's, tuned by the search.
     """
@@ -415,7 +380,7 @@ def promised_and_found(answer: Answer) -> Section | None:
     return Section(
         name="quick",
         title="Promised and found",
-        text=f"bssearch quick had promised {number(promise.gain)}× over the default before the search. Its 90 % "
+        text=f"The quick answer had promised {number(promise.gain)}× over the default before the search. Its 90 % "
         f"interval {held} what was found.",
         table=Table(
             ["", "Batch", "Range", "Time over the optimum"],
@@ -473,7 +438,7 @@ def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
     commands = [] if imported else [f"bssearch run {file}"]
     commands.append(f"bssearch report {shlex.quote(name)} --html report.html")
     return {
-        "facts": _facts(study.environment),
+        "facts": facts_of(study.environment),
         "how": how,
         "commands": "\n".join(commands),
         "spec": text,
@@ -481,7 +446,8 @@ def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
     }
 
 
-def _facts(environment: Environment | None) -> list[tuple[str, str]]:
+def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
+    """Return where something ran, as names and values."""
     if environment is None:
         return []
     memory = environment.device_memory_bytes

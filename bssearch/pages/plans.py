@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+from bssearch.pages.html import Row, Table, Tile
 from bssearch.pages.words import in_words
 from bssearch.planning.accumulation import AccumulationPlan
 from bssearch.planning.learning_rate import LearningRatePlan
@@ -76,36 +77,9 @@ class Cell:
         return f"{in_words(self.shown)}{self.unit}"
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A key figure, with what it must be read with."""
-
-    name: str
-    cell: Cell
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A row of a table; a marked one stands out."""
-
-    cells: Sequence[Cell]
-    marked: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A table with its caption; ``folded`` if it is seldom looked at."""
-
-    caption: str
-    headings: Sequence[str]
-    rows: Sequence[Row]
-    folded: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A plan for people."""
+    """A plan for people; the values of tiles and tables are `Cell`."""
 
     sentence: str = ""
     tiles: Sequence[Tile] = ()

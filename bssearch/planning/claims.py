@@ -20,6 +20,7 @@ ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")
 """Optimizers with running means of the gradient and of its square."""
 
 LAYERWISE = ("lars", "lamb")
+"""LARS (You et al. 2017, arXiv 1708.03888) and LAMB (You et al. 2020, arXiv 1904.00962)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ CLAIMS = {
     ),
     "accumulation_cost": Claim(
         "accumulation is 1.5 to 2 times slower",
-        "no law: it computes the same, and costs what micro-batches fill the device less; `bssearch audit` times it",
+        "no law: it computes the same, but micro-batches fill the device less; `bssearch study audit` times it",
         "measured per study; Lightning-AI/pytorch-lightning#4092 for a missing no_sync",
     ),
     "layerwise_not_needed": Claim(

@@ -45,7 +45,7 @@ class RuleOfThumb:
     """A rule: what it says of each parameter, where it is known to hold or to break, and its source.
 
     ``rate`` is how the learning rate follows; where None it goes as it usually does with the optimizer. ``audited_as``
-    are the names of the rules that `bssearch audit` holds it against.
+    are the names of the rules that `bssearch study audit` holds it against.
     """
 
     rate: LearningRateRule | None = None

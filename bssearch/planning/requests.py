@@ -18,7 +18,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar, Union, cast, get_args, ge
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, problem_in_words
 from bssearch.options import Option
 
 LARGEST_COUNT = 10**15
@@ -152,8 +152,7 @@ def _problem(model: type[Request], name: str, problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         near = get_close_matches(name, model.model_fields, n=1)
         return f"there is no option {name!r}; {f'did you mean {near[0]}?' if near else _must_be(model.model_fields)}"
-    said = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
-    return f"{name} = {shown(problem['input'])} {said}"
+    return f"{name} = {shown(problem['input'])} {problem_in_words(problem)}"
 
 
 def _must_be(known: Sequence[str] | Mapping[str, Any]) -> str:

@@ -344,3 +344,58 @@ def _remarks(asked: ScaleRequest, rows: Sequence[Row], pays_up_to: Interval) -> 
         yield "accumulated micro-batches are counted with a whole step's α each: with less of it they are faster"
     if asked.samples_to_target is None:
         yield "without samples_to_target times are relative to one device's"
+
+
+BEYOND = 8
+"""How far the batch sizes reach beyond what is marked, either way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A batch size: its ``row`` on one device, and its time and samples over the least of all points."""
+
+    row: Row
+    relative_time: float
+    relative_samples: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TradeOff:
+    """Powers of two with what each takes.
+
+    ``fastest`` has the least time of them. ``optimum`` is √(B_crit·α/β), if nothing had to be accumulated; 0 if α is 0.
+    """
+
+    points: Sequence[Point]
+    fastest: Point
+    optimum: float
+    b_crit: float
+
+
+def plan_trade_off(asked: ScaleRequest) -> TradeOff:
+    """Return what each batch size takes to the target on one device, whatever batch size is asked for."""
+    alpha, beta, b_crit, micro = asked.alpha_s or 0.0, asked.beta_s or 1.0, asked.b_crit or 1.0, asked.max_micro or 0
+    optimum = math.sqrt(b_crit * alpha / beta)
+    marked = [one for one in (b_crit, optimum, micro) if one]
+    low, high = _exponent(math.floor, min(marked) / BEYOND), _exponent(math.ceil, max(marked) * BEYOND)
+    requests = (
+        asked.model_copy(update={"devices": 1, "per_device_batch": None, "batch": 2**exponent})
+        for exponent in range(low, high + 1)
+    )
+    rows = [device_rows(one, b_crit)[0] for one in requests]
+    seconds = [row.relative_samples / row.samples_per_s for row in rows]
+    points = [
+        Point(
+            row=row,
+            relative_time=one / min(seconds),
+            relative_samples=row.relative_samples / rows[0].relative_samples,
+        )
+        for row, one in zip(rows, seconds, strict=True)
+    ]
+    fastest = min(points, key=lambda point: point.relative_time)
+    return TradeOff(points=points, fastest=fastest, optimum=optimum, b_crit=b_crit)
+
+
+def _exponent(whole: Callable[[float], int], size: float) -> int:
+    """Return the exponent of the power of two that is nearest to a size, of those that are planned."""
+    return max(0, min(LARGEST_BATCH.bit_length() - 1, whole(math.log2(max(1.0, size)))))

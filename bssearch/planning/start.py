@@ -273,7 +273,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
     ladder = "powers of two, from small up: the largest that fits is rarely the soonest"
     of_devices = (
         f"what {asked.devices} devices make; steps to the target are those of all of them, whose step times go into "
-        "`bssearch price` and `bssearch plan scale`"
+        "`bssearch best --step-times` and `bssearch plan scale`"
     )
     micro = "larger batches accumulate: exact but for batch normalisation, and not stale after any number"
     return {
@@ -281,7 +281,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "workload": "YOURS: it stands in for your own, so that this runs as it is; `bssearch init` writes a start"
         if asked.workload == STAND_IN
         else "",
-        "target": "YOURS: what your training reaches today, or a bit less; `bssearch target` proposes one",
+        "target": "YOURS: what your training reaches today, or a bit less; `check --suggest-target` proposes one",
         "objective": OBJECTIVES[asked.priority][1],
         "precision": ""
         if is_script

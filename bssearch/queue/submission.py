@@ -125,7 +125,7 @@ class WorkerRecord:
 
 
 def is_template_name(name: str) -> bool:
-    """Return whether a template may have a name: no path is one, nor what `submit` would read as a file."""
+    """Return whether a template may have a name: no path is one, nor what `queue submit` would read as a file."""
     return _TEMPLATE.fullmatch(name) is not None and not name.endswith(SUFFIXES)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError
+from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words
 from bssearch.queue.submission import TEMPLATE_NAME, Value, Values, is_template_name
 from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec, find_spec, load_spec
@@ -142,7 +142,7 @@ def value_type(data: object) -> ValueType:
 
 
 def _problem(problem: Any) -> str:
-    message = problem["msg"].removeprefix("Value error, ")
+    message = problem_in_words(problem)
     name = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
         return f"{name} is not known here"

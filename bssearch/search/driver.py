@@ -396,7 +396,7 @@ class Driver:
             self._note_once(f"waiting for another driver ({self._confirming})")
 
     def _search_ended(self, reason: str) -> None:
-        """Say why the search has ended, and store it for `status`."""
+        """Say why the search has ended, and store it for `study show`."""
         self._note_once(f"the search has ended: {reason}")
         end = SearchEnd(reason=reason, spent=self.engine.history.spent, budget=self.spec.budget)
         self._recorder.keep_last_finding(end)

@@ -407,7 +407,7 @@ class Refusals:
         reason = "" if trial.outcome is None else trial.outcome.reason
         return LaunchError(
             f"{self._failures} trials in a row failed, the last one ({trial.number}) with: {reason}",
-            hint=f"bssearch trial {self._spec.name} {trial.number} shows the traceback",
+            hint=f"bssearch trial show {self._spec.name} {trial.number} shows the traceback",
         )
 
 
@@ -435,7 +435,7 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
         return None
     target, best = spec.record_target, outcome.best_metric
     came = "" if best is None else f", its best {target.metric} {best:.4g}"
-    advice = "" if history.incumbent is not None else ": `bssearch target` says what it can reach"
+    advice = "" if history.incumbent is not None else ": `bssearch check --suggest-target` says what it can reach"
     return (
         f"the default configuration (batch {trial.configuration.batch_size}) missed {target.metric} {target.goal.sign} "
         f"{target.value:g} in trial {trial.number}{came} after {outcome.train_seconds:.3g} of at most "

@@ -7,15 +7,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer
 from bssearch.analysis.derived import at_target, easier_target, refuse_another_target
-from bssearch.analysis.law.quick import Promise, QuickPrior, promise_of
+from bssearch.analysis.law.quick import QuickAnswer, QuickPrior, promise_of
 from bssearch.analysis.notices import about_versions, retargeted
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.report import build_answer
-from bssearch.analysis.shape import Notice
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Configuration, TrialRecord, model_parameters
 from bssearch.spec import StudySpec
@@ -35,63 +34,62 @@ class SearchEnd(BaseModel):
     spent: int
     budget: BudgetSpec
 
-    @classmethod
-    def stored(cls, store: Store, name: str) -> SearchEnd | None:
-        """Return what is stored of the end of a study's search, None where that never was."""
-        return cls.within(store.last_finding(name))
 
+class _Kept(BaseModel):
+    """What is stored with a study; a part that something else has written counts as absent."""
+
+    made_by: int | None = None
+    answer: Answer | None = None
+    search_end: SearchEnd | None = None
+    quick: QuickAnswer | None = None
+
+    @field_validator("*", mode="wrap")
     @classmethod
-    def within(cls, last: object) -> SearchEnd | None:
-        """Return the end that a stored finding tells."""
-        with suppress(ValidationError):  # what something else has written there does not matter
-            return cls.model_validate(last.get("search_end") if isinstance(last, Mapping) else None)
-        return None
+    def _known(cls, value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return read(value)
+        except ValidationError:
+            return None
+
+
+def _kept(document: Mapping[str, Any] | None) -> _Kept:
+    return _Kept.model_validate(document or {})
 
 
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
     """Store the answer of a study as it is now, for `answer` to find, and how its search ended.
 
-    Without ``search_end`` the one that is stored stays. Where there is neither, nothing is stored.
+    Without ``search_end`` the stored one stays.
     """
-    stamp, last = store.stamp(name), store.last_finding(name)
-    end, quick = search_end or SearchEnd.within(last), _quick_within(last)
+    stamp, last = store.stamp(name), _kept(store.last_finding(name))
     found = None
     with suppress(TargetNotReachedError):
-        found = compute_answer(store, name).model_dump(mode="json")
-    if found is not None or end is not None or quick is not None:
-        store.save_finding(name, stamp, _document(found, end, quick))
+        found = compute_answer(store, name)
+    kept = _Kept(made_by=ANSWERS, answer=found, search_end=search_end or last.search_end, quick=last.quick)
+    if kept.answer or kept.search_end or kept.quick:
+        store.save_finding(name, stamp, kept.model_dump(mode="json"))
 
 
-def save_quick(store: Store, name: str, quick: Mapping[str, Any]) -> None:
-    """Store what `bssearch quick` has found of a study, as JSON values; its answer is made anew when it is read."""
-    kept = _document(None, SearchEnd.stored(store, name), quick)
-    store.save_finding(name, store.stamp(name), kept, is_news=True)
+def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
+    """Store the quick answer of a study; its answer is computed again when it is read."""
+    kept = _Kept(made_by=ANSWERS, search_end=stored_end(store, name), quick=quick)
+    store.save_finding(name, store.stamp(name), kept.model_dump(mode="json"), is_news=True)
 
 
-def _document(
-    found: Mapping[str, Any] | None, end: SearchEnd | None, quick: Mapping[str, Any] | None
-) -> dict[str, object]:
-    known = None if end is None else end.model_dump(mode="json")
-    return {"made_by": ANSWERS, "answer": found, "search_end": known, "quick": quick}
+def stored_end(store: Store, name: str) -> SearchEnd | None:
+    """Return how the search of a study ended, None if it has not."""
+    return _kept(store.last_finding(name)).search_end
 
 
-def stored_quick(store: Store, name: str) -> Mapping[str, Any] | None:
-    """Return what `save_quick` has stored of a study, None where there is nothing."""
-    return _quick_within(store.last_finding(name))
+def stored_quick(store: Store, name: str) -> QuickAnswer | None:
+    """Return the quick answer of a study, None if it has none."""
+    return _kept(store.last_finding(name)).quick
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickPrior | None:
-    """Return what the search of a study begins with: its stored quick answer, where its objective is one of seconds.
-
-    A study has one question and one kind of device, and so has what is stored of it.
-    """
+    """Return what the search of a study begins with: its quick answer, if its objective is one of seconds."""
     quick = stored_quick(store, spec.name) if objective_of(spec).trials_race else None
     return None if quick is None else QuickPrior.of(quick)
-
-
-def _quick_within(last: object) -> Mapping[str, Any] | None:
-    quick = last.get("quick") if isinstance(last, Mapping) else None
-    return quick if isinstance(quick, Mapping) else None
 
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
@@ -101,10 +99,9 @@ def answer(store: Store, name: str, target: float | None = None, trials: Sequenc
     the study has, where they were read.
     """
     if target is None:
-        stored = store.finding(name)
-        if isinstance(stored, Mapping) and stored.get("made_by") == ANSWERS and stored.get("answer") is not None:
-            with suppress(ValidationError):  # what something else has written there does not matter
-                return Answer.model_validate(stored["answer"])
+        stored = _kept(store.finding(name))
+        if stored.made_by == ANSWERS and stored.answer is not None:
+            return stored.answer
     return compute_answer(store, name, target, trials)
 
 
@@ -121,8 +118,9 @@ def compute_answer(
     if target is not None:
         refuse_another_target(objective_of(spec))
     if target is None or target == study.target.value:
-        found = _with(build_answer(study, spec, trials, probes, memory, uses, noise), about_versions(versions))
-        return found.model_copy(update={"quick": _promise(stored_quick(store, name), found)})
+        found, quick = build_answer(study, spec, trials, probes, memory, uses, noise), stored_quick(store, name)
+        promise = None if quick is None else promise_of(quick, found)
+        return found.model_copy(update={"quick": promise, "warnings": [*found.warnings, *about_versions(versions)]})
     if spec.is_imported:
         raise UsageError(
             f"the runs of study {name!r} were imported without learning curves: when they reached "
@@ -143,14 +141,3 @@ def compute_answer(
     found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)
     warnings = [retargeted(study.target), *found.warnings, *about_versions(versions)]
     return found.model_copy(update={"warnings": warnings, **NO_NEXT_STEP})
-
-
-def _promise(quick: Mapping[str, Any] | None, found: Answer) -> Promise | None:
-    try:
-        return None if quick is None else promise_of(quick, found)
-    except (KeyError, TypeError, ValueError):  # what something else has written there does not matter
-        return None
-
-
-def _with(found: Answer, notices: Sequence[Notice]) -> Answer:
-    return found.model_copy(update={"warnings": [*found.warnings, *notices]}) if notices else found

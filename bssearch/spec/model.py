@@ -70,7 +70,7 @@ class StudySpec(StrictModel):
     """Everything a study is asked: read from a file or a dict by `load_spec`, or made in Python.
 
     Parts may be dicts and lists, as in a file. A spec that names no ``workload`` takes the one given with it, as in
-    ``bssearch.run_study(spec, workload=MyTask)``.
+    ``bssearch.run_study(spec, bssearch.Launch(workload=MyTask))``.
     """
 
     schema_version: Literal[1] = 1

@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from bssearch import settings
-from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError
+from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words
 from bssearch.space import UNKNOWN_KEY
 from bssearch.spec.model import StudySpec
 from bssearch.spec.yaml_values import MOST_BITS, MOST_LEVELS, is_unicode, read_yaml, shortened
@@ -302,9 +302,8 @@ def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str
 
 def _said(problem: Any) -> str:
     """Return what a validation problem says; of what may be of several kinds, which there are."""
-    message: str = problem["msg"]
     if problem["type"] not in ("union_tag_invalid", "union_tag_not_found"):
-        return message.removeprefix("Value error, ")
+        return problem_in_words(problem)
     context = problem["ctx"]
     expected = context.get("expected_tags", "").replace("'", "")
     if context["discriminator"] == "domain_kind()":

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bssearch.errors import DatabaseError
+from bssearch.errors import DatabaseError, problem_in_words
 from bssearch.records import StudyRecord
 from bssearch.spec.model import StudySpec
 
@@ -21,11 +21,10 @@ def spec_of(study: StudyRecord) -> StudySpec:
     except ValidationError as error:
         first, *more = error.errors()
         place = ".".join(map(str, first["loc"])) or "spec"
-        problem = first["msg"].removeprefix("Value error, ")
         others = f" (and {len(more)} more)" if more else ""
         is_newer = first["type"] == "extra_forbidden" or place == "schema_version"
         raise DatabaseError(
-            f"the spec stored with study {study.name!r} cannot be read: {place}: {problem}{others}",
+            f"the spec stored with study {study.name!r} cannot be read: {place}: {problem_in_words(first)}{others}",
             hint=NEWER if is_newer else "other studies of this database are not concerned",
         ) from None
     if spec.name != study.name:

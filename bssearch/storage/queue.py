@@ -322,7 +322,8 @@ def refuse_queued(connection: Connection, name: str, doing: str) -> None:
     state = connection.scalar(select(SubmissionRow.state).where(SubmissionRow.name == name))
     if state is not None and not state.is_over:
         raise UsageError(
-            f"the study {name!r} cannot be {doing}: it is in the queue, and {state}", hint=f"bssearch cancel {name}"
+            f"the study {name!r} cannot be {doing}: it is in the queue, and {state}",
+            hint=f"bssearch queue cancel {name}",
         )
 
 
@@ -371,7 +372,7 @@ def _submission(connection: Connection, name: str) -> Submission:
         names = connection.scalars(select(SubmissionRow.name).order_by(SubmissionRow.id.desc()).limit(5)).all()
         raise NotFoundError(
             f"nobody has submitted {name!r}",
-            hint=f"the last ones are {', '.join(names)}" if names else "the queue is empty: bssearch submit",
+            hint=f"the last ones are {', '.join(names)}" if names else "the queue is empty: bssearch queue submit",
         )
     return found
 

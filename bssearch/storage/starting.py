@@ -36,7 +36,7 @@ _ADDED = insert(TrialRow.__table__)
 def archived(name: str) -> UsageError:
     """Return the error for a trial that an archived study would have to take."""
     return UsageError(
-        f"the study {name!r} is archived and takes no more trials", hint=f"bssearch archive {name} --undo"
+        f"the study {name!r} is archived and takes no more trials", hint=f"bssearch study archive {name} --undo"
     )
 
 

@@ -269,4 +269,4 @@ def no_study(connection: Connection, name: str) -> NotFoundError:
     names = connection.scalars(select(StudyRow.name).order_by(StudyRow.name)).all()
     near = difflib.get_close_matches(name, names, n=3)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return NotFoundError(f"no study {name!r} in this database", hint=f"{guess}`bssearch studies` lists them")
+    return NotFoundError(f"no study {name!r} in this database", hint=f"{guess}`bssearch study list` lists them")

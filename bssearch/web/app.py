@@ -66,7 +66,7 @@ def create_app(databases: Databases, access: Access) -> Starlette:
         routes=[
             Route("/", lambda request: RedirectResponse("/studies")),
             *(Route(path, pages.endpoint(page)) for path, page in PAGES.items()),
-            Route("/static/page.css", _page_style),
+            Route("/static/page.css", lambda request: Response(page_style(), media_type="text/css")),
             Mount("/static", StaticFiles(packages=[("bssearch.web", "static")])),
         ],
         middleware=[Middleware(Guard, access=access, refuse=pages.refusal, welcome=pages.welcome)],
@@ -172,8 +172,3 @@ class _Pages:
 
     def _page(self, template: str, status: int, values: dict[str, Any]) -> HTMLResponse:
         return HTMLResponse(self._environment.get_template(template).render(self._always | values), status)
-
-
-def _page_style(request: Request) -> Response:
-    """Give the style sheet that these pages share with the page of a report."""
-    return Response(page_style(), media_type="text/css")

@@ -17,7 +17,7 @@ from bssearch.storage.repository import Store
 from bssearch.web.views import Answered, Asked, Document, View, numbered, shortened
 
 FILTERS = ("workload", "device", "target", "objective", "precision")
-"""What studies can be asked for, as `bssearch studies` can."""
+"""What studies can be asked for, as `bssearch study list` can."""
 
 LIVE_SECONDS = 5.0
 """How often the list is looked at anew: a choice."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,10 +18,10 @@ from bssearch.commands.trials import Status, matching_trials, status, trial_docu
 from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError
 from bssearch.pages.chart import Chart
 from bssearch.pages.html import Page
-from bssearch.pages.page import page_of
-from bssearch.pages.trial_plots import recent_curves_chart
+from bssearch.pages.page import facts_of, page_of
+from bssearch.pages.plots import recent_curves_chart
 from bssearch.pages.words import NOTHING, in_words
-from bssearch.records import Environment, Observation, Phase, StudyRecord, TrialRecord, TrialState
+from bssearch.records import Observation, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.search.finding import answer
 from bssearch.storage.repository import Store
 from bssearch.web.views import Answered, Asked, Document, View
@@ -96,11 +96,10 @@ def _summary(found: Status) -> str:
 
 def _running_row(trial: TrialRecord, curve: Sequence[Observation]) -> dict[str, Any]:
     last = curve[-1] if curve else None
-    size = sizes_in_words(trial.configuration) if trial.configuration.grows else f"{trial.configuration.batch_size}"
     return {
         "number": trial.number,
         "phase": trial.phase.value,
-        "batch_size": size,
+        "batch_size": sizes_in_words(trial.configuration),
         "learning_rate": number(trial.configuration.learning_rate),
         "seconds": NOTHING if last is None else number(last.train_seconds),
         "limit": number(trial.train_seconds_limit),
@@ -243,14 +242,14 @@ def trial_page(asked: Asked) -> Answered:
         values={
             **about_study(asked),
             "trial": trial,
-            "size": _size(trial),
+            "size": sizes_in_words(trial.configuration),
             "facts": [(name, in_words(value)) for name, value in settings.items() if name not in HIDDEN],
             "warnings": trial.outcome.warnings if trial.outcome else (),
             "traceback": document["traceback"],
             "stages": document["stages"],
             "chart": recent_curves_chart(study.target, [(trial, curve)]),
             "evaluations": len(curve),
-            "place_facts": _place(environment),
+            "place_facts": facts_of(environment),
             "log": log,
             "again": again,
         },
@@ -259,14 +258,13 @@ def trial_page(asked: Asked) -> Answered:
 
 
 def _ordered(trials: Sequence[TrialRecord], rows: Sequence[dict[str, Any]], order: str) -> list[dict[str, Any]]:
-    shown = [{**row, "batch_size": _size(trial), "key": row[order]} for trial, row in zip(trials, rows, strict=True)]
+    shown = [
+        {**row, "batch_size": sizes_in_words(trial.configuration), "key": row[order]}
+        for trial, row in zip(trials, rows, strict=True)
+    ]
     if order == "number":
         return shown[::-1]
     return sorted(shown, key=lambda row: (row["key"] is None, row["key"] or 0, row["number"]))
-
-
-def _size(trial: TrialRecord) -> str:
-    return sizes_in_words(trial.configuration) if trial.configuration.grows else str(trial.configuration.batch_size)
 
 
 def _options(present: Iterable[str]) -> list[tuple[str, str]]:
@@ -275,13 +273,6 @@ def _options(present: Iterable[str]) -> list[tuple[str, str]]:
 
 def _page_link(asked: Asked, page: int) -> str:
     return f"?{urlencode({**{name: value for name, value in asked.query.items() if value}, 'page': page})}"
-
-
-def _place(environment: Environment | None) -> list[tuple[str, str]]:
-    if environment is None:
-        return []
-    known = {**asdict(environment), "libraries": ", ".join(environment.libraries) or None}
-    return [(name.replace("_", " "), in_words(value)) for name, value in known.items() if value is not None]
 
 
 def _again(store: Store, study: str, trial: TrialRecord) -> Reproduction | str:

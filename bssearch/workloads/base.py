@@ -181,7 +181,8 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
     if lies_in_no_file(name):
         raise WorkloadError(
             f"workload {name!r} lies in no file: it was defined in a notebook, or in the script that ran",
-            hint="give it from there, as in bssearch.run_study(spec, workload=MyTask), or put it into a file",
+            hint="give it from there, as in bssearch.run_study(spec, bssearch.Launch(workload=MyTask)), or put it into "
+            "a file",
         )
     found = found_attribute(target, folder)
     return built(name, found, settings) if callable(found) else whole(name, found)

@@ -12,15 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bssearch.analysis.law.batch_model import (
+    BEYOND,
+    GRID,
     STANDARD_ERRORS,
     LawFit,
+    LawLikelihood,
+    LawPoint,
     RunnableStep,
     fit_law,
     predict_optimum,
     rising,
 )
 from bssearch.analysis.law.joint import runnable_steps
-from bssearch.analysis.law.likelihood import BEYOND, GRID, LawLikelihood, LawPoint
 from tests.factories import make_probe, not_none
 
 RCP = Path(__file__).resolve().parents[1] / "data" / "mlperf-rcp"

@@ -35,7 +35,7 @@ def test_an_answer_that_nothing_is_wrong_with_is_used_and_looked_at() -> None:
 @pytest.mark.parametrize(
     ("settles", "runs", "command"),
     [
-        ("runs", 12, "bssearch confirm mine --max-runs 12"),
+        ("runs", 12, "bssearch study confirm mine --max-runs 12"),
         ("step_times", None, f"bssearch probe step-time {SPEC}"),
         ("tuning", None, f"bssearch run {SPEC} --set budget.trials=90"),
     ],
@@ -46,7 +46,7 @@ def test_a_provisional_answer_is_settled_first(settles: Settles, runs: int | Non
 
 
 def test_what_is_not_confirmed_is_confirmed() -> None:
-    assert commands(make_spec(name="mine"), verdict(confirmed=False))[0] == "bssearch confirm mine"
+    assert commands(make_spec(name="mine"), verdict(confirmed=False))[0] == "bssearch study confirm mine"
 
 
 def test_an_optimum_at_an_end_asks_for_more_batch_sizes_but_for_none_beyond_memory() -> None:

@@ -119,7 +119,7 @@ def test_a_study_in_which_nothing_reached_is_refused_without_a_predicted_second(
         predict_for_device(
             study(), SPEC, [make_trial(1, state=TrialState.EXHAUSTED, seconds=3.0)], {32: make_probe(32)}, "tiny"
         )
-    assert caught.value.hint == "bssearch trials toy shows how they ended"
+    assert caught.value.hint == "bssearch trial list toy shows how they ended"
 
 
 def test_a_bound_moves_with_the_step_time_and_a_trial_that_runs_stays() -> None:

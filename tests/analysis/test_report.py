@@ -175,7 +175,7 @@ def test_an_answer_that_is_not_sure_says_so_and_what_would_settle_it() -> None:
     assert f"probability of {math.floor(100 * found.within_5_percent)} %" in text
     assert found.would_settle == "runs" and found.runs_to_settle is not None and found.runs_to_settle > 3
     assert found.settling == found.next[0]
-    assert f"bssearch confirm {found.study} --max-runs {found.runs_to_settle}" in text
+    assert f"bssearch study confirm {found.study} --max-runs {found.runs_to_settle}" in text
     assert "bssearch" not in headline(found.model_copy(update={**NO_NEXT_STEP}))
     assert "No other batch size confirmed is within 5 %." not in text
 
@@ -204,7 +204,7 @@ def test_no_hit_says_how_near_it_came() -> None:
     trials = [make_trial(4, batch_size=16, state=TrialState.EXHAUSTED, seconds=9.0, best_metric=0.85)]
     with pytest.raises(TargetNotReachedError, match=r"nearest came trial 4 \(batch 16\) with 0.85 after 9 s") as missed:
         answer(trials)
-    assert "`bssearch target` proposes one" in str(missed.value.hint)
+    assert "`bssearch check --suggest-target` proposes one" in str(missed.value.hint)
     with pytest.raises(TargetNotReachedError, match="no trial yet"):
         answer([])
 

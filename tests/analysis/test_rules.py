@@ -190,7 +190,7 @@ def test_adamw_keeps_its_timescale() -> None:
 def test_without_confirmation_nothing_is_judged_and_it_says_what_to_do() -> None:
     trials = [make_trial(1, configuration=SPEC.default_configuration), make_trial(2, configuration=TUNED, seconds=0.5)]
     one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE)
-    assert (one.verdict, one.reason) == ("not_run", "no complete confirmation there (bssearch confirm toy)")
+    assert (one.verdict, one.reason) == ("not_run", "no complete confirmation there (bssearch study confirm toy)")
 
 
 def test_an_imported_study_is_judged_and_says_that_nothing_can_be_run() -> None:
@@ -295,7 +295,7 @@ def test_a_largest_batch_that_ends_best_breaks_it_and_without_runs_the_command_i
     ):
         found = audit(SPEC, base(), with_gap(None, best=128, smaller=gap))
         assert of(found, Rule.GENERALISATION, 128).verdict == verdict
-    assert "bssearch confirm toy --to-budget" in of(judged([]), Rule.GENERALISATION, None).reason
+    assert "bssearch study confirm toy --to-budget" in of(judged([]), Rule.GENERALISATION, None).reason
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from typing import Annotated
 
 import typer
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import BSSearchError
 from bssearch.records import Phase, TrialRecord
@@ -117,7 +118,8 @@ def run_study_in(folder: Path) -> int:
     """Run the study; exit as the command does."""
     try:
         run_study(
-            SPEC, db=f"sqlite:///{folder / 'study.db'}", listener=Reports(), make_executor=lambda *_: LawExecutor()
+            SPEC,
+            Launch(db=f"sqlite:///{folder / 'study.db'}", listener=Reports(), make_executor=lambda *_: LawExecutor()),
         )
     except BSSearchError as error:
         print(error, file=sys.stderr)

@@ -24,6 +24,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from tests.benchmarks.harness import one_of, script, verdict
 from tests.factories import make_spec
@@ -54,7 +55,7 @@ def stored_rows(folder: Path) -> Kind:
     """Return the kind of a study's rows, of a study that is made here."""
     file = folder / "made.db"
     spec = make_spec(budget={"trials": 10, "trial_train_seconds": 100.0}, confirm={"top": 2, "runs": 3})
-    run_study(spec, db=f"sqlite:///{file}", make_executor=lambda *_: LawExecutor())
+    run_study(spec, Launch(db=f"sqlite:///{file}", make_executor=lambda *_: LawExecutor()))
     rows = StoredRows(file, spec.name)
     return Kind("stored rows", rows.attempt, rows.seconds)
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bssearch.analysis.law.batch_model import fit_law
-from bssearch.analysis.law.likelihood import LawPoint
+from bssearch.analysis.law.batch_model import LawPoint, fit_law
 from tests.benchmarks.harness import script
 
 BAR = (0.85, 0.95)

@@ -16,8 +16,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from bssearch.analysis.law.batch_model import fit_law, rising
-from bssearch.analysis.law.likelihood import LawPoint
+from bssearch.analysis.law.batch_model import LawPoint, fit_law, rising
 from tests.analysis.test_batch_model import rcp_points
 from tests.benchmarks.harness import script
 

@@ -16,7 +16,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from bssearch.commands.opening import Launch, opened
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import opened
 from bssearch.commands.probe.memory import MemoryProbe, probe_memory
 from bssearch.commands.unstored import run_request
 from bssearch.executors.base import Executor

@@ -23,7 +23,8 @@ from typing import Annotated
 
 import typer
 
-from bssearch.commands.opening import Launch, described
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import described
 from bssearch.commands.run import run_study
 from bssearch.executors.base import Executor
 from bssearch.records import Configuration, ProbeRecord, TrialRecord, TrialState
@@ -109,7 +110,7 @@ def main(
         for seed in range(searches):
             for sampler, pruner in PAIRS:
                 one = variant(spec, sampler, pruner, seed, wall_seconds)
-                run_study(one, db=db, data_dir=data_dir)
+                run_study(one, Launch(db=db, data_dir=data_dir))
                 with open_store(db, write=False) as store:
                     trials = store.trials(one.name)
                     environment = store.study(one.name).environment

@@ -172,11 +172,11 @@ def test_trials_that_wait_and_go_on_with_another_driver_are_one_run_each(tmp_pat
     url, doomed = f"sqlite:///{tmp_path}/bssearch.db", Doomed()
     doomed.full = 0.1
     with pytest.raises(Dies):
-        library.run_study(spec, db=url, make_executor=lambda *_: doomed)
+        library.run_study(spec, library.Launch(db=url, make_executor=lambda *_: doomed))
     executor = SteppingLaw(done=doomed.done)
     executor.full = 0.1
     with pytest.raises(TargetNotReachedError):
-        library.run_study(spec, db=url, make_executor=lambda *_: executor)
+        library.run_study(spec, library.Launch(db=url, make_executor=lambda *_: executor))
     trials, curves = stored(tmp_path, spec.name)
     runs = mlflow_runs(tmp_path, spec.name)
     assert executor.resumed
@@ -201,7 +201,9 @@ def test_two_drivers_of_a_study_report_into_one_experiment_each_its_own_trials(t
 def test_another_study_of_the_same_name_has_runs_of_its_own(tmp_path: Path) -> None:
     spec = make_spec(log=["mlflow", "tensorboard"], budget={"trials": 8, "trial_train_seconds": 10.0})
     for name in ("one", "two"):  # two databases
-        library.run_study(spec, db=f"sqlite:///{tmp_path}/{name}.db", make_executor=lambda *_: LawExecutor())
+        library.run_study(
+            spec, library.Launch(db=f"sqlite:///{tmp_path}/{name}.db", make_executor=lambda *_: LawExecutor())
+        )
     folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert [folders[0], len(folders)] == [spec.name, 2]
     numbers = [run.data.tags["bssearch.trial"] for run in mlflow_runs(tmp_path, spec.name)]
@@ -224,7 +226,7 @@ def test_a_study_in_a_notebook_reports_too(tmp_path: Path) -> None:
         "executor": {"device": "cpu"},
         "log": ["tensorboard"],
     }
-    library.Study(spec, train, db=f"sqlite:///{tmp_path}/bssearch.db").run()
+    library.Study(spec, train, library.Launch(db=f"sqlite:///{tmp_path}/bssearch.db")).run()
     trials, curves = stored(tmp_path, "own")
     for trial in trials:
         run = event_files(tmp_path / "runs" / "own" / f"trial-{trial.number:04d}")
@@ -236,7 +238,9 @@ def test_nothing_of_a_database_url_or_a_password_reaches_a_board(tmp_path: Path)
     spec = make_spec(
         log=["mlflow", "tensorboard"], budget={"trials": 8, "trial_train_seconds": 10.0}, workload_settings=settings
     )
-    library.run_study(spec, db=f"sqlite:///{tmp_path}/bssearch.db", make_executor=lambda *_: LawExecutor())
+    library.run_study(
+        spec, library.Launch(db=f"sqlite:///{tmp_path}/bssearch.db", make_executor=lambda *_: LawExecutor())
+    )
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "bssearch.db"]
     assert len(written) > 8
     for path in written:

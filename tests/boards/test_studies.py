@@ -29,7 +29,7 @@ def run(folder: Path, *boards: str) -> tuple[library.Answer, list[TrialRecord], 
     """Run a study; return its answer, its trials, and the notes about its boards."""
     url, ear = f"sqlite:///{folder / '-'.join(['study', *boards])}.db", Ear()
     spec = make_spec(log=list(boards), budget={"trials": 8, "trial_train_seconds": 10.0})
-    answer = library.run_study(spec, db=url, make_executor=lambda *_: LawExecutor(), listener=ear)
+    answer = library.run_study(spec, library.Launch(db=url, make_executor=lambda *_: LawExecutor(), listener=ear))
     with open_store(url, write=False) as store:
         return answer, store.trials(spec.name), [note for note in ear.notes if note.partition(":")[0] in boards]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import bssearch as library
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.records import WorkloadDescription
 from bssearch.storage.repository import open_store
@@ -42,7 +43,7 @@ def run(url: str, name: str, sizes: list[int], device: str = "NVIDIA A100", **ch
         budget={"trials": 4, "trial_train_seconds": 10.0},
         confirm={"top": 1, "runs": 0},
     )
-    run_study(spec, db=url, make_executor=lambda *_: On(device, **changes))
+    run_study(spec, Launch(db=url, make_executor=lambda *_: On(device, **changes)))
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +71,15 @@ def folder(measured: Path, tmp_path: Path) -> Path:
 def test_a_study_is_looked_up_in_each_database(folder: Path) -> None:
     far = read(folder, "best", "far", "--db", A)
     assert read(folder, "best", "far", *BOTH) == far
-    assert read(folder, "trials", "far", *BOTH) == read(folder, "trials", "far", "--db", A)
-    assert read(folder, "trial", "other", "1", *BOTH)["number"] == 1
-    assert read(folder, "status", "other", *BOTH)["study"] == "other"
-    rows = read(folder, "compare", "far", "other", *BOTH)
+    assert read(folder, "trial", "list", "far", *BOTH) == read(folder, "trial", "list", "far", "--db", A)
+    assert read(folder, "trial", "show", "other", "1", *BOTH)["number"] == 1
+    assert read(folder, "study", "show", "other", *BOTH)["study"] == "other"
+    rows = read(folder, "study", "compare", "far", "other", *BOTH)
     assert [(row["study"], row["database"]) for row in rows] == [("far", A), ("other", B)]
 
 
 def test_a_study_in_several_databases_is_ambiguous_and_one_in_none_is_not_found(folder: Path) -> None:
-    for command in (["best", "near"], ["trials", "near"], ["compare", "far", "near"]):
+    for command in (["best", "near"], ["trial", "list", "near"], ["study", "compare", "far", "near"]):
         told = refused(folder, *command, *BOTH, code=2)
         assert "'near'" in told and A in told and B in told
     told = refused(folder, "best", "faar", *BOTH, code=3)
@@ -88,11 +89,11 @@ def test_a_study_in_several_databases_is_ambiguous_and_one_in_none_is_not_found(
 def test_a_database_that_is_named_twice_is_read_once(folder: Path) -> None:
     again = f"sqlite:///{folder / 'a.db'}"
     assert read(folder, "best", "near", "--db", A, "--db", again)["study"] == "near"
-    assert len(read(folder, "studies", "--db", A, "--db", again)) == 2
+    assert len(read(folder, "study", "list", "--db", A, "--db", again)) == 2
 
 
 def test_studies_of_several_databases_are_listed_with_where_they_are(folder: Path) -> None:
-    rows = read(folder, "studies", *BOTH)
+    rows = read(folder, "study", "list", *BOTH)
     assert [(row["name"], row["database"]) for row in rows] == [
         ("near", A),
         ("far", A),
@@ -100,14 +101,14 @@ def test_studies_of_several_databases_are_listed_with_where_they_are(folder: Pat
         ("other", B),
         ("missed", B),
     ]
-    assert [row["name"] for row in read(folder, "studies", *BOTH, "--device", "h100")] == ["other"]
-    assert read(folder, "studies", *BOTH, "--workload", "tea") == []
-    assert "b.db" in bssearch("studies", *BOTH, cwd=folder).stdout
-    assert "a.db" not in bssearch("studies", "--db", A, cwd=folder).stdout
+    assert [row["name"] for row in read(folder, "study", "list", *BOTH, "--device", "h100")] == ["other"]
+    assert read(folder, "study", "list", *BOTH, "--workload", "tea") == []
+    assert "b.db" in bssearch("study", "list", *BOTH, cwd=folder).stdout
+    assert "a.db" not in bssearch("study", "list", "--db", A, cwd=folder).stdout
 
 
 def test_one_database_that_cannot_be_opened_is_named_and_no_other_answers_for_it(folder: Path) -> None:
-    assert "nowhere.db" in refused(folder, "studies", "--db", A, "--db", "sqlite:///nowhere.db", code=4)
+    assert "nowhere.db" in refused(folder, "study", "list", "--db", A, "--db", "sqlite:///nowhere.db", code=4)
     secret = "postgresql://me:hunter2@127.0.0.1:1/nowhere?connect_timeout=2"
     told = refused(folder, "best", "--workload", "digits", "--db", A, "--db", secret, code=4)
     assert "127.0.0.1" in told and "hunter2" not in told

@@ -1,4 +1,4 @@
-"""``bssearch audit``: what it prints, what it refuses, and that it runs what it says."""
+"""``bssearch study audit``: what it prints, what it refuses, and that it runs what it says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from bssearch.analysis.rules.audit import LearningRateSlope, RuleFinding
 from bssearch.analysis.rules.regret import Regret
 from bssearch.analysis.rules.rule_book import Rule
-from bssearch.cli.run import audit_row, slope_line
+from bssearch.cli.study import audit_row, slope_line
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.spec import StudySpec
 from tests.cli.task import bssearch, read
@@ -38,7 +39,7 @@ RUNS = "batch_size,seed,reached,steps,train_seconds\n" + "".join(
 
 
 def store_law(folder: Path, executor: LawExecutor, spec: StudySpec = SPEC) -> None:
-    run_study(spec, db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor)
+    run_study(spec, Launch(db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def audited(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     executor = LawExecutor()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bssearch.commands.opening.local", lambda *_: lambda *_: executor)
-        done = bssearch("audit", "toy", cwd=place)
+        done = bssearch("study", "audit", "toy", cwd=place)
     assert done.returncode == 0, done.stderr
     assert len({request.plan.seed for request in executor.requests}) == 3
     (place / "stdout.txt").write_text(done.stdout)
@@ -90,7 +91,7 @@ def test_it_runs_the_rules_and_says_which_held(audited: Path) -> None:
 
 
 def test_json_is_the_audit_and_rows_are_its_rules(audited: Path, by_law: LawExecutor) -> None:
-    found = json.loads(bssearch("audit", "toy", "--runs", "3", "-f", "json", cwd=audited).stdout)
+    found = json.loads(bssearch("study", "audit", "toy", "--runs", "3", "-f", "json", cwd=audited).stdout)
     assert by_law.requests == []
     assert set(found) == {"study", "rules", "learning_rate_slope", "spent_train_seconds"}
     assert found["study"] == "toy"
@@ -102,9 +103,9 @@ def test_json_is_the_audit_and_rows_are_its_rules(audited: Path, by_law: LawExec
     assert linear["regret"]["low"] > 1.1
     assert linear["configuration"]["learning_rate"] == pytest.approx(0.8)
     assert {rule["verdict"] for rule in found["rules"]} <= {"held", "broke", "undecided", "not_run"}
-    rows = list(csv.DictReader(io.StringIO(bssearch("audit", "toy", "-f", "csv", cwd=audited).stdout)))
+    rows = list(csv.DictReader(io.StringIO(bssearch("study", "audit", "toy", "-f", "csv", cwd=audited).stdout)))
     assert [row["rule"] for row in rows] == [rule["rule"] for rule in found["rules"]]
-    lines = bssearch("audit", "toy", "-f", "jsonl", cwd=audited).stdout.splitlines()
+    lines = bssearch("study", "audit", "toy", "-f", "jsonl", cwd=audited).stdout.splitlines()
     assert [json.loads(line)["verdict"] for line in lines] == [rule["verdict"] for rule in found["rules"]]
 
 
@@ -114,7 +115,7 @@ def test_an_imported_study_is_only_judged(tmp_path: Path, by_law: LawExecutor) -
         bssearch("import", "runs", "table.csv", "--target", "0.9", "--default-batch", "16", cwd=tmp_path).returncode
         == 0
     )
-    rules = read(tmp_path, "audit", "table")["rules"]
+    rules = read(tmp_path, "study", "audit", "table")["rules"]
     assert {rule["verdict"] for rule in rules} == {"not_run"}
     assert any("the runs do not say their learning rate" in rule["reason"] for rule in rules)
     assert not by_law.requests

@@ -144,7 +144,7 @@ def fill_up(folder: Path) -> None:
 def make_members(folder: Path) -> list[Member]:
     """Return drivers of a study and workers that serve it, each with a folder that holds all that its machine would."""
     made = []
-    served = ("worker", "--templates", "templates.yaml", "--until-empty")
+    served = ("queue", "worker", "--templates", "templates.yaml", "--until-empty")
     for index, words in enumerate([("run", "task.yaml")] * DRIVERS + [served] * WORKERS):
         own = folder / f"machine-{index}"
         own.mkdir()

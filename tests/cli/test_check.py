@@ -1,4 +1,4 @@
-"""What can be asked before a study: ``bssearch check`` and ``bssearch target``."""
+"""``bssearch check``, and its proposal of a target."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_target_proposes_what_every_run_of_the_default_reaches_whatever_the_spec
 ) -> None:
     budget = {"trials": 12, "trial_train_seconds": 0.3}
     write_task(tmp_path, target={"metric": "accuracy", "value": own}, budget=budget, executor=INLINE)
-    shown = bssearch("target", "task.yaml", "--runs", "2", "--format", "json", cwd=tmp_path)
+    shown = bssearch("check", "--suggest-target", "task.yaml", "--runs", "2", "--format", "json", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "run 2 of 2: best accuracy" in shown.stderr
     advice = json.loads(shown.stdout)
@@ -61,7 +61,7 @@ def test_target_proposes_what_every_run_of_the_default_reaches_whatever_the_spec
 
 def test_target_says_in_words_what_it_proposes(tmp_path: Path, by_law: LawExecutor) -> None:
     write_task(tmp_path)
-    shown = bssearch("target", "task.yaml", "--runs", "3", cwd=tmp_path)
+    shown = bssearch("check", "--suggest-target", "task.yaml", "--runs", "3", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "run 3 of 3: best accuracy" in shown.stderr
     assert "← proposed" in shown.stdout
@@ -73,7 +73,7 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
     write_task(tmp_path)
     for margin in ("-1", "nan", "inf"):
         assert f"--margin = {margin} must be a finite number >= 0" in refused(
-            tmp_path, "target", "task.yaml", f"--margin={margin}", code=2
+            tmp_path, "check", "--suggest-target", "task.yaml", f"--margin={margin}", code=2
         )
-    assert bssearch("target", "task.yaml", "--runs", "0", cwd=tmp_path).returncode == 2
+    assert bssearch("check", "--suggest-target", "task.yaml", "--runs", "0", cwd=tmp_path).returncode == 2
     refused(tmp_path, "check", "nowhere.yaml", code=3)

@@ -1,4 +1,4 @@
-"""``bssearch confirm``: what it refuses, what it stores, and what it prints."""
+"""``bssearch study confirm``: what it refuses, what it stores, and what it prints."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from bssearch.analysis.generalisation import FinalMetrics, Generalisation
 from bssearch.analysis.shape import Interval
 from bssearch.cli.answer import print_generalisation
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
 from bssearch.storage.repository import open_store
@@ -30,7 +31,7 @@ def store_study(folder: Path, *, reachable: bool = True, **changes: Any) -> None
     spec = make_spec(budget={"trials": 10, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 2}, **changes)
     executor = LawExecutor(reachable=reachable)
     with nullcontext() if reachable else pytest.raises(TargetNotReachedError):
-        run_study(spec, db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor)
+        run_study(spec, Launch(db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor))
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +49,19 @@ def folder(stored: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_it_runs_what_is_missing_and_prints_what_best_prints(folder: Path, by_law: LawExecutor) -> None:
-    done = bssearch("confirm", "toy", "--runs", "4", cwd=folder)
+    done = bssearch("study", "confirm", "toy", "--runs", "4", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout == bssearch("best", "toy", cwd=folder).stdout
     assert "confirm, trial" in done.stderr
-    answer = json.loads(bssearch("confirm", "toy", "--format", "json", cwd=folder).stdout)
+    answer = json.loads(bssearch("study", "confirm", "toy", "--format", "json", cwd=folder).stdout)
     assert answer["optimal"]["time_to_target_s"]["runs"] == 4
     assert len({request.plan.seed for request in by_law.requests}) == 2  # of four, two had been made
-    rows = list(csv.DictReader(io.StringIO(bssearch("confirm", "toy", "-f", "csv", cwd=folder).stdout)))
+    rows = list(csv.DictReader(io.StringIO(bssearch("study", "confirm", "toy", "-f", "csv", cwd=folder).stdout)))
     assert [row["batch_size"] for row in rows] == ["8", "16", "32", "64", "128"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [("confirm", "toy", "--runs", "3"), ("audit", "toy")])
+@pytest.mark.parametrize("command", [("study", "confirm", "toy", "--runs", "3"), ("study", "audit", "toy")])
 def test_code_that_this_user_has_not_run_is_not_run_on_the_databases_word(
     command: tuple[str, ...], tmp_path: Path, by_law: LawExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,12 +77,12 @@ def test_code_that_this_user_has_not_run_is_not_run_on_the_databases_word(
     assert "add --workload task.py:Task" in told
     assert len(by_law.requests) == known
     assert bssearch("best", "toy", cwd=tmp_path).returncode == 0, "an answer runs nothing"
-    assert bssearch("audit", "toy", "--no-run", cwd=tmp_path).returncode == 0
+    assert bssearch("study", "audit", "toy", "--no-run", cwd=tmp_path).returncode == 0
     printed(tmp_path, *command, "--workload", "task.py:Task")
 
 
 def test_what_is_asked_is_stored_with_the_study(folder: Path, by_law: LawExecutor) -> None:
-    done = bssearch("confirm", "toy", "--runs", "3", "--max-runs", "5", "--train-seconds", "60", cwd=folder)
+    done = bssearch("study", "confirm", "toy", "--runs", "3", "--max-runs", "5", "--train-seconds", "60", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "settled after" in done.stderr
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
@@ -93,11 +94,11 @@ def test_what_is_asked_is_stored_with_the_study(folder: Path, by_law: LawExecuto
 def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as_it_is(
     folder: Path, by_law: LawExecutor
 ) -> None:
-    done = bssearch("confirm", "toy", "--to-budget", "--runs", "1", "--format", "json", cwd=folder)
+    done = bssearch("study", "confirm", "toy", "--to-budget", "--runs", "1", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert {request.plan.stop_at_target for request in by_law.requests} == {False}
     assert "1 runs each, all to 100 train seconds" in done.stderr
-    trials = json.loads(bssearch("trials", "toy", "--format", "json", cwd=folder).stdout)
+    trials = json.loads(bssearch("trial", "list", "toy", "--format", "json", cwd=folder).stdout)
     to_budget = [trial for trial in trials if trial["phase"] == "to_budget"]
     assert len(to_budget) == len(by_law.requests)
     assert all(trial["test_metric"] == 0.89 for trial in to_budget)
@@ -112,7 +113,7 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
         (["toy", "--runs", "1"], 2, "--runs 1 must be >= confirm.runs = 2 of the stored study 'toy'"),
         (["toy", "--max-runs", "1"], 2, "max_runs = 1 must be >= runs = 2"),
         (["toy", "--train-seconds", "9"], 2, "train_seconds = 9 ends the runs after the first 2: it needs max_runs"),
-        (["toy", "--max-runs", "3", "--train-seconds", "-1"], 2, "confirm.train_seconds = -1.0: Input should be"),
+        (["toy", "--max-runs", "3", "--train-seconds", "-1"], 2, "confirm.train_seconds = -1.0: must be > 0"),
         (["toy", "--to-budget", "--max-runs", "9"], 2, "--to-budget and --max-runs exclude each other"),
         (["toy", "--to-budget", "--train-seconds", "9"], 2, "--to-budget and --train-seconds exclude each other"),
         (["toy", "--runs", "0"], 2, "--runs"),
@@ -122,7 +123,7 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
 def test_what_does_not_go_together_is_refused_and_nothing_runs(
     folder: Path, by_law: LawExecutor, arguments: list[str], code: int, words: str
 ) -> None:
-    assert words in refused(folder, "confirm", *arguments, code=code)
+    assert words in refused(folder, "study", "confirm", *arguments, code=code)
     assert by_law.requests == []
 
 
@@ -130,7 +131,7 @@ def test_of_imported_runs_none_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(RUNS)
     assert bssearch("import", "runs", "runs.csv", "--target", "0.9", cwd=tmp_path).returncode == 0
     assert "the runs of study 'runs' were made elsewhere and imported: there is no workload to run" in refused(
-        tmp_path, "confirm", "runs", code=2
+        tmp_path, "study", "confirm", "runs", code=2
     )
 
 
@@ -175,12 +176,12 @@ def test_a_real_study_is_confirmed_on_and_trained_to_its_budget(tmp_path: Path) 
     confirm = {"top": 1, "runs": 1}
     write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
     assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
-    assert read(tmp_path, "confirm", "task", "--runs", "2")["optimal"]["time_to_target_s"]["runs"] == 2
-    found = read(tmp_path, "confirm", "task", "--to-budget", "--runs", "2")["generalisation"]
+    assert read(tmp_path, "study", "confirm", "task", "--runs", "2")["optimal"]["time_to_target_s"]["runs"] == 2
+    found = read(tmp_path, "study", "confirm", "task", "--to-budget", "--runs", "2")["generalisation"]
     assert found["train_seconds"] == 0.3
     assert all(row["runs"] == 2 and 0.5 < row["final_metric"] <= 1 for row in found["batches"])
     assert all(0.5 < row["test_metric"] <= 1 for row in found["batches"])
-    trials = json.loads(bssearch("trials", "task", "--format", "json", cwd=tmp_path).stdout)
+    trials = json.loads(bssearch("trial", "list", "task", "--format", "json", cwd=tmp_path).stdout)
     to_budget = [trial for trial in trials if trial["phase"] == "to_budget"]
     assert to_budget
     assert all(trial["train_seconds"] >= 0.3 and trial["time_to_target_s"] < 0.3 for trial in to_budget)

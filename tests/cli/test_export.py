@@ -7,7 +7,7 @@ import ast
 import json
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -85,10 +85,10 @@ def test_yaml_is_read_back_and_says_where_it_is_from(folder: Path) -> None:
 def test_awkward_values_come_back_as_they_were(folder: Path) -> None:
     answer = awkward(folder)
     values = winner(answer)
-    assert same(yaml.safe_load(exported(answer, Export.YAML)), values)
-    assert same(ast.literal_eval(exported(answer, Export.PYTHON)), values)
+    assert same(yaml.safe_load(exported(answer, "yaml")), values)
+    assert same(ast.literal_eval(exported(answer, "python")), values)
     given = {name: value for name, value in values.items() if value is not None}
-    line = exported(answer, Export.ARGS)
+    line = exported(answer, "args")
     assert same(read_arguments(line, given), given)
     assert "--nesterov" in shlex.split(line)
     assert "--no-amsgrad" in shlex.split(line)
@@ -104,7 +104,7 @@ def test_the_micro_batch_is_there_where_batches_are_accumulated(folder: Path) ->
 def test_where_no_seconds_are_known_the_figure_of_the_objective_is_named(folder: Path) -> None:
     answer = awkward(folder, time_to_target_s=None, objective_value=Figure(median=4.5e7, low=4e7, high=5e7, runs=5))
     answer = answer.model_copy(update={"objective": "samples_to_target"})
-    header = exported(answer, Export.YAML).splitlines()[2]
+    header = exported(answer, "yaml").splitlines()[2]
     assert header == "# with 45,000,000 samples [40,000,000, 50,000,000] (median of 5 runs)"
 
 
@@ -112,13 +112,13 @@ def test_where_no_seconds_are_known_the_figure_of_the_objective_is_named(folder:
 def test_what_makes_the_values_doubtful_is_said_beside_them(folder: Path) -> None:
     moved = bssearch("best", "--export", "yaml", "--target", "0.85", cwd=folder)
     assert "\n# note: from the curves of trials that ran for accuracy 0.93" in moved.stdout
-    for form in Export:
+    for form in get_args(Export):
         said = bssearch("best", "--export", form, "--target", "0.85", cwd=folder)
         assert "note: from the curves of trials that ran for accuracy 0.93" in said.stderr
     assert yaml.safe_load(moved.stdout)["batch_size"] > 0
     answer = awkward(folder)
     doubts = [Notice(code=code, message=f"two\nlines of {code}") for code in ("unconfirmed", "running", "seed_noise")]
-    text = exported(answer.model_copy(update={"warnings": doubts}), Export.YAML)
+    text = exported(answer.model_copy(update={"warnings": doubts}), "yaml")
     assert [line for line in text.splitlines() if "note" in line] == [
         "# note: two lines of unconfirmed",
         "# note: two lines of running",
@@ -139,9 +139,9 @@ def test_export_and_format_exclude_each_other(folder: Path) -> None:
         "export task --to study --file {url}",
         "report task --html {url}",
         "best {url}",
-        "studies {url}",
+        "study list {url}",
         "import study {url}",
-        "price task --step-times {url}",
+        "best task --step-times {url}",
         "run {url}",
     ],
 )
@@ -167,7 +167,7 @@ def test_the_curves_of_a_study_are_exported_for_the_simulation(tmp_path: Path) -
     write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
     assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
     assert printed(tmp_path, "export", "task", "--to", "curves").splitlines() == ["task.csv.gz", "task.json"]
-    stored = json.loads(bssearch("trials", "task", "--format", "json", cwd=tmp_path).stdout)
+    stored = json.loads(bssearch("trial", "list", "task", "--format", "json", cwd=tmp_path).stdout)
     table = read_table(tmp_path / "task.csv.gz")
     assert [trial.number for trial in table.trials] == [trial["number"] for trial in stored]
     assert [trial.parameters["batch_size"] for trial in table.trials] == [trial["batch_size"] for trial in stored]

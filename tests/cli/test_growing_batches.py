@@ -18,7 +18,6 @@ import yaml
 from bssearch.analysis.answer import Answer
 from bssearch.batch_schedule import batch_schedule_of
 from bssearch.cli.answer import exported_schedule
-from bssearch.cli.arguments import Export
 from bssearch.commands.growing import scheduled_training
 from bssearch.records import Phase
 from bssearch.storage.repository import open_store
@@ -41,10 +40,10 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         confirm={"top": 1, "runs": 2},
     )
     printed(place, "run", spec.name)
-    printed(place, "enqueue", "task", "batch_size=16", f"batch_stages={STAGES}")
+    printed(place, "trial", "add", "task", "batch_size=16", f"batch_stages={STAGES}")
     for share in SHARES:
         by_noise = ["batch_schedule=noise_scale", "batch_stages=32 64", f"batch_noise_share={share}"]
-        printed(place, "enqueue", "task", "batch_size=16", "learning_rate=0.03", *by_noise)
+        printed(place, "trial", "add", "task", "batch_size=16", "learning_rate=0.03", *by_noise)
     printed(place, "run", spec.name)
     return place
 
@@ -55,7 +54,7 @@ def folder(stored: Path, tmp_path: Path) -> Path:
 
 
 def trials(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = read(folder, "trials", "task")
+    found: list[dict[str, Any]] = read(folder, "trial", "list", "task")
     return found
 
 
@@ -66,7 +65,7 @@ def with_stages(folder: Path, stages: str) -> dict[str, Any]:
 def one_by_noise(folder: Path) -> dict[str, Any]:
     """Return the trial that grew most often of those that decided by the noise scale, with its stages."""
     numbers = [one["number"] for one in trials(folder) if one.get("batch_schedule") == "noise_scale"]
-    found = [json.loads(printed(folder, "trial", "task", str(one), "--format", "json")) for one in numbers]
+    found = [json.loads(printed(folder, "trial", "show", "task", str(one), "--format", "json")) for one in numbers]
     best: dict[str, Any] = max(
         found, key=lambda one: (one["state"] == "reached", len(one["stages"]), one["samples"] / one["steps"])
     )
@@ -79,10 +78,10 @@ def answer_in(folder: Path) -> Answer:
 
 def test_a_trial_shows_its_schedule_and_what_it_ran_of_each_stage(stored: Path) -> None:
     trial = with_stages(stored, STAGES)
-    shown = printed(stored, "trial", "task", str(trial["number"]))
+    shown = printed(stored, "trial", "show", "task", str(trial["number"]))
     words = "batch 16, then 32 from 200 samples on, 64 from 600 samples on; learning rate ∝ √batch"
     assert words in " ".join(shown.split())
-    document = json.loads(printed(stored, "trial", "task", str(trial["number"]), "--format", "json"))
+    document = json.loads(printed(stored, "trial", "show", "task", str(trial["number"]), "--format", "json"))
     first, second, *rest = document["stages"]
     assert (first["batch_size"], first["steps"], first["samples"]) == (16, 13, 208)
     assert (second["start_samples"], second["batch_size"]) == (208, 32)
@@ -109,12 +108,12 @@ def test_a_trial_that_measured_shows_the_sizes_that_it_had(stored: Path) -> None
 
 def test_a_trial_whose_batch_stays_has_no_stages(stored: Path) -> None:
     number = next(one["number"] for one in trials(stored) if "batch_stages" not in one)
-    assert json.loads(printed(stored, "trial", "task", str(number), "--format", "json"))["stages"] is None
-    assert "learning rate ∝" not in printed(stored, "trial", "task", str(number))
+    assert json.loads(printed(stored, "trial", "show", "task", str(number), "--format", "json"))["stages"] is None
+    assert "learning rate ∝" not in printed(stored, "trial", "show", "task", str(number))
 
 
 def test_lists_name_the_sizes_and_programs_get_a_number(stored: Path) -> None:
-    assert "16 → 32 → 64" in printed(stored, "trials", "task", "--phase", "growth")
+    assert "16 → 32 → 64" in printed(stored, "trial", "list", "task", "--phase", "growth")
     assert {one["batch_size"] for one in trials(stored)} <= {16, 32, 64}
     printed(stored, "export", "task", "--to", "csv")
     with (stored / "task.csv").open() as file:
@@ -135,13 +134,13 @@ def test_recorded_curves_are_of_the_search_alone_so_that_no_batch_in_them_grows(
 @pytest.mark.slow
 def test_a_scheduled_trial_is_repeated_bit_for_bit(folder: Path) -> None:
     for trial in (with_stages(folder, STAGES), one_by_noise(folder)):
-        found = json.loads(printed(folder, "rerun", "task", str(trial["number"]), "--format", "json"))
+        found = json.loads(printed(folder, "trial", "rerun", "task", str(trial["number"]), "--format", "json"))
         assert found["identical"] is True
         assert found["runs"][0]["steps"] == trial["steps"]
         assert len(found["runs"][0]["evaluations"]) > 2
-        shown = printed(folder, "trial", "task", str(trial["number"]), "--repro")
-        assert shown == f"bssearch rerun task {trial['number']}\n"
-    assert "batch 16 → 32 → 64, seed" in bssearch("rerun", "task", str(trial["number"]), cwd=folder).stderr
+        shown = printed(folder, "trial", "show", "task", str(trial["number"]), "--repro")
+        assert shown == f"bssearch trial rerun task {trial['number']}\n"
+    assert "batch 16 → 32 → 64, seed" in bssearch("trial", "rerun", "task", str(trial["number"]), cwd=folder).stderr
 
 
 def test_yaml_carries_the_stages_and_enqueue_takes_its_values(folder: Path) -> None:
@@ -159,7 +158,7 @@ def test_yaml_carries_the_stages_and_enqueue_takes_its_values(folder: Path) -> N
     )
     assert "# note: whether it saves time" in done.stdout and "note: whether it saves time" in done.stderr
     names = [name for name in values if name not in {"stages", "nesterov", "schedule"}]
-    printed(folder, "enqueue", "task", *(f"{name}={values[name]}" for name in names))
+    printed(folder, "trial", "add", "task", *(f"{name}={values[name]}" for name in names))
     queued, best = trials(folder)[-1], trials(folder)[grown.trial_numbers[0] - 1]
     same = ("batch_size", "learning_rate", "batch_schedule", "batch_stages", "batch_rate_rule", "momentum", "optimizer")
     assert {name: queued[name] for name in same} == {name: best[name] for name in same}
@@ -218,7 +217,7 @@ def by_noise_as_best(folder: Path) -> tuple[str, list[tuple[int, int]]]:
     answer = found.model_copy(update={"batch_schedule": schedule})
     with open_store(f"sqlite:///{folder}/bssearch.db", write=False) as store:
         training = scheduled_training(store, "task", answer)
-    text = exported_schedule(answer, training, Export.PYTHON)
+    text = exported_schedule(answer, training, "python")
     assert f"the stages are as trial {trial['number']} ran" in text
     return text, [(one["start_samples"], one["batch_size"]) for one in stages]
 
@@ -270,7 +269,6 @@ def test_a_schedule_that_there_is_not_is_refused(tmp_path: Path) -> None:
     printed(tmp_path, "run", spec.name)
     told = refused(tmp_path, "best", "task", "--export", "yaml", "--schedule", code=2)
     assert "study 'task' has no schedule of growing batches that reached the target" in told
-    assert "--schedule says what --export writes" in refused(tmp_path, "best", "task", "--schedule", code=2)
 
 
 def test_the_page_of_the_study_has_the_schedule(stored: Path) -> None:
@@ -314,5 +312,7 @@ def test_scheduled_trials_come_through_another_database_as_they_are(folder: Path
     ]
     assert answers[0]["batch_schedule"] == answers[1]["batch_schedule"] is not None
     number = with_stages(folder, STAGES)["number"]
-    again = json.loads(printed(folder, "rerun", "task", str(number), "--db", "sqlite:///other.db", "--format", "json"))
+    again = json.loads(
+        printed(folder, "trial", "rerun", "task", str(number), "--db", "sqlite:///other.db", "--format", "json")
+    )
     assert again["identical"] is True

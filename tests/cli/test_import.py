@@ -133,9 +133,9 @@ def test_the_commands_that_ask_find_the_study(tmp_path: Path) -> None:
     def read(*arguments: str) -> Any:
         return json.loads(bssearch(*arguments, "--format", "json", cwd=tmp_path).stdout)
 
-    (study,) = read("studies")
+    (study,) = read("study", "list")
     assert (study["name"], study["workload"], study["trials"], study["reached"]) == ("mine", "imported", 6, 4)
-    assert [one["batch_size"] for one in read("trials", "mine")] == [32, 32, 32, 64, 64, 128]
+    assert [one["batch_size"] for one in read("trial", "list", "mine")] == [32, 32, 32, 64, 64, 128]
     answer = read("best", "mine")
     assert answer["optimal"]["batch_size"] == 32
     assert answer["optimal"]["parameters"]["learning_rate"] == 0.1
@@ -213,14 +213,14 @@ def test_devices_whose_names_look_alike_make_studies_of_their_own(tmp_path: Path
 def test_of_imported_runs_nothing_is_said_to_have_been_searched_here(tmp_path: Path) -> None:
     write_table(tmp_path, "8,0,1,10,1,0.9,A,0.1", "8,0,1,10,2,0.9,A,0.2", "16,0,1,10,3,0.9,A,0.1")
     do(tmp_path, "runs", "runs.csv")
-    status = bssearch("status", cwd=tmp_path).stdout
+    status = bssearch("study", "show", cwd=tmp_path).stdout
     assert "3 imported runs" in status and "fastest: run 1, batch 8" in status
-    for shown in (status, bssearch("best", cwd=tmp_path).stdout, bssearch("trial", "1", cwd=tmp_path).stdout):
+    for shown in (status, bssearch("best", cwd=tmp_path).stdout, bssearch("trial", "show", "1", cwd=tmp_path).stdout):
         said = shown.replace("bssearch", "")
         assert not [word for word in ("search", "so far", "until it is confirmed") if word in said], shown
     codes = {one["code"] for one in json.loads(bssearch("best", "--format", "json", cwd=tmp_path).stdout)["warnings"]}
     assert "unconfirmed" in codes
-    document = json.loads(bssearch("status", "--format", "json", cwd=tmp_path).stdout)
+    document = json.loads(bssearch("study", "show", "--format", "json", cwd=tmp_path).stdout)
     assert document["trials"] == {"search": {"reached": 3}}
 
 
@@ -249,13 +249,13 @@ def test_what_nobody_knows_of_a_run_is_null_and_an_easier_target_is_refused(tmp_
     rows = [f"{size},{seed},true,{3200 // size + seed},0.1,adamw" for size in (32, 64) for seed in range(3)]
     write_table(tmp_path, *rows, header=header)
     do(tmp_path, "runs", "runs.csv", "--metric", "accuracy", "--target", "0.9", "--default-batch", "32")
-    row = json.loads(bssearch("trials", "--format", "json", cwd=tmp_path).stdout)[0]
+    row = json.loads(bssearch("trial", "list", "--format", "json", cwd=tmp_path).stdout)[0]
     unknown = ("train_seconds", "wall_seconds", "evaluation_seconds", "threads", "uncapped", "contended")
     assert [row[name] for name in unknown] == [None] * len(unknown)
     assert (row["steps"], row["steps_to_target"]) == (100, 100)
     assert "imported without learning curves" in refused(tmp_path, "best", "--target", "0.5", code=2)
-    assert "runs: 6 imported runs" in bssearch("status", cwd=tmp_path).stdout
-    rules = json.loads(bssearch("audit", "--format", "json", "runs", cwd=tmp_path).stdout)["rules"]
+    assert "runs: 6 imported runs" in bssearch("study", "show", cwd=tmp_path).stdout
+    rules = json.loads(bssearch("study", "audit", "--format", "json", "runs", cwd=tmp_path).stdout)["rules"]
     assert not any("trains with sgd" in rule["reason"] for rule in rules)
 
 
@@ -263,7 +263,7 @@ def test_what_a_terminal_would_obey_does_not_reach_it(tmp_path: Path) -> None:
     rows = [f"32,{seed},true,{100 + seed},2.5,0.91,red\x1b[31m,0.1" for seed in range(3)]
     write_table(tmp_path, *rows)
     (name,), _ = do(tmp_path, "runs", "runs.csv", "--target", "0.9")
-    for command in (("compare", name, name), ("trial", "1")):
+    for command in (("study", "compare", name, name), ("trial", "show", "1")):
         done = bssearch(*command, cwd=tmp_path)
         assert "\x1b" not in done.stdout + done.stderr
         assert "\ufffd" in done.stdout + done.stderr, command

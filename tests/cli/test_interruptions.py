@@ -63,7 +63,7 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def trials(folder: Path) -> list[dict[str, object]]:
-    found = json.loads(bssearch("trials", "--format", "json", cwd=folder).stdout)
+    found = json.loads(bssearch("trial", "list", "--format", "json", cwd=folder).stdout)
     assert isinstance(found, list)
     return found
 
@@ -166,7 +166,7 @@ def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(
     assert failed
     assert {trial["batch_size"] for trial in failed} == {16}
     assert all(said in str(trial["reason"]) for trial in failed)
-    shown = bssearch("trial", str(failed[0]["number"]), cwd=tmp_path).stdout
+    shown = bssearch("trial", "show", str(failed[0]["number"]), cwd=tmp_path).stdout
     assert "task.py" in shown
     assert sum(trial["state"] != "failed" for trial in found) == trials_asked
     assert any(trial["state"] == "reached" for trial in found)
@@ -282,7 +282,7 @@ def test_a_trial_stopped_by_sigterm_goes_on_in_another_place_as_if_it_had_never_
     )
     assert done.returncode == 0, done.stderr
     again = subprocess.run(
-        command("rerun", "task", "1", "--format", "json"),
+        command("trial", "rerun", "task", "1", "--format", "json"),
         cwd=tmp_path,
         env=second,
         capture_output=True,

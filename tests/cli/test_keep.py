@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.storage.repository import open_store
 from tests.cli.task import bssearch, printed, read, refused
@@ -30,7 +31,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_by_law(folder: Path, name: str, *, trials: int) -> None:
     spec = make_spec(name=name, budget={"trials": trials, "trial_train_seconds": 10.0}, confirm={"top": 1, "runs": 0})
-    run_study(spec, db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: LawExecutor())
+    run_study(spec, Launch(db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: LawExecutor()))
 
 
 @pytest.fixture
@@ -62,27 +63,27 @@ def at_a_terminal(folder: Path, *arguments: str, typed: str) -> subprocess.Compl
 
 
 def test_a_renamed_study_keeps_its_trials_and_goes_on_under_its_new_name(folder: Path) -> None:
-    before = read(folder, "trials", "task")
-    assert "its spec must say name: better" in printed(folder, "rename", "task", "better")
+    before = read(folder, "trial", "list", "task")
+    assert read(folder, "study", "rename", "task", "better") == {"study": "better", "renamed_from": "task"}
     assert names(folder) == ["better", "other"]
-    assert read(folder, "trials", "better") == before
+    assert read(folder, "trial", "list", "better") == before
     run_by_law(folder, "better", trials=6)
-    assert read(folder, "trials", "better")[:5] == before
-    assert len(read(folder, "trials", "better")) == 6
+    assert read(folder, "trial", "list", "better")[:5] == before
+    assert len(read(folder, "trial", "list", "better")) == 6
 
 
 def test_an_archived_study_is_out_of_sight_until_it_is_brought_back(folder: Path) -> None:
-    printed(folder, "archive", "other")
-    assert [row["name"] for row in read(folder, "studies")] == ["task"]
-    listed = read(folder, "studies", "--all")
+    printed(folder, "study", "archive", "other")
+    assert [row["name"] for row in read(folder, "study", "list")] == ["task"]
+    listed = read(folder, "study", "list", "--all")
     assert [(row["name"], row["archived_at"] is not None) for row in listed] == [("task", False), ("other", True)]
-    assert "archived at" in printed(folder, "studies", "--all")
-    assert read(folder, "status")["study"] == "task"
-    assert len(read(folder, "trials", "other")) == 5
-    printed(folder, "archive", "task")
+    assert "archived at" in printed(folder, "study", "list", "--all")
+    assert read(folder, "study", "show")["study"] == "task"
+    assert len(read(folder, "trial", "list", "other")) == 5
+    printed(folder, "study", "archive", "task")
     refuse(folder, "best", code=3, said="every study of the database is archived")
-    printed(folder, "archive", "other", "--undo")
-    assert [row["name"] for row in read(folder, "studies")] == ["other"]
+    printed(folder, "study", "archive", "other", "--undo")
+    assert [row["name"] for row in read(folder, "study", "list")] == ["other"]
 
 
 def test_two_studies_that_are_not_archived_must_be_told_apart(folder: Path) -> None:
@@ -93,10 +94,10 @@ def test_deleting_without_a_terminal_takes_a_yes(folder: Path) -> None:
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
         observations = sum(map(len, store.curves("task", range(1, 6)).values()))
     what = f"study task with 5 trials and {observations} observations"
-    refuse(folder, "delete", "task", code=2, said=f"{what} would be deleted for good")
-    assert what in printed(folder, "delete", "task", "--yes")
+    refuse(folder, "study", "delete", "task", code=2, said=f"{what} would be deleted for good")
+    assert what in printed(folder, "study", "delete", "task", "--yes")
     assert names(folder) == ["other"]
-    assert len(read(folder, "trials", "other")) == 5
+    assert len(read(folder, "trial", "list", "other")) == 5
 
 
 def test_what_waited_of_a_deleted_study_goes_and_where_the_store_is_away_that_is_said(
@@ -108,26 +109,26 @@ def test_what_waited_of_a_deleted_study_goes_and_where_the_store_is_away_that_is
         for name in ("task", "other"):
             (tmp_path / "store" / studies.study(name).mark).mkdir()
             (tmp_path / "store" / studies.study(name).mark / "trial-1.pt").touch()
-        printed(folder, "delete", "task", "--yes")
+        printed(folder, "study", "delete", "task", "--yes")
         assert len(list((tmp_path / "store").rglob("trial-1.pt"))) == 1
         store.is_away = True
-        done = bssearch("delete", "other", "--yes", cwd=folder)
+        done = bssearch("study", "delete", "other", "--yes", cwd=folder)
     assert (done.returncode, names(folder)) == (0, [])
     assert f"what waited of it may be left: the checkpoint store troubled://{tmp_path}/store: " in done.stderr
 
 
 def test_at_a_terminal_deleting_asks_for_the_name(folder: Path) -> None:
-    wrong = at_a_terminal(folder, "delete", "task", typed="y")
+    wrong = at_a_terminal(folder, "study", "delete", "task", typed="y")
     assert wrong.returncode == 2, wrong.stderr
     assert "nothing was deleted" in wrong.stderr
     assert names(folder) == ["task", "other"]
-    right = at_a_terminal(folder, "delete", "task", typed="task")
+    right = at_a_terminal(folder, "study", "delete", "task", typed="task")
     assert right.returncode == 0, right.stderr
-    assert "this deletes study task with 5 trials and" in right.stdout
+    assert "this deletes study task with 5 trials and" in right.stderr
     assert names(folder) == ["other"]
 
 
 @pytest.mark.parametrize("arguments", [("rename", "a", "b"), ("archive", "a"), ("delete", "a", "--yes")])
 def test_no_database_is_made_to_look_for_a_study(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    refused(tmp_path, *arguments, code=4)
+    refused(tmp_path, "study", *arguments, code=4)
     assert list(tmp_path.iterdir()) == []

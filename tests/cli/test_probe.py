@@ -72,12 +72,12 @@ def test_a_run_makes_the_visits_that_a_probe_has_left_to_it(searched: Path) -> N
 
 @pytest.mark.slow
 def test_a_trial_tells_its_environment(searched: Path) -> None:
-    told = json.loads(bssearch("trial", "task", "1", "--format", "json", cwd=searched).stdout)
+    told = json.loads(bssearch("trial", "show", "task", "1", "--format", "json", cwd=searched).stdout)
     environment = told["environment"]
     assert (environment["precision"], environment["compile_mode"]) == ("fp32", "none")
     assert environment["torch_version"] and environment["host"] and environment["workload_revision"]
     assert (told["data_placement"], told["energy_joules"], told["skipped_steps"]) == ("device", None, None)
-    assert "environment" in bssearch("trial", "task", "1", cwd=searched).stdout
+    assert "environment" in bssearch("trial", "show", "task", "1", cwd=searched).stdout
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def here(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def queue(here: Path) -> dict[str, Any]:
-    found = json.loads(printed(here, "queue", "--all", "--format", "json"))
+    found = json.loads(printed(here, "queue", "list", "--all", "--format", "json"))
     assert isinstance(found, dict)
     return found
 
@@ -75,7 +75,7 @@ def test_two_workers_serve_what_a_third_submits_though_one_is_killed(
 ) -> None:
     nodes = [make_node(tmp_path / name, **{**QUICK, "workload_settings": {"step_seconds": 0.02}}) for name in "ab"]
     for number, owner in enumerate(("ann", "bob", "ann")):
-        printed(here, "submit", "task", "budget.trials=3", "--name", f"study-{number}", "--owner", owner)
+        printed(here, "queue", "submit", "task", "budget.trials=3", "--name", f"study-{number}", "--owner", owner)
     with worker(nodes[0], url, checkpoints, "--turn-seconds", "5") as first:
         first.wait_for("trial 1 runs")
         with worker(nodes[1], url, checkpoints, "--turn-seconds", "5", "--until-empty") as second:
@@ -97,7 +97,7 @@ def test_a_worker_told_to_stop_gives_its_trial_back_and_another_goes_on_to_the_s
 ) -> None:
     slow = {**LONG, "workload_settings": {"step_seconds": 0.15}}
     first_node, second_node = (make_node(tmp_path / name, **slow) for name in "ab")
-    printed(here, "submit", "task", "target.value=0.95", "--name", "long")
+    printed(here, "queue", "submit", "task", "target.value=0.95", "--name", "long")
     with worker(first_node, url, checkpoints) as first, open_store(url, write=False) as store:
         first.wait_for("trial 1 runs")
         wait_for(lambda: store.observations("long", 1)[1:], first.process)  # now it is in its middle
@@ -115,7 +115,7 @@ def test_a_worker_told_to_stop_gives_its_trial_back_and_another_goes_on_to_the_s
         went_on, outcome = trials[0], trials[0].outcome
         assert went_on.state is TrialState.REACHED and outcome is not None and outcome.steps_to_target is not None
         assert stopped.outcome is not None and outcome.steps > stopped.outcome.steps > 0
-    words = ("rerun", "long", "1", "--workload", "task.py:Task", "--format", "json")
+    words = ("trial", "rerun", "long", "1", "--workload", "task.py:Task", "--format", "json")
     again = json.loads(printed(first_node, *words))
     assert (again["identical"], again["steps_ratio"]) == (True, 1.0), again
 
@@ -123,18 +123,18 @@ def test_a_worker_told_to_stop_gives_its_trial_back_and_another_goes_on_to_the_s
 @pytest.mark.slow
 def test_a_person_pauses_resumes_and_cancels_what_runs(tmp_path: Path, url: str, here: Path, checkpoints: Path) -> None:
     node = make_node(tmp_path / "a", **LONG)
-    printed(here, "submit", "task", "target.value=0.99", "budget.trials=40", "--name", "one")
+    printed(here, "queue", "submit", "task", "target.value=0.99", "budget.trials=40", "--name", "one")
     with worker(node, url, checkpoints) as served, open_store(url, write=False) as store:
         served.wait_for("trial 1 runs")
-        printed(here, "pause", "one")
+        printed(here, "queue", "pause", "one")
         served.wait_for("one: paused: paused by")
         assert {trial.state for trial in store.trials("one")} <= {TrialState.PAUSED, TrialState.CAPPED}
         assert states(here) == {"one": "paused"}
         served.lines.clear()
-        printed(here, "resume", "one")
+        printed(here, "queue", "resume", "one")
         served.wait_for("runs: batch 64")
         assert [row["serving"] for row in queue(here)["workers"]] == ["one"]
-        printed(here, "cancel", "one")
+        printed(here, "queue", "cancel", "one")
         served.wait_for("one: cancelled: cancelled by")
         assert {trial.state for trial in store.trials("one")} <= {TrialState.CANCELLED, TrialState.CAPPED}
         assert store.submission("one").served_seconds > 0
@@ -182,7 +182,7 @@ def test_a_worker_told_to_stop_while_a_workload_is_loaded_waits_for_it_no_longer
 ) -> None:
     node = make_node(tmp_path / "a", **QUICK)
     (node / "task.py").write_text("import time\nopen('loads', 'w').close()\ntime.sleep(1000)\n")
-    printed(here, "submit", "task", "--name", "mine")
+    printed(here, "queue", "submit", "task", "--name", "mine")
     with worker(node, url, checkpoints) as served:
         wait_for((node / "loads").exists, served.process)
         served.process.send_signal(signal.SIGTERM)
@@ -202,7 +202,7 @@ def test_a_worker_told_to_stop_kills_what_does_not_within_25_seconds(
     )
     hangs = WORKLOAD.replace("time.sleep(1000)", "open('hangs', 'w').close(); time.sleep(1000)")
     (node / "task.py").write_text(hangs)
-    printed(here, "submit", "task", "--name", "mine")
+    printed(here, "queue", "submit", "task", "--name", "mine")
     with worker(node, url, checkpoints) as served:
         wait_for((node / "hangs").exists, served.process)
         family = psutil.Process(served.process.pid).children(recursive=True)

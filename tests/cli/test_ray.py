@@ -74,6 +74,6 @@ def test_a_killed_actor_is_a_trial_to_be_tried_again_and_ctrl_c_ends_ray_too(tmp
 
     found = check_complete(tmp_path, 14)
     (lost,) = [one for one in found if one["state"] == "lost"]
-    told = json.loads(bssearch("trial", "task", str(lost["number"]), "--format", "json", cwd=tmp_path).stdout)
+    told = json.loads(bssearch("trial", "show", "task", str(lost["number"]), "--format", "json", cwd=tmp_path).stdout)
     assert "lost with its Ray actor" in json.dumps(told)
     assert [one["retry_of"] for one in found].count(lost["number"]) == 1

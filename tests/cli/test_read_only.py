@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.settings import DATABASE_URL_VARIABLE
 from bssearch.spec import load_spec
@@ -26,43 +27,42 @@ from tests.test_guide import leaves
 SEARCHED = {"budget": {"trials": 14, "trial_train_seconds": 2.0}, "confirm": {"top": 1, "runs": 3}}
 
 READS = {
-    "studies": "studies --all",
-    "status": "status task",
+    "study list": "study list --all",
+    "study show": "study show task",
     "best": "best task",
-    "trials": "trials task",
-    "trial": "trial task 1",
+    "best --step-times": "best task --step-times {out}/h100.csv",
+    "trial list": "trial list task",
+    "trial show": "trial show task 1",
     "report": "report task",
     "report --html": "report task --html {to}/report.html --svg {to}/report.svg --csv {to}/tables",
-    "compare": "compare task other",
-    "price": "price task --step-times {out}/h100.csv",
-    "track-record": "track-record",
-    "queue": "queue --all",
-    "audit": "audit task --no-run",
+    "study compare": "study compare task other",
+    "study track-record": "study track-record",
+    "queue list": "queue list --all",
+    "study audit": "study audit task --no-run",
     "export": "export task --to curves --file {to}/task.csv.gz",
     "export --to optuna": "export task --to optuna --file {to}/task.optuna.db",
     "plan lr": "plan lr --from-batch 32 --learning-rate 0.1 --batch 64",
     "plan scale": "plan scale --devices 2 --per-device-batch 8 --study task --parameters 1M --bandwidth-gb-s 10",
-    "db current": "db current",
     "db check": "db check",
-    "rerun": "rerun task 1 --workload {out}/task.py:Task",
+    "trial rerun": "trial rerun task 1 --workload {out}/task.py:Task",
 }
 WRITES = {
     "run": "run {out}/task.yaml",
-    "confirm": "confirm task --runs 5 --workload task.py:Task",
-    "audit": "audit task --workload task.py:Task",
-    "enqueue": "enqueue task batch_size=64",
-    "quick": "quick {out}/other.yaml",
-    "submit": "submit task --name submitted",
-    "cancel": "cancel queued",
-    "pause": "pause queued",
-    "resume": "resume queued",
-    "worker": "worker --templates {out}/templates.yaml",
+    "study confirm": "study confirm task --runs 5 --workload task.py:Task",
+    "study audit": "study audit task --workload task.py:Task",
+    "trial add": "trial add task batch_size=64",
+    "run --quick": "run --quick {out}/other.yaml",
+    "queue submit": "queue submit task --name submitted",
+    "queue cancel": "queue cancel queued",
+    "queue pause": "queue pause queued",
+    "queue resume": "queue resume queued",
+    "queue worker": "queue worker --templates {out}/templates.yaml",
     "probe memory": "probe memory {out}/task.yaml",
     "import runs": "import runs {out}/runs.csv --name runs --metric accuracy --target 0.5",
     "import study": "import study {out}/whole.jsonl.gz",
-    "rename": "rename task better",
-    "archive": "archive task",
-    "delete": "delete task --yes",
+    "study rename": "study rename task better",
+    "study archive": "study archive task",
+    "study delete": "study delete task --yes",
 }
 ALSO_WRITE = {
     *("probe step-time", "probe noise", "probe branch"),
@@ -70,7 +70,7 @@ ALSO_WRITE = {
     *("db init", "db upgrade"),  # of the owner's role: tests/storage/test_roles.py
 }
 WITHOUT_A_DATABASE = {
-    *("init", "check", "target", "schema", "guide"),
+    *("init", "check", "schema", "guide"),
     *("plan memory", "plan accumulation", "plan start"),
 }
 SERVES = {"serve"}  # it reads, until it is told to stop: tests/web
@@ -78,8 +78,8 @@ SERVES = {"serve"}  # it reads, until it is told to stop: tests/web
 
 def test_of_every_command_it_is_known_whether_it_writes() -> None:
     """Who adds a command says it here, and so how it does under a role that may only look."""
-    reads = {name.partition(" --")[0] for name in READS}
-    assert leaves() == reads | set(WRITES) | ALSO_WRITE | WITHOUT_A_DATABASE | SERVES
+    told = {name.partition(" --")[0] for name in [*READS, *WRITES]}
+    assert leaves() == told | ALSO_WRITE | WITHOUT_A_DATABASE | SERVES
 
 
 def make_studies(url: str, folder: Path) -> None:
@@ -87,7 +87,9 @@ def make_studies(url: str, folder: Path) -> None:
     for name in ("other", "task"):
         path = write_task(folder, name=name, budget={"trials": 14, "trial_train_seconds": 2.0})
         path.rename(folder / f"{name}.yaml")
-        run_study(load_spec(folder / f"{name}.yaml"), db=url, folder=folder, make_executor=lambda *_: LawExecutor())
+        run_study(
+            load_spec(folder / f"{name}.yaml"), Launch(db=url, folder=folder, make_executor=lambda *_: LawExecutor())
+        )
     with open_store(url, write=False) as store:
         store.write_study("other", folder / "whole.jsonl.gz")
     (folder / "h100.csv").write_text("batch_size,step_seconds\n" + "".join(f"{2**k},0.001\n" for k in range(3, 8)))
@@ -235,7 +237,7 @@ class TestWriting:
     def test_whose_study_it_is_says_the_command_line(self, reader: str, postgres: Postgres, out: Path) -> None:
         postgres.execute("CREATE ROLE wim LOGIN", "GRANT looked_at_writer TO wim")
         url = reader.replace("lara@", "wim@")
-        for line in ("rename task better", "archive task", "delete task --yes"):
+        for line in ("study rename task better", "study archive task", "study delete task --yes"):
             assert "the study 'task' may be renamed, archived or deleted by postgres, who made it" in refused(
                 out, *words(line, out), "--db", url, code=4
             )

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from bssearch.commands.opening import Launch, described
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import described
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.importers.runs import import_runs
 from bssearch.options import Option

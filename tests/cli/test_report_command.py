@@ -1,4 +1,4 @@
-"""``bssearch report`` writes whole files or none; ``bssearch compare`` puts studies side by side."""
+"""``bssearch report`` writes whole files or none; ``bssearch study compare`` puts studies side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.transfer import tables
+from bssearch.commands.transfer import exports
 from bssearch.commands.trials import trials_frame
 from bssearch.records import Lease, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
@@ -208,7 +208,7 @@ def test_a_table_that_does_not_fit_on_the_disk_is_named(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tables, "write_observations", full)
+    monkeypatch.setattr(exports, "write_observations", full)
     done = bssearch("report", "toy", "--csv", tmp_path, cwd=folder)
     assert f"{tmp_path / 'observations.csv'} cannot be written: No space left" in done.stderr
     assert (done.returncode, files(tmp_path)) == (2, set())
@@ -252,7 +252,7 @@ def test_the_tables_hold_every_row(folder: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [str(place / name) for name in TABLES]
     assert files(place) == set(TABLES)
     trials, batches, observations = (read(place / name) for name in TABLES)
-    listed = json.loads(bssearch("trials", "toy", "--format", "json", cwd=folder).stdout)
+    listed = json.loads(bssearch("trial", "list", "toy", "--format", "json", cwd=folder).stdout)
     assert [(int(one["number"]), float(one["time_to_target_s"]), one["state"]) for one in trials] == [
         (one["number"], one["time_to_target_s"], one["state"]) for one in listed
     ]
@@ -276,7 +276,7 @@ def test_without_an_option_it_prints_the_answer_and_how_to_get_the_page(folder: 
 
 
 def compared(folder: Path, *studies: str) -> list[dict[str, Any]]:
-    done = bssearch("compare", *studies, "--format", "json", cwd=folder)
+    done = bssearch("study", "compare", *studies, "--format", "json", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     rows: list[dict[str, Any]] = json.loads(done.stdout)
     return rows
@@ -334,33 +334,33 @@ def test_a_ratio_is_of_the_figure_of_the_objective(folder: Path) -> None:
     _, better = compared(folder, "metric", "better")
     assert better["objective_value"]["median"] == pytest.approx(0.99)
     assert better["ratio_to_first"] == pytest.approx({"value": 1.1, "at_least": False, "low": 1.1, "high": 1.1})
-    shown = bssearch("compare", "samples", "toy", cwd=folder).stdout
+    shown = bssearch("study", "compare", "samples", "toy", cwd=folder).stdout
     assert "samples to target" in shown and "other objective" in shown
 
 
 def test_of_too_few_batch_sizes_no_critical_one_is_compared(folder: Path) -> None:
     _, two = compared(folder, "toy", "two")
     assert (two["b_crit"], two["fit_verdict"]) == (None, "too_few_points")
-    shown = bssearch("compare", "toy", "two", cwd=folder).stdout
+    shown = bssearch("study", "compare", "toy", "two", cwd=folder).stdout
     assert "too few points" not in shown.partition("note on")[0]
     single = json.loads(bssearch("best", "single", "--format", "json", cwd=folder).stdout)["warnings"][0]
     assert f"note on single: {single['message']}" in " ".join(
-        bssearch("compare", "toy", "single", cwd=folder).stdout.split()
+        bssearch("study", "compare", "toy", "single", cwd=folder).stdout.split()
     )
 
 
 def test_the_comparison_for_people_and_for_spreadsheets(folder: Path) -> None:
-    done = bssearch("compare", "toy", "harder", "missed", cwd=folder)
+    done = bssearch("study", "compare", "toy", "harder", "missed", cwd=folder)
     assert done.returncode == 0
     assert "other target" in done.stdout and "target not reached" in done.stdout
     assert "missed: none of 1 trials reached accuracy 0.9" in done.stderr
-    text = bssearch("compare", "toy", "slow", "--format", "csv", cwd=folder).stdout
+    text = bssearch("study", "compare", "toy", "slow", "--format", "csv", cwd=folder).stdout
     assert [row["study"] for row in csv.DictReader(io.StringIO(text))] == ["toy", "slow"]
 
 
 def test_wrong_comparisons_say_so(folder: Path) -> None:
-    assert "nobody" in refused(folder, "compare", "toy", "nobody", code=3)
-    assert bssearch("compare", "toy", cwd=folder).returncode == 2
+    assert "nobody" in refused(folder, "study", "compare", "toy", "nobody", code=3)
+    assert bssearch("study", "compare", "toy", cwd=folder).returncode == 2
     assert bssearch("report", "nobody", "--html", "x.html", cwd=folder).returncode == 3
 
 
@@ -398,12 +398,12 @@ def said(place: Path, *arguments: str) -> str:
     [
         ("best", "toy", "--format", "json"),
         ("best", "toy"),
-        ("trials", "toy"),
-        ("trials", "toy", "--format", "json"),
-        ("status", "toy"),
-        ("status", "toy", "--format", "json"),
+        ("trial", "list", "toy"),
+        ("trial", "list", "toy", "--format", "json"),
+        ("study", "show", "toy"),
+        ("study", "show", "toy", "--format", "json"),
         ("report", "toy"),
-        ("trial", "toy", "1"),
+        ("trial", "show", "toy", "1"),
     ],
     ids=" ".join,
 )
@@ -414,7 +414,7 @@ def test_it_counts_as_a_pruned_one(both: dict[TrialState, Path], arguments: tupl
 
 def test_its_state_is_shown_and_counted(both: dict[TrialState, Path]) -> None:
     place = both[TrialState.PAUSED]
-    trials = json.loads(said(place, "trials", "toy", "--format", "json"))
+    trials = json.loads(said(place, "trial", "list", "toy", "--format", "json"))
     assert [trial["state"] for trial in trials].count("paused") == 3
     (batch,) = [
         one
@@ -422,5 +422,5 @@ def test_its_state_is_shown_and_counted(both: dict[TrialState, Path]) -> None:
         if one["batch_size"] == SIZE
     ]
     assert batch["ended"]["paused"] == 3
-    status = json.loads(said(place, "status", "toy", "--format", "json"))
+    status = json.loads(said(place, "study", "show", "toy", "--format", "json"))
     assert status["spent_trials"] >= 3 and status["running"] == []

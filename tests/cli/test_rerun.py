@@ -1,4 +1,4 @@
-"""``bssearch rerun``: real trials trained again, and what is told of what differs."""
+"""``bssearch trial rerun``: real trials trained again, and what is told of what differs."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def rows_of(folder: Path) -> list[str]:
 
 
 def rerun(folder: Path, number: int, *options: str) -> dict[str, Any]:
-    found: dict[str, Any] = read(folder, "rerun", "task", str(number), *options)
+    found: dict[str, Any] = read(folder, "trial", "rerun", "task", str(number), *options)
     return found
 
 
 @pytest.mark.slow
 def test_every_trial_comes_out_the_same_again_and_nothing_is_stored(folder: Path) -> None:
     before = rows_of(folder)
-    trials = json.loads(bssearch("trials", "task", "--format", "json", cwd=folder).stdout)
+    trials = json.loads(bssearch("trial", "list", "task", "--format", "json", cwd=folder).stdout)
     assert "reached" in {trial["state"] for trial in trials}
     for trial in trials:
         found = rerun(folder, trial["number"], "--runs", "2")
@@ -90,7 +90,7 @@ def test_what_came_out_otherwise_is_told_with_what_differs(folder: Path) -> None
     assert differing["torch_version"][0] == "1.0"
     assert differing["numpy"][0] == "1.0" and differing["absent"] == ("0.9", None)
     assert differing["optuna"][0] is None
-    told = bssearch("rerun", "task", "1", cwd=folder).stdout
+    told = bssearch("trial", "rerun", "task", "1", cwd=folder).stdout
     assert "not the same: 0.5 times the steps to the target" in told
     assert "torch_version" in told
 
@@ -105,7 +105,7 @@ def test_what_an_older_version_did_not_keep_is_no_difference(folder: Path) -> No
 
 def test_another_kind_of_device_is_told_and_the_trial_runs_all_the_same(folder: Path) -> None:
     change(folder, "UPDATE bss_environment SET device_name = 'Some GPU', device_type = 'cuda'")
-    done = bssearch("rerun", "task", "1", cwd=folder)
+    done = bssearch("trial", "rerun", "task", "1", cwd=folder)
     assert done.returncode == 0
     assert "trial 1 ran on Some GPU · fp32 · compile none, this is" in done.stderr
     assert "the same steps, bit for bit" in done.stdout and "Some GPU" in done.stdout
@@ -113,11 +113,11 @@ def test_another_kind_of_device_is_told_and_the_trial_runs_all_the_same(folder: 
 
 def test_code_that_has_changed_is_run_only_where_the_user_names_it_and_that_is_told(folder: Path) -> None:
     (folder / "task.py").write_text((folder / "task.py").read_text() + "# changed\n")
-    refused = bssearch("rerun", "task", "1", cwd=folder)
+    refused = bssearch("trial", "rerun", "task", "1", cwd=folder)
     assert refused.returncode == 2 and PRINTED not in refused.stderr
     assert "which you have not run for it on this machine as it is now" in refused.stderr
     assert "add --workload task.py:Task" in refused.stderr
-    done = bssearch("rerun", "task", "1", "--workload", "task.py:Task", "--format", "json", cwd=folder)
+    done = bssearch("trial", "rerun", "task", "1", "--workload", "task.py:Task", "--format", "json", cwd=folder)
     assert done.returncode == 0 and "the workload's file has changed since trial 1 ran" in done.stderr
     found = json.loads(done.stdout)
     assert found["identical"] is True
@@ -128,20 +128,20 @@ def test_code_that_this_user_has_not_run_is_not_run_on_the_databases_word(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BSSEARCH_STATE_DIR", str(folder / "somebody-elses"))
-    refused = bssearch("rerun", "task", "1", cwd=folder)
+    refused = bssearch("trial", "rerun", "task", "1", cwd=folder)
     assert refused.returncode == 2 and PRINTED not in refused.stderr
     assert "which you have not run for it on this machine" in refused.stderr
 
 
 def test_the_command_that_runs_a_trial_again_is_printed_and_does(folder: Path) -> None:
     url = f"sqlite:///{folder / 'bssearch.db'}"
-    printed = bssearch("trial", "task", "1", "--repro", "--db", url, cwd=folder)
+    printed = bssearch("trial", "show", "task", "1", "--repro", "--db", url, cwd=folder)
     assert printed.returncode == 0
     program, *words = shlex.split(printed.stdout)
-    assert (program, words[:3]) == ("bssearch", ["rerun", "task", "1"]) and url in words
+    assert (program, words[:4]) == ("bssearch", ["trial", "rerun", "task", "1"]) and url in words
     notes = printed.stderr.splitlines()
     assert all(line.startswith("# ") for line in notes)
-    trial = json.loads(bssearch("trial", "task", "1", "--format", "json", cwd=folder).stdout)
+    trial = json.loads(bssearch("trial", "show", "task", "1", "--format", "json", cwd=folder).stdout)
     assert "compile none, threads 1" in printed.stderr
     for fact in (trial["seed"], trial["started_by"], trial["environment"]["workload_revision"], "task.py:Task"):
         assert str(fact) in printed.stderr
@@ -163,9 +163,9 @@ def test_the_command_that_runs_a_trial_again_is_printed_and_does(folder: Path) -
     ],
 )
 def test_what_cannot_be_run_again_is_refused(folder: Path, arguments: list[str], code: int, words: str) -> None:
-    assert bssearch("enqueue", "task", "batch_size=16", cwd=folder).returncode == 0
+    assert bssearch("trial", "add", "task", "batch_size=16", cwd=folder).returncode == 0
     (folder / "runs.csv").write_text(RUNS)
     assert bssearch("import", "runs", "runs.csv", "--target", "0.9", cwd=folder).returncode == 0
-    assert words in refused(folder, "rerun", *arguments, code=code)
+    assert words in refused(folder, "trial", "rerun", *arguments, code=code)
     if "--runs" not in arguments:
-        assert bssearch("trial", *arguments, "--repro", cwd=folder).returncode == code
+        assert bssearch("trial", "show", *arguments, "--repro", cwd=folder).returncode == code

@@ -20,15 +20,14 @@ from rich.console import Console
 from rich.live import Live
 
 from bssearch.analysis.answer import Answer, Figure
-from bssearch.analysis.law.quick import QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
 from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application
-from bssearch.cli import query as trial_commands
+from bssearch.cli import trial as trial_commands
 from bssearch.cli.answer import exported, print_answer
-from bssearch.cli.arguments import Export
-from bssearch.cli.check import print_quick
 from bssearch.cli.output import note
+from bssearch.cli.run import print_quick
 from bssearch.commands.display import Display, Lines, batch_table, ended_line
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import status, trial_document
 from bssearch.errors import NotFoundError, UsageError
@@ -39,7 +38,7 @@ from bssearch.pruners.controller import PruningController
 from bssearch.records import GradientNoise, MemoryBasis, Observation, Phase, TrialEnded, TrialRecord, TrialState
 from bssearch.storage.repository import open_store
 from tests.analysis.test_report import answer, confirmed
-from tests.factories import make_curve, make_environment, make_probe, make_spec, make_trial
+from tests.factories import make_curve, make_environment, make_probe, make_quick, make_spec, make_trial
 from tests.search.law import LawExecutor
 
 SPEC = make_spec(budget={"trials": 20, "trial_train_seconds": 10.0})
@@ -194,7 +193,7 @@ class Screen:
         self.seconds = 100.0
         self.text = io.StringIO()
         console = Console(file=self.text, width=200)
-        self.display = Display(console, Live(console=console, auto_refresh=False), lambda: self.seconds)
+        self.display = Display(console, Live(console=console, auto_refresh=False).update, lambda: self.seconds)
 
     def footer(self, *trials: TrialRecord) -> str:
         return self.display.footer(history(*trials))
@@ -317,28 +316,7 @@ def test_the_host_bound_share_is_a_column_where_it_is_known(capsys: pytest.Captu
 
 
 def printed(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
-    optimal = QuickOptimum(batch_size=128, micro_batch_size=64, accumulation_steps=2, learning_rate=0.05)
-    answer = QuickAnswer(
-        study="study",
-        metric="accuracy",
-        target=0.97,
-        default_batch_size=256,
-        optimal=optimal,
-        interval=[64, 200],
-        flat_range=[90, 180],
-        gain=1.6,
-        learning_rate_gain=1.0,
-        learning_rate_range=[0.01, 0.2],
-        largest_micro_batch_size=64,
-        b_crit=QuickCriticalBatch(estimate=120.0, low=60.0, high=240.0),
-        noise_scale=None,
-        alpha_s=None,
-        beta_s=None,
-        runs=[QuickRun(trial=1, batch_size=256, learning_rate=0.1, steps=None, train_seconds=3.0)],
-        seconds=42.0,
-        warnings=[Notice(code="one_batch_size", message="only one batch size came there")],
-    )
-    print_quick(answer.model_copy(update=changes))
+    print_quick(make_quick().model_copy(update=changes))
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -405,19 +383,17 @@ def named(text: str) -> Answer:
 
 @pytest.mark.parametrize("text", ["accuracy\nbatch_size: 1", "a\rbatch_size: 1", "a\x85batch_size: 1", "\x1b[31mred"])
 def test_no_name_breaks_out_of_a_comment_of_the_exported_yaml(text: str) -> None:
-    told = exported(named(text), Export.YAML)
+    told = exported(named(text), "yaml")
     assert yaml.safe_load(told)["batch_size"] == 64
-    assert yaml.safe_load(told) == yaml.safe_load(exported(answer(confirmed(64, 1.0, 1.1, 0.9)), Export.YAML))
+    assert yaml.safe_load(told) == yaml.safe_load(exported(answer(confirmed(64, 1.0, 1.1, 0.9)), "yaml"))
     assert "\x1b" not in told
 
 
 def test_exported_values_say_how_sure_they_are_where_that_is_not_enough() -> None:
     sure = answer(confirmed(64, 1.0, 1.1, 0.9)).model_copy(update={"within_5_percent": 0.653, "provisional": True})
-    assert "# note: provisional: it is within 5 % of the best with a probability of 65 %\n" in exported(
-        sure, Export.YAML
-    )
+    assert "# note: provisional: it is within 5 % of the best with a probability of 65 %\n" in exported(sure, "yaml")
     firm = sure.model_copy(update={"provisional": False})
-    assert "provisional" not in exported(firm, Export.YAML)
+    assert "provisional" not in exported(firm, "yaml")
 
 
 def test_a_note_is_one_line_without_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -460,7 +436,9 @@ class Slowing(LawExecutor):
 
 
 def run(folder: Path, listener: Any, spec: Any = LIVE) -> None:
-    run_study(spec, db=f"sqlite:///{folder / 'study.db'}", listener=listener, make_executor=lambda *_: Slowing())
+    run_study(
+        spec, Launch(db=f"sqlite:///{folder / 'study.db'}", listener=listener, make_executor=lambda *_: Slowing())
+    )
 
 
 @pytest.mark.slow

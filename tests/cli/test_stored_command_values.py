@@ -32,7 +32,7 @@ def test_a_forged_text_runs_nothing_in_a_shell(tmp_path: Path, way: str) -> None
     spec, mine = tmp_path / "spec.yaml", tmp_path / "bssearch.db"
     spec.write_text(SPEC)
     assert bssearch("run", spec, cwd=tmp_path).returncode == 0
-    assert bssearch("enqueue", "shell", "model.activation=gelu", cwd=tmp_path).returncode == 0
+    assert bssearch("trial", "add", "shell", "model.activation=gelu", cwd=tmp_path).returncode == 0
     with closing(sqlite3.connect(mine)) as connection, connection:
         forged = json.dumps("r$(touch PWNED)")
         connection.execute(
@@ -45,7 +45,7 @@ def test_a_forged_text_runs_nothing_in_a_shell(tmp_path: Path, way: str) -> None
         mine.unlink()
         assert bssearch("import", "study", "shell.bssearch.jsonl.gz", cwd=tmp_path).returncode == 0
     printed(tmp_path, "run", spec, "--set", "budget.trials=5")
-    trials = json.loads(bssearch("trials", "shell", "--format", "json", cwd=tmp_path).stdout)
+    trials = json.loads(bssearch("trial", "list", "shell", "--format", "json", cwd=tmp_path).stdout)
     (refused,) = [one for one in trials if "PWNED" in json.dumps(one)]
     assert (refused["state"], refused["steps"]) == ("failed", 0)
     assert "model.activation" in refused["reason"]

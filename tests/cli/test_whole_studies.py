@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.storage.migrate import SCHEMA_HEAD
 from bssearch.storage.repository import open_store
@@ -21,7 +22,7 @@ from tests.search.law import LawExecutor
 
 def run_by_law(database: Path, *, name: str = "toy", trials: int = 5) -> None:
     spec = make_spec(name=name, budget={"trials": trials, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 0})
-    run_study(spec, db=f"sqlite:///{database}", make_executor=lambda *_: LawExecutor())
+    run_study(spec, Launch(db=f"sqlite:///{database}", make_executor=lambda *_: LawExecutor()))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_a_study_goes_through_a_file_and_is_answered_and_gone_on_with(folder: Pa
     before = json.loads(done(folder, "best", "--db", "sqlite:///first.db", "--format", "json"))
     assert json.loads(done(folder, "best", *there, "--format", "json")) == before
     run_by_law(folder / "team.db", trials=7)
-    assert len(json.loads(done(folder, "trials", *there, "--format", "json"))) == 7
+    assert len(json.loads(done(folder, "trial", "list", *there, "--format", "json"))) == 7
     assert "toy" in done(folder, "report", "toy", *there)
 
 
@@ -132,13 +133,13 @@ def test_sources_that_contradict_each_other_are_refused_and_none_is_stored(folde
     for dry_run in (["--dry-run"], []):
         said = refused(folder, 2, "import", "study", *words, "--db", "sqlite:///team.db", *dry_run)
         assert "another study 'toy'" in said and "sqlite:///second.db" in said
-    assert json.loads(done(folder, "studies", "--db", "sqlite:///team.db", "--format", "json")) == []
-    done(folder, "rename", "toy", "theirs", "--db", "sqlite:///second.db")
+    assert json.loads(done(folder, "study", "list", "--db", "sqlite:///team.db", "--format", "json")) == []
+    done(folder, "study", "rename", "toy", "theirs", "--db", "sqlite:///second.db")
     assert [row["study"] for row in imported(folder, *words)] == ["toy", "theirs"]
 
 
 def test_archived_studies_are_left_out_unless_they_are_named(folder: Path) -> None:
-    done(folder, "archive", "toy", "--db", "sqlite:///first.db")
+    done(folder, "study", "archive", "toy", "--db", "sqlite:///first.db")
     words = "import", "study", "sqlite:///first.db", "--db", "sqlite:///second.db"
     found = bssearch(*words, cwd=folder)
     assert (found.returncode, found.stdout) == (0, "") and "toy" in found.stderr
@@ -151,6 +152,13 @@ def test_a_database_of_a_newer_version_is_refused(folder: Path) -> None:
         connection.commit()
     said = refused(folder, 4, "import", "study", "sqlite:///first.db", "--db", "sqlite:///team.db")
     assert "9999" in said and SCHEMA_HEAD in said
+
+
+def test_a_source_that_does_not_exist_is_refused_and_not_made(folder: Path) -> None:
+    for source in ("sqlite:///none.db", "none.study"):
+        told = refused(folder, 3, "import", "study", source, "--db", "sqlite:///team.db")
+        assert "none" in told and "makes it" not in told
+    assert not {one.name for one in folder.iterdir()} & {"none.db", "none.study"}
 
 
 def test_no_password_is_shown(folder: Path) -> None:

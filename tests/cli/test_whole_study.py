@@ -78,7 +78,7 @@ def test_best_as_json_fits_the_printed_schema(folder: Path) -> None:
 
 
 def test_trials_add_up_and_the_default_came_first(folder: Path) -> None:
-    trials = load(folder, "trials")
+    trials = load(folder, "trial", "list")
     assert isinstance(trials, list)
     phases = Counter(trial["phase"] for trial in trials)
     assert phases["search"] == 8
@@ -93,7 +93,7 @@ def test_trials_add_up_and_the_default_came_first(folder: Path) -> None:
 
 
 def test_the_ledgers_add_up_to_the_wall_time(folder: Path) -> None:
-    trials = load(folder, "trials")
+    trials = load(folder, "trial", "list")
     assert isinstance(trials, list)
     for trial in trials:
         wall = trial["wall_seconds"]
@@ -107,35 +107,35 @@ def test_the_ledgers_add_up_to_the_wall_time(folder: Path) -> None:
 
 
 def test_steps_times_step_time_stands_beside_the_measured_seconds(folder: Path) -> None:
-    trials = load(folder, "trials", "--state", "reached")
+    trials = load(folder, "trial", "list", "--state", "reached")
     assert isinstance(trials, list)
     assert all(trial["steps_x_step_time_s"] > 0 for trial in trials)
 
 
 def test_lists_come_in_every_format(folder: Path) -> None:
-    rows = load(folder, "studies")
+    rows = load(folder, "study", "list")
     assert isinstance(rows, list)
     assert {"name", "target", "trials", "reached"} <= set(rows[0])
-    lines = bssearch("trials", "task", "--format", "jsonl", cwd=folder).stdout.splitlines()
+    lines = bssearch("trial", "list", "task", "--format", "jsonl", cwd=folder).stdout.splitlines()
     assert [json.loads(line)["number"] for line in lines] == list(range(1, len(lines) + 1))
     table = list(csv.DictReader(io.StringIO(bssearch("best", "--format", "csv", cwd=folder).stdout)))
     assert [row["batch_size"] for row in table] == ["16", "32", "64"]
-    assert "8 of 8 search trials" in bssearch("status", cwd=folder).stdout
+    assert "8 of 8 search trials" in bssearch("study", "show", cwd=folder).stdout
 
 
 def test_one_trial_shows_configuration_curve_and_why_it_ended(folder: Path) -> None:
-    for arguments in (("trial", "task", "1"), ("trial", "1")):
+    for arguments in (("trial", "show", "task", "1"), ("trial", "show", "1")):
         shown = bssearch(*arguments, cwd=folder).stdout
         assert "trial 1 of task (search) reached: accuracy" in shown
         assert "learning_rate" in shown
         assert "█" in shown
-    done = bssearch("trial", "task", "999", cwd=folder)
+    done = bssearch("trial", "show", "task", "999", cwd=folder)
     assert done.returncode == 3
     assert "999" in done.stderr
 
 
 def test_what_a_trial_printed_is_kept(folder: Path) -> None:
-    shown = bssearch("trial", "task", "3", "--log", cwd=folder)
+    shown = bssearch("trial", "show", "task", "3", "--log", cwd=folder)
     assert shown.returncode == 0
     assert set(shown.stdout.splitlines()) == {"a new model"}
     assert shown.stderr == ""
@@ -146,7 +146,7 @@ def test_a_trial_that_printed_nothing_says_so_on_stderr(folder: Path, tmp_path: 
     with sqlite3.connect(tmp_path / "bssearch.db") as connection:
         connection.execute("delete from bss_log")
     connection.close()
-    shown = bssearch("trial", "task", "3", "--log", cwd=tmp_path)
+    shown = bssearch("trial", "show", "task", "3", "--log", cwd=tmp_path)
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, "", "trial 3 of task printed nothing\n")
 
 
@@ -156,7 +156,7 @@ def test_what_looks_like_markup_is_printed_as_it_is(folder: Path, tmp_path: Path
     with sqlite3.connect(tmp_path / "bssearch.db") as connection:
         connection.execute("update bss_trial set reason = ? where number = 1", [reason])
     connection.close()
-    for arguments in (("trials", "task"), ("trial", "1")):
+    for arguments in (("trial", "list", "task"), ("trial", "show", "1")):
         shown = bssearch(*arguments, cwd=tmp_path)
         assert shown.returncode == 0, shown.stderr
         assert reason in shown.stdout
@@ -195,19 +195,19 @@ def test_an_easier_target_is_answered_from_the_stored_curves(folder: Path) -> No
 
 
 def test_the_same_command_again_repeats_nothing(lawful: Path, by_law: LawExecutor) -> None:
-    before = load(lawful, "trials")
+    before = load(lawful, "trial", "list")
     done = bssearch("run", "task.yaml", cwd=lawful)
     assert done.returncode == 0, done.stderr
     assert "going on with study task" in done.stderr
     assert by_law.requests == []
-    assert load(lawful, "trials") == before
+    assert load(lawful, "trial", "list") == before
 
 
 def test_library_and_command_line_give_the_same(folder: Path) -> None:
     answer = library.best("task", db=f"sqlite:///{folder / 'bssearch.db'}")
     assert answer.model_dump(mode="json") == load(folder, "best")
     frame = library.trials_frame("task", db=f"sqlite:///{folder / 'bssearch.db'}")
-    assert len(frame) == len(load(folder, "trials"))  # type: ignore[arg-type]
+    assert len(frame) == len(load(folder, "trial", "list"))  # type: ignore[arg-type]
     assert {"batch_size", "learning_rate", "momentum", "time_to_target_s", "state"} <= set(frame.columns)
 
 
@@ -240,18 +240,18 @@ def test_a_changed_question_is_refused_and_named(lawful: Path, by_law: LawExecut
 def test_a_configuration_of_ones_own_is_tried_next_and_a_larger_budget_extends_the_study(
     lawful: Path, by_law: LawExecutor
 ) -> None:
-    queued = bssearch("enqueue", "task", "batch_size=64", "warmup_epochs=1", cwd=lawful)
+    queued = bssearch("trial", "add", "task", "batch_size=64", "warmup_epochs=1", cwd=lawful)
     assert queued.returncode == 0, queued.stderr
-    trials = load(lawful, "trials", "--state", "queued")
+    trials = load(lawful, "trial", "list", "--state", "queued")
     assert isinstance(trials, list)
     assert f"trial {trials[0]['number']} of task is queued: batch_size 64, learning_rate 0.1414" in queued.stdout
-    assert load(lawful, "status")["trials"]["search"]["queued"] == 1  # type: ignore[index]
+    assert load(lawful, "study", "show")["trials"]["search"]["queued"] == 1  # type: ignore[index]
     assert bssearch("run", "task.yaml", "--set", "budget.trials=14", cwd=lawful).returncode == 0
-    searched = load(lawful, "trials", "--phase", "search")
+    searched = load(lawful, "trial", "list", "--phase", "search")
     assert isinstance(searched, list)
     assert len(searched) == 14
     assert len({request.number for request in by_law.requests} & {trial["number"] for trial in searched}) == 2
-    ran = load(lawful, "trial", str(trials[0]["number"]))
+    ran = load(lawful, "trial", "show", str(trials[0]["number"]))
     assert isinstance(ran, dict)
     assert (ran["batch_size"], ran["warmup_epochs"], ran["uncapped"]) == (64, 1.0, True)
     assert ran["state"] in {"reached", "exhausted", "diverged"}
@@ -267,8 +267,8 @@ def test_a_configuration_of_ones_own_is_tried_next_and_a_larger_budget_extends_t
     ],
 )
 def test_what_lies_outside_the_space_is_not_queued(folder: Path, values: list[str], said: str) -> None:
-    before = load(folder, "trials")
-    done = bssearch("enqueue", "task", *values, cwd=folder)
+    before = load(folder, "trial", "list")
+    done = bssearch("trial", "add", "task", *values, cwd=folder)
     assert done.returncode == 2
     assert said in done.stderr
-    assert load(folder, "trials") == before
+    assert load(folder, "trial", "list") == before

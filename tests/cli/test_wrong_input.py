@@ -76,7 +76,7 @@ def test_files_that_are_missing_or_broken(tmp_path: Path) -> None:
     refuse(tmp_path, "run", "broken.yaml", code=2, said="broken.yaml:2: not valid YAML")
 
 
-@pytest.mark.parametrize("command", ["run", "check", "target"])
+@pytest.mark.parametrize("command", ["run", "check"])
 def test_a_folder_is_no_spec_and_the_specs_in_it_are_named(tmp_path: Path, command: str) -> None:
     folder = tmp_path / "one"
     folder.mkdir()
@@ -92,7 +92,7 @@ def test_a_folder_is_no_spec_and_the_specs_in_it_are_named(tmp_path: Path, comma
     [
         ("best", "--export", "xml"),
         ("best", "--format", "xml"),
-        ("trials", "--phase", "search,confirm"),
+        ("trial", "list", "--phase", "search,confirm"),
         ("init", "mine", "--kind", "sound"),
         ("schema", "worst"),
         ("import", "runs", "x.csv", "--goal", "most"),
@@ -122,7 +122,7 @@ def test_databases_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "notes.db").write_text("these are not the tables you are looking for\n" * 100)
     refuse(tmp_path, "best", "task", "--db", "sqlite:///notes.db", code=4, said="notes.db")
     refuse(tmp_path, "run", "task.yaml", "--db", "sqlite:///no/such/folder/x.db", code=4, said="no/such/folder")
-    refuse(tmp_path, "enqueue", "task", "batch_size=64", code=4, said="no database at bssearch.db")
+    refuse(tmp_path, "trial", "add", "task", "batch_size=64", code=4, said="no database at bssearch.db")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_no_part_of_a_password_is_printed(tmp_path: Path, url: str, said: str) -
 def test_a_newer_schema_and_an_unknown_study(tmp_path: Path) -> None:
     printed(tmp_path, "db", "upgrade")
     refuse(tmp_path, "best", "nothing", code=3, said="nothing")
-    refuse(tmp_path, "trials", code=3, said="no study")
+    refuse(tmp_path, "trial", "list", code=3, said="no study")
     with sqlite3.connect(tmp_path / "bssearch.db") as connection:
         connection.execute("update bss_alembic_version set version_num = '9999'")
     connection.close()
@@ -157,13 +157,13 @@ def test_a_read_only_database_is_read_but_not_written(tmp_path: Path) -> None:
     assert bssearch("db", "upgrade", cwd=tmp_path).returncode == 0
     (tmp_path / "bssearch.db").chmod(0o444)
     refuse(tmp_path, "run", "task.yaml", code=4, said="read-only")
-    assert read(tmp_path, "studies") == []
+    assert read(tmp_path, "study", "list") == []
 
 
 def test_usage_errors_exit_with_two(tmp_path: Path) -> None:
     assert bssearch("best", "--format", "xml", cwd=tmp_path).returncode == 2
     assert bssearch("frobnicate", cwd=tmp_path).returncode == 2
-    refuse(tmp_path, "trial", "first", code=2, said="trial 'first'")
+    refuse(tmp_path, "trial", "show", "first", code=2, said="trial 'first'")
 
 
 def test_dry_run_is_printed_in_the_format_that_is_asked_for(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "delete mine --yes --db sqlite:///a.db --db sqlite:///b.db",
+        "study delete mine --yes --db sqlite:///a.db --db sqlite:///b.db",
         "run digits --db sqlite:///a.db --db=sqlite:///b.db",
         "plan lr --from-batch 8 --from-batch 16 --learning-rate 1 --batch 8",
     ],

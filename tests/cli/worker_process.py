@@ -86,7 +86,7 @@ def worker(node: Path, url: str, checkpoints: Path, *options: str) -> Iterator[W
         "PYTHONUNBUFFERED": "1",
     }
     process = subprocess.Popen(
-        command("worker", "--templates", "templates.yaml", *options),
+        command("queue", "worker", "--templates", "templates.yaml", *options),
         cwd=node,
         env={**environment(), **own},
         stdout=subprocess.PIPE,

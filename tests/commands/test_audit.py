@@ -16,6 +16,7 @@ from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.rules.audit import Audit, Case, RuleFinding
 from bssearch.analysis.rules.rule_book import Rule
 from bssearch.commands.audit import audit_stored, audit_study, missing_audit_runs, seeds_of
+from bssearch.commands.launch import Launch
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, NotFoundError, TargetNotReachedError, UsageError, WorkloadError
@@ -51,7 +52,7 @@ def url(folder: Path) -> str:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the study, run to its end, for tests to copy."""
     folder = tmp_path_factory.mktemp("finished")
-    run_study(SPEC, db=url(folder), make_executor=lambda *_: LawExecutor())
+    run_study(SPEC, Launch(db=url(folder), make_executor=lambda *_: LawExecutor()))
     return folder
 
 
@@ -83,7 +84,7 @@ def done(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Audited:
 
 
 def audited(folder: Path, executor: LawExecutor | None = None, **asked: Any) -> Audit:
-    return audit_study(SPEC, db=url(folder), make_executor=lambda *_: executor or LawExecutor(), **asked)
+    return audit_study(SPEC, Launch(db=url(folder), make_executor=lambda *_: executor or LawExecutor()), **asked)
 
 
 def audit_trials(folder: Path) -> list[TrialRecord]:
@@ -133,7 +134,7 @@ def test_without_running_nothing_is_started(studied: Path) -> None:
     def no_executor(*_: object) -> LawExecutor:
         raise AssertionError("nothing is to be run")
 
-    found = audit_study(SPEC, db=url(studied), run=False, make_executor=no_executor)
+    found = audit_study(SPEC, Launch(db=url(studied), make_executor=no_executor), run=False)
     assert of(found, Rule.LINEAR_RATE).verdict == "not_run"
     assert not audit_trials(studied)
 
@@ -205,7 +206,7 @@ def test_studies_that_cannot_be_audited_say_so(tmp_path: Path) -> None:
         stored_spec("nowhere", db=url(tmp_path))
     unreached = make_spec(budget={"trials": 5, "trial_train_seconds": 9.0})
     with pytest.raises(TargetNotReachedError):
-        run_study(unreached, db=url(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False))
+        run_study(unreached, Launch(db=url(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False)))
     with pytest.raises(TargetNotReachedError, match="nearest came"):
         stored_spec(SPEC.name, db=url(tmp_path))
     with pytest.raises(UsageError, match="runs = 0 must be >= 1"):
@@ -277,6 +278,6 @@ def test_code_that_knows_no_micro_batches_is_audited_without_the_cost_of_accumul
             return super().measure_step_time(request)
 
     ear = Ear()
-    found = audit_study(SPEC, db=url(studied), listener=ear, make_executor=lambda *_: Whole())
+    found = audit_study(SPEC, Launch(db=url(studied), listener=ear, make_executor=lambda *_: Whole()))
     assert any("accumulation is not timed: the script has not asked" in one for one in ear.notes)
     assert any(one.verdict != "not_run" for one in found.rules)

@@ -388,7 +388,7 @@ def test_the_schedule_that_is_proposed_has_each_batch_size_from_its_checkpoint_o
         )
         for at, size in zip(samples, sizes, strict=True)
     ]
-    assert f"(bssearch enqueue toy {words} trains it)" in " ".join(sentences(make_spec(), found, 3))
+    assert f"(bssearch trial add toy {words} trains it)" in " ".join(sentences(make_spec(), found, 3))
 
 
 def test_more_samples_than_a_database_keeps_are_refused(folder: Path) -> None:

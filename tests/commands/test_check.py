@@ -12,6 +12,7 @@ import yaml
 
 from bssearch.cli.check import print_check
 from bssearch.commands.check import LONGEST_S, STEPS, Check, check
+from bssearch.commands.launch import Launch
 from bssearch.errors import LaunchError, SpecError
 from bssearch.executors.base import Event
 from bssearch.records import Observation, StepTime, StepTimeRequest, TrialEnded, TrialObserved, TrialOutcome, TrialState
@@ -27,7 +28,7 @@ def codes(law: LawExecutor, **changes: Any) -> set[str]:
 
 
 def look(law: LawExecutor, **changes: Any) -> Check:
-    return check(make_spec(**{"budget": HEALTHY, **changes}), make_executor=lambda *_: law)
+    return check(make_spec(**{"budget": HEALTHY, **changes}), Launch(make_executor=lambda *_: law))
 
 
 def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take(
@@ -149,7 +150,7 @@ def test_the_learning_rates_of_a_fine_tuning_are_held_against_those_from_scratch
 
 
 def counted(spec: StudySpec) -> int:
-    found = check(spec, make_executor=lambda *_: LawExecutor())
+    found = check(spec, Launch(make_executor=lambda *_: LawExecutor()))
     return [finding.code for finding in found.findings].count("fine_tuning_learning_rate")
 
 
@@ -202,9 +203,9 @@ def test_a_target_that_an_untrained_model_meets_is_refused_before_anything_runs(
 def test_a_target_beyond_its_metric_s_bounds_is_refused_with_the_command_that_proposes_one() -> None:
     with pytest.raises(SpecError) as refused:
         look(LawExecutor(), target={"metric": "accuracy", "value": 1.2})
-    assert "`bssearch target`" in str(refused.value.hint)
+    assert "--suggest-target" in str(refused.value.hint)
     at_bound = look(LawExecutor(), target={"metric": "accuracy", "value": 1.0}).findings
-    assert any("`bssearch target`" in one.message for one in at_bound if one.code == "target_is_the_bound")
+    assert any("--suggest-target" in one.message for one in at_bound if one.code == "target_is_the_bound")
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def findings(folder: Path, uses: list[str], space: dict[str, Any]) -> list[tuple
             "executor": {"name": "inline", "device": "cpu"},
         }
     )
-    return [(one.code, one.message) for one in check(spec, folder=folder).findings]
+    return [(one.code, one.message) for one in check(spec, Launch(folder=folder)).findings]
 
 
 BOTH = {"dropout": {"low": 0.0, "high": 0.5}, "label_smoothing": [0.0, 0.1]}
@@ -322,6 +323,6 @@ def test_where_a_few_steps_take_long_they_are_not_made_and_that_is_said() -> Non
 
     executor = Slow()
     spec = StudySpec.model_validate({**SPEC, "budget": {"trials": 20, "trial_train_seconds": 1000.0}})
-    codes = [one.code for one in check(spec, make_executor=lambda *_: executor).findings]
+    codes = [one.code for one in check(spec, Launch(make_executor=lambda *_: executor)).findings]
     assert "parameters_not_tried" in codes
     assert len(executor.requests) == 1, "the short trial alone"

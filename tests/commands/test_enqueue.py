@@ -75,12 +75,12 @@ def test_a_horizon_goes_with_a_decaying_schedule_only() -> None:
         ({"momentum": 0.5}, r"momentum = 0\.5 is not the fixed 0\.9"),
         ({"optimizer": "lamb"}, r"optimizer = 'lamb' is not sgd"),
         ({"drop_out": 0.1}, r"unknown parameter 'drop_out'; did you mean 'dropout'"),
-        ({"batch_size": "many"}, r"batch_size = 'many': Input should be a valid integer"),
-        ({"batch_size": 0}, r"batch_size = 0: Input should be greater than or equal to 1"),
+        ({"batch_size": "many"}, r"batch_size = 'many': must be a valid integer"),
+        ({"batch_size": 0}, r"batch_size = 0: must be >= 1"),
         ({"clip_norm": 1.0}, r"clip_norm = 1\.0 is not in the space, which has no clip_norm"),
-        ({"dropout": math.nan}, r"^dropout = nan: Input should be a finite number$"),
-        ({"learning_rate": math.inf}, r"^learning_rate = inf: Input should be a finite number$"),
-        ({"momentum": math.nan}, r"^momentum = nan: Input should be a finite number$"),
+        ({"dropout": math.nan}, r"^dropout = nan: must be a finite number$"),
+        ({"learning_rate": math.inf}, r"^learning_rate = inf: must be a finite number$"),
+        ({"momentum": math.nan}, r"^momentum = nan: must be a finite number$"),
     ],
 )
 def test_outside_the_space_each_value_is_named_with_its_bound(values: dict[str, Any], message: str) -> None:

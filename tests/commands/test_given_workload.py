@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bssearch.commands.check import check
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import confirm_study, run_study, with_confirmation
 from bssearch.errors import BSSearchError, LaunchError, UsageError, WorkloadError
 from bssearch.spec import StudySpec, load_spec
@@ -85,7 +86,7 @@ def test_what_is_no_workload_is_refused_before_anything_is_made(given: Any, tmp_
     with pytest.raises(UsageError, match="must be a class, an object or a name"):
         given_workload(given, Path())
     with pytest.raises(WorkloadError, match="lacks metrics"):
-        run_study(load_spec(FIELDS), workload=object(), db=f"sqlite:///{tmp_path}/studies.db")
+        run_study(load_spec(FIELDS), Launch(workload=object(), db=f"sqlite:///{tmp_path}/studies.db"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -96,28 +97,28 @@ def test_a_class_of_main_is_run_here_said_once_and_refused_by_the_command_line(
     task, db, notes = in_main(classes(tmp_path, monkeypatch, "my_task")), f"sqlite:///{tmp_path / 'study.db'}", Ear()
     monkeypatch.setattr(training_environment, "_source", lambda one: "one")
     spec = load_spec(FIELDS)
-    found = run_study(spec, workload=task, db=db, listener=notes)
+    found = run_study(spec, Launch(workload=task, db=db, listener=notes))
     assert sum("lies in no file" in one for one in notes.notes) == 1
     kept = stored(tmp_path)
     assert (kept.workload, kept.executor.name) == ("__main__:Task", "inline")
     best = bssearch("best", "task", "--db", db, "--format", "json", cwd=tmp_path)
     assert json.loads(best.stdout)["optimal"] == found.model_dump(mode="json")["optimal"]
-    assert bssearch("status", "task", "--db", db, cwd=tmp_path).returncode == 0
-    refused = bssearch("confirm", "task", "--runs", "2", "--db", db, cwd=tmp_path)
+    assert bssearch("study", "show", "task", "--db", db, cwd=tmp_path).returncode == 0
+    refused = bssearch("study", "confirm", "task", "--runs", "2", "--db", db, cwd=tmp_path)
     assert refused.returncode == 2 and "lies in no file" in refused.stderr
-    confirmed = confirm_study(with_confirmation(kept, runs=2), workload=task, db=db)
+    confirmed = confirm_study(with_confirmation(kept, runs=2), Launch(workload=task, db=db))
     assert confirmed.optimal.time_to_target_s is not None and confirmed.optimal.time_to_target_s.runs == 2
     with pytest.raises(UsageError, match="are not those of the workload given"):
-        confirm_study(kept, workload=task(step_seconds=0.1), db=db)
+        confirm_study(kept, Launch(workload=task(step_seconds=0.1), db=db))
     monkeypatch.setattr(training_environment, "_source", lambda one: "another")
     with pytest.raises(UsageError, match="the source of workload '__main__:Task' has changed"):
-        run_study(spec, workload=task, db=db)
+        run_study(spec, Launch(workload=task, db=db))
 
 
 def test_without_a_workload_nothing_runs(tmp_path: Path) -> None:
     db = f"sqlite:///{tmp_path / 'study.db'}"
     with pytest.raises(UsageError, match="names none, and none is given"):
-        run_study(load_spec(FIELDS), db=db)
+        run_study(load_spec(FIELDS), Launch(db=db))
     with pytest.raises(BSSearchError, match="lies in no file"):
         check(load_spec({**FIELDS, "workload": "__main__:Task"}))
     assert not (tmp_path / "study.db").exists()
@@ -126,7 +127,8 @@ def test_without_a_workload_nothing_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_file_that_runs_a_study_as_it_is_imported_starts_no_process_after_process(tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text(
-        f"{WORKLOAD}\nbssearch.run_study(bssearch.load_spec({FIELDS!r}), workload='my_task.py:Task')\n"
+        f"{WORKLOAD}\nlaunch = bssearch.Launch(workload='my_task.py:Task')\n"
+        f"bssearch.run_study(bssearch.load_spec({FIELDS!r}), launch)\n"
     )
     done = python("my_task.py", cwd=tmp_path)
     assert done.returncode == 1
@@ -154,13 +156,13 @@ def test_the_study_of_the_guide_runs_as_a_script_and_is_refused_where_its_class_
 def test_a_class_of_a_file_is_run_by_worker_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = classes(tmp_path, monkeypatch, "my_task", WORKLOAD.replace('print("a new model")', "print(os.getpid())"))
     db = f"sqlite:///{tmp_path / 'study.db'}"
-    run_study(load_spec(FIELDS), workload=module.Task(step_seconds=0.0001), folder=tmp_path, db=db)
+    run_study(load_spec(FIELDS), Launch(workload=module.Task(step_seconds=0.0001), folder=tmp_path, db=db))
     kept = stored(tmp_path)
     assert (kept.workload, kept.workload_settings) == ("my_task.py:Task", {"step_seconds": 0.0001})
     assert kept.executor.name == "local"
-    log = bssearch("trial", "task", "1", "--log", "--db", db, cwd=tmp_path).stdout
+    log = bssearch("trial", "show", "task", "1", "--log", "--db", db, cwd=tmp_path).stdout
     assert log.strip() and str(os.getpid()) not in log.split()
-    printed(tmp_path, "confirm", "task", "--runs", "2", "--db", db)
+    printed(tmp_path, "study", "confirm", "task", "--runs", "2", "--db", db)
 
 
 BREAKS = {"build_model": "dropout):\n", "loss": "label_smoothing):\n"}
@@ -180,7 +182,7 @@ def test_code_that_fails_before_anything_is_measured_leaves_no_study_and_mended_
         module = classes(tmp_path, monkeypatch, "my_task", code)
         monkeypatch.setattr(training_environment, "_source", lambda one: code)
         given = module.Task if lies_in_file else in_main(module)
-        return run_study(load_spec({**FIELDS, **changes}), workload=given, folder=tmp_path, db=db)
+        return run_study(load_spec({**FIELDS, **changes}), Launch(workload=given, folder=tmp_path, db=db))
 
     with pytest.raises(WorkloadError, match="broken on purpose"):
         attempt(broken)
@@ -204,7 +206,7 @@ def test_a_library_that_an_optimizer_needs_is_asked_for_before_anything_is_store
     both = [{"name": "sgd"}, {"name": "lars", "learning_rate_scale": 10}]
     default = {**FIELDS["default"], "optimizer": {"name": "sgd"}}
     spec = load_spec({**FIELDS, "space": {**FIELDS["space"], "optimizer": both}, "default": default})
-    for run in (lambda: run_study(spec, workload=task, db=db), lambda: check(spec, workload=task)):
+    for run in (lambda: run_study(spec, Launch(workload=task, db=db)), lambda: check(spec, Launch(workload=task))):
         with pytest.raises(LaunchError, match="optimizer = 'lars' needs timm") as caught:
             run()
         assert caught.value.hint == "pip install 'bssearch[optimizers]'"

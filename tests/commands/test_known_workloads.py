@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, remember
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import confirm_study
 from bssearch.errors import UsageError
 from bssearch.records import StudyRecord
@@ -186,5 +187,5 @@ def test_a_file_elsewhere_that_a_command_names_is_known_by_its_content_too(tmp_p
 
 def test_no_workload_takes_the_place_of_a_command() -> None:
     with pytest.raises(UsageError, match="the training of study 'toy' is a command") as caught:
-        confirm_study(of_command(), workload="digits", db="sqlite://")
+        confirm_study(of_command(), Launch(workload="digits", db="sqlite://"))
     assert caught.value.hint is not None and caught.value.hint.startswith("--workload command runs the command, bash")

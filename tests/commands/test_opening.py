@@ -9,7 +9,8 @@ from threading import Event
 import pytest
 
 from bssearch.commands import opening
-from bssearch.commands.opening import Launch, opened
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import opened
 from bssearch.commands.run import run_study
 from bssearch.errors import SpecError
 from bssearch.records import WorkloadDescription
@@ -31,7 +32,7 @@ def test_a_new_study_says_where_its_default_lies_outside_the_space(tmp_path: Pat
         spec = make_spec(name=f"of-{size}", default=default, budget=budget, confirm={"runs": 0})
         ear = Ear()
         for _ in range(2):
-            run_study(spec, db=url, listener=ear, make_executor=lambda *_: LawExecutor())
+            run_study(spec, Launch(db=url, listener=ear, make_executor=lambda *_: LawExecutor()))
         said.append([note for note in ear.notes if "outside the search space" in note])
     assert [len(one) for one in said] == [1, 0], "once, as the study is made"
     assert "batch_size = 24 is not one of" in said[0][0]

@@ -193,7 +193,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stored_trials(folder: Path, *options: str) -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = json.loads(command("trials", "task", "--format", "json", cwd=folder).stdout)
+    listed: list[dict[str, Any]] = json.loads(command("trial", "list", "task", "--format", "json", cwd=folder).stdout)
     return [trial for trial in listed if trial["phase"] == "search"]
 
 

@@ -17,6 +17,7 @@ from bssearch.analysis.derived import predict_for_device
 from bssearch.analysis.report import build_answer
 from bssearch.commands.check import check
 from bssearch.commands.enqueue import enqueue
+from bssearch.commands.launch import Launch
 from bssearch.commands.optuna_study import load_optuna_study
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import trial_table
@@ -100,7 +101,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with open_store(url) as store:
         store.create_study(spec.new_study("tester"))
         enqueue(store, "own", {"model.hidden": 48, "model.activation": "tanh", "loss.power": 1.0, "batch_size": 16})
-        run_study(spec, folder=folder, db=url)
+        run_study(spec, Launch(folder=folder, db=url))
         yield store
 
 
@@ -168,7 +169,7 @@ def test_a_key_that_no_method_takes_is_refused_before_anything_is_written(folder
     with pytest.raises(
         WorkloadError, match=r"space\.model\.depth: build_model\(.*hidden, activation\).* takes no 'depth'"
     ):
-        run_study(spec, folder=folder, db=url)
+        run_study(spec, Launch(folder=folder, db=url))
     assert not (folder / "none.db").exists()
 
 
@@ -178,7 +179,7 @@ def test_check_finds_an_own_parameter_that_changes_nothing(folder: Path) -> None
         space={**SPACE, "loss": {"power": [1.0, 2.0], "ignored": [0, 1]}},
         default={**DEFAULT, "loss": {"power": 1.0, "ignored": 0}},
     )
-    found = {one.code: one.message for one in check(spec, folder=folder).findings}
+    found = {one.code: one.message for one in check(spec, Launch(folder=folder)).findings}
     assert (
         "loss.ignored is searched but changes nothing here: with loss.ignored = 0 and 1" in found["parameter_ignored"]
     )

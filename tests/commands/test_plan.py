@@ -9,12 +9,13 @@ import pytest
 
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.commands.audit import audit_study
+from bssearch.commands.launch import Launch
 from bssearch.commands.plan import plan_learning_rate, plan_scale
 from bssearch.commands.run import run_study
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.search.finding import answer, save_quick
 from bssearch.storage.repository import open_store
-from tests.factories import make_spec
+from tests.factories import make_quick, make_spec
 from tests.search.law import LawExecutor
 
 SPEC = make_spec(
@@ -38,8 +39,8 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A database with a finished study and its audit."""
     folder = tmp_path_factory.mktemp("studied")
     executor = LawExecutor()
-    run_study(SPEC, db=url(folder), make_executor=lambda *_: executor)
-    audit_study(SPEC, db=url(folder), make_executor=lambda *_: executor)
+    run_study(SPEC, Launch(db=url(folder), make_executor=lambda *_: executor))
+    audit_study(SPEC, Launch(db=url(folder), make_executor=lambda *_: executor))
     return url(folder)
 
 
@@ -89,13 +90,13 @@ def test_where_no_search_has_a_law_the_quick_answer_stands_in(studied: str, tmp_
     spec = SPEC.model_copy(update={"name": "fresh"})
     with open_store(url(tmp_path)) as store:
         store.create_study(spec.new_study("tester"))
-        save_quick(store, "fresh", {"b_crit": {"estimate": 60.0, "low": 30.0, "high": 120.0}})
+        save_quick(store, "fresh", make_quick(b_crit={"estimate": 60.0, "low": 30.0, "high": 120.0}))
     found = plan_scale(devices=1, batch=64, study="fresh", db=url(tmp_path), alpha_s=0.1, beta_s=0.1)
     assert (found.b_crit.low, found.b_crit.estimate, found.b_crit.high) == (30.0, 60.0, 120.0)
     with pytest.raises(UsageError, match="the seconds of a step are not given, and study 'fresh' has none"):
         plan_scale(devices=1, batch=64, study="fresh", db=url(tmp_path))
     with open_store(url(tmp_path)) as store:
-        save_quick(store, "fresh", {"b_crit": "what something else has written"})
+        store.save_finding("fresh", store.stamp("fresh"), {"quick": {"b_crit": "written by something else"}})
     with pytest.raises(UsageError, match="the critical batch size is not given, and study 'fresh' has none"):
         plan_scale(devices=1, batch=64, study="fresh", db=url(tmp_path), alpha_s=0.1, beta_s=0.1)
     with pytest.raises(NotFoundError):
@@ -110,13 +111,13 @@ def test_a_law_of_too_few_points_is_not_put_before_the_quick_answer(tmp_path: Pa
         budget={"trials": 3, "trial_train_seconds": 100.0},
     )
     executor = LawExecutor()
-    run_study(spec, db=url(tmp_path), make_executor=lambda *_: executor)
+    run_study(spec, Launch(db=url(tmp_path), make_executor=lambda *_: executor))
     asked: dict[str, Any] = {"devices": 1, "batch": 64, "study": "few", "db": url(tmp_path)}
     with open_store(url(tmp_path)) as store:
         found = answer(store, "few").fit
         assert found is not None and found.verdict == "too_few_points"
         assert plan_scale(**asked, alpha_s=0.1, beta_s=0.1).b_crit.estimate == found.b_crit.estimate
-        save_quick(store, "few", {"b_crit": {"estimate": 60.0, "low": 30.0, "high": 120.0}})
+        save_quick(store, "few", make_quick(b_crit={"estimate": 60.0, "low": 30.0, "high": 120.0}))
     assert plan_scale(**asked, alpha_s=0.1, beta_s=0.1).b_crit.estimate == 60.0
 
 

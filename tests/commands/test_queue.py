@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.queue.submissions import (
     asked_in_file,
     cancel_study,
@@ -25,7 +26,7 @@ from bssearch.commands.queue.submissions import (
     settle_left_behind,
     submit_study,
 )
-from bssearch.commands.queue.worker import Meter, ended_by, run_worker
+from bssearch.commands.queue.worker import Meter, Serving, ended_by, run_worker
 from bssearch.errors import (
     DatabaseError,
     InterruptedRunError,
@@ -77,7 +78,7 @@ def node(tmp_path: Path) -> Path:
 def serve(node: Path, url: str, **options: Any) -> str:
     """Have a worker serve a node's templates until nothing is left; return what it said."""
     lines: list[str] = []
-    run_worker(node / "templates.yaml", db=url, until_empty=True, tell=lines.append, **options)
+    run_worker(node / "templates.yaml", Launch(db=url), Serving(until_empty=True, **options), tell=lines.append)
     return "\n".join(lines)
 
 
@@ -95,7 +96,7 @@ def put(store: Store, name: str, **changes: Any) -> None:
 @pytest.mark.slow
 def test_a_study_is_served_to_its_end_and_says_what_was_found(node: Path, url: str, store: Store) -> None:
     submit_study(store, "task", {"budget.trials": 4, "space.batch_size": [16, 64]}, name="mine", owner="ann")
-    said = serve(node, url, tags=["a:b"])
+    said = serve(node, url, tags=("a:b",))
     assert state(store, "mine")[0] == "done" and "reaches accuracy ≥ 0.93" in state(store, "mine")[1], said
     assert len(store.trials("mine")) == 4
     assert {trial.configuration.batch_size for trial in store.trials("mine")} <= {16, 32, 64}
@@ -128,7 +129,7 @@ def test_that_what_runs_is_stopped_is_said_once(tmp_path: Path, url: str, monkey
             if "trial 1 runs" in line:
                 pause_study(store, "mine")
 
-        run_worker(node / "templates.yaml", db=url, until_empty=True, tell=tell)
+        run_worker(node / "templates.yaml", Launch(db=url), Serving(until_empty=True), tell=tell)
     assert len([line for line in lines if "what runs of it is stopped" in line]) == 1, lines
 
 
@@ -163,7 +164,7 @@ class TestRefusals:
             serve(node, url)
             assert state(store, "odd")[0] == "failed" and "must be a mapping" in state(store, "odd")[1]
             assert state(store, "next")[0] == "done"
-        printed(tmp_path, "queue", "--all", "--format", "json", "--db", url)
+        printed(tmp_path, "queue", "list", "--all", "--format", "json", "--db", url)
 
     def test_values_that_another_worker_takes_are_left_to_it(self, tmp_path: Path, url: str, store: Store) -> None:
         node = make_node(tmp_path / "node", values={"budget.trials": {"type": "integer", "low": 1, "high": 2}}, **QUICK)
@@ -224,7 +225,7 @@ class TestRefusals:
 
         put(store, "mine")
         put(store, "next", template="other")
-        run_worker(templates, db=url, until_empty=True, tell=tell)
+        run_worker(templates, Launch(db=url), Serving(until_empty=True), tell=tell)
         assert (state(store, "mine")[0], state(store, "next")[0]) == ("waiting", "done"), lines
         assert "the template 'task' cannot be used now: " in state(store, "mine")[1]
         assert any("mine: waiting: the template 'task' cannot be used now: " in line for line in lines), lines
@@ -232,12 +233,12 @@ class TestRefusals:
     def test_what_needs_other_tags_or_another_template_is_not_touched(self, node: Path, url: str, store: Store) -> None:
         put(store, "tagged", tags=("gpu:h200", "fast"))
         put(store, "other", template="other")
-        assert "nothing is left to serve" in serve(node, url, tags=["gpu:h200"])
+        assert "nothing is left to serve" in serve(node, url, tags=("gpu:h200",))
         assert [one.served_seconds for one in store.submissions()] == [0.0, 0.0]
         assert {one.state for one in store.submissions()} == {SubmissionState.WAITING}
 
     @pytest.mark.parametrize(
-        "options", [{"slots": 0}, {"turn_seconds": 0.0}, {"tags": ["no tag"]}, {"device": "abacus"}]
+        "options", [{"slots": 0}, {"turn_seconds": 0.0}, {"tags": ("no tag",)}, {"device": "abacus"}]
     )
     def test_a_worker_s_own_options_are_checked(self, node: Path, url: str, options: dict[str, Any]) -> None:
         with pytest.raises(UsageError):
@@ -265,7 +266,7 @@ def test_the_queue_says_why_no_worker_serves_what_waits(
         store.keep_worker(record("tagged", templates=offered, tags=("a:b",)))
         [row] = queued_studies(store).submissions
         assert said in row.reason and bool(row.reason) == bool(said)
-    shown = bssearch("queue", "--db", url, cwd=tmp_path).stdout
+    shown = bssearch("queue", "list", "--db", url, cwd=tmp_path).stdout
     assert (said.split(":")[0] in " ".join(shown.split())) and ("of the workers" in shown) == bool(said)
 
 
@@ -411,7 +412,7 @@ def test_a_study_that_is_submitted_again_while_it_runs_is_served_with_what_is_as
             cancel_study(store, "mine")
             put(store, "mine", values={"budget.trials": 5})
 
-    run_worker(node / "templates.yaml", db=url, until_empty=True, tell=tell)
+    run_worker(node / "templates.yaml", Launch(db=url), Serving(until_empty=True), tell=tell)
     assert state(store, "mine")[0] == "done", lines
     assert len([one for one in store.trials("mine") if one.state is TrialState.REACHED]) <= 5
     assert len(store.trials("mine")) >= 5, lines
@@ -531,21 +532,21 @@ class TestCommands:
     )
     def test_wrong_words_are_named(self, tmp_path: Path, url: str, words: str, code: int, said: str) -> None:
         open_store(url).close()
-        assert said in refused(tmp_path, "submit", *words.split(), "--db", url, code=code)
+        assert said in refused(tmp_path, "queue", "submit", *words.split(), "--db", url, code=code)
 
     def test_what_nobody_submitted_is_not_found(self, tmp_path: Path, url: str) -> None:
         open_store(url).close()
         for verb in ("cancel", "pause", "resume"):
-            assert "nobody has submitted 'none'" in refused(tmp_path, verb, "none", "--db", url, code=3)
+            assert "nobody has submitted 'none'" in refused(tmp_path, "queue", verb, "none", "--db", url, code=3)
 
     def test_the_queue_is_shown_to_people(self, tmp_path: Path, url: str, store: Store) -> None:
         store.keep_worker(record())
-        words = ("submit", "digits", "budget.trials=4", "--name", "mine", "--tag", "gpu:h200", "--db", url)
+        words = ("queue", "submit", "digits", "budget.trials=4", "--name", "mine", "--tag", "gpu:h200", "--db", url)
         assert "mine is queued for " in bssearch(*words, cwd=tmp_path).stdout
-        shown = bssearch("queue", "--db", url, cwd=tmp_path).stdout
+        shown = bssearch("queue", "list", "--db", url, cwd=tmp_path).stdout
         assert all(word in shown for word in ("mine", "waiting", "node-1", "gpu:h200", "digits"))
         pause_study(store, "mine")
-        assert "mine: paused by" in bssearch("queue", "--db", url, cwd=tmp_path).stdout
+        assert "mine: paused by" in bssearch("queue", "list", "--db", url, cwd=tmp_path).stdout
 
 
 # A worker that is told to stop ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``bssearch quick``: which runs it makes, what it says of them, and what a search makes of it."""
+"""``bssearch run --quick``: which runs it makes, what it says of them, and what a search makes of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.law.quick import QuickAnswer, QuickPrior
+from bssearch.commands.launch import Launch
 from bssearch.commands.quick import SLOWER, quick, track_record
 from bssearch.commands.run import run_study
 from bssearch.errors import UsageError, WorkloadError
@@ -28,11 +29,11 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
-from bssearch.search.finding import stored_quick
+from bssearch.search.finding import quick_prior, stored_quick
 from bssearch.search.listener import Listener
 from bssearch.storage.repository import open_store
 from tests.commands.probing import ProbedExecutor
-from tests.factories import make_spec
+from tests.factories import make_quick, make_spec
 
 SPEC = make_spec(
     space={"batch_size": {"low": 4, "high": 512}, "learning_rate": {"reference_batch": 32, "low": 0.01, "high": 1.0}},
@@ -83,7 +84,7 @@ def url(tmp_path: Path) -> str:
 def ask(url: str) -> Ask:
     def asked(executor: ProbedExecutor | None = None, spec: Any = SPEC, seconds: float = 60.0) -> QuickAnswer:
         used = executor or NoisyExecutor()
-        return quick(spec, seconds=seconds, db=url, make_executor=lambda *_: used)
+        return quick(spec, Launch(db=url, make_executor=lambda *_: used), seconds=seconds)
 
     return asked
 
@@ -106,7 +107,7 @@ def test_a_few_runs_and_the_noise_scale_tell_the_batch_size(ask: Ask) -> None:
 def test_its_runs_are_search_trials_that_a_search_goes_on_from(ask: Ask, url: str) -> None:
     found = ask()
     executor = NoisyExecutor()
-    answer = run_study(SPEC, db=url, make_executor=lambda *_: executor)
+    answer = run_study(SPEC, Launch(db=url, make_executor=lambda *_: executor))
     with open_store(url, write=False) as store:
         trials = store.trials(SPEC.name)
         record = track_record(store)
@@ -223,7 +224,7 @@ class Told(Listener):
 
 def run(url: str, spec: Any = SPEC, **options: Any) -> Told:
     told = Told([], [])
-    run_study(spec, db=url, make_executor=lambda *_: NoisyExecutor(), listener=told, **options)
+    run_study(spec, Launch(db=url, make_executor=lambda *_: NoisyExecutor(), listener=told), **options)
     return told
 
 
@@ -232,17 +233,17 @@ def test_a_search_begins_at_a_quick_answer_that_is_stored_and_every_run_of_it_fi
     ask: Ask, url: str
 ) -> None:
     found = ask()
-    expected = QuickPrior.of(found.model_dump(mode="json"))
-    assert expected is not None and expected.noise_scale == 30.0
+    expected = QuickPrior.of(found)
+    assert expected.noise_scale == 30.0
     first, again = run(url), run(url, SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trials": 16})}))
     assert first.known and set(first.known) == {expected}
     assert again.known and set(again.known) == {expected}
-    assert any("begins at what bssearch quick found: batch 16" in one for one in first.notes)
+    assert any("begins at the quick answer: batch 16" in one for one in first.notes)
 
 
 @pytest.mark.slow
 def test_two_drivers_of_a_study_begin_at_the_same_quick_answer(ask: Ask, url: str) -> None:
-    expected = QuickPrior.of(ask().model_dump(mode="json"))
+    expected = QuickPrior.of(ask())
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(run, [url, url])
     known = [*one.known, *other.known]
@@ -255,7 +256,7 @@ def test_from_quick_makes_the_answer_where_none_is_stored(url: str) -> None:
     with open_store(url, write=False) as store:
         made = stored_quick(store, SPEC.name)
         assert made is not None
-        assert [one["trial"] for one in made["runs"]] == [*range(1, len(made["runs"]) + 1)]
+        assert [one.trial for one in made.runs] == [*range(1, len(made.runs) + 1)]
         assert first.known[-1] == QuickPrior.of(made)
         run(url, from_quick=True)
         assert stored_quick(store, SPEC.name) == made, "it is not made twice"
@@ -288,11 +289,12 @@ def test_a_run_far_behind_the_fastest_does_not_take_the_time_of_a_quick_answer(a
 @pytest.mark.parametrize(
     "changes", [{"interval": [0, 4]}, {"b_crit": {}}, {"noise_scale": -1.0}, {"optimal": None}, {"interval": ["a", 3]}]
 )
-def test_what_is_no_quick_answer_is_no_prior(changes: dict[str, Any]) -> None:
-    b_crit = {"low": 10.0, "estimate": 20.0, "high": 40.0}
-    document = {"interval": [8, 32], "b_crit": b_crit, "noise_scale": 30.0, "optimal": {"batch_size": 16}}
-    assert QuickPrior.of(document) is not None
-    assert QuickPrior.of(document | changes) is None
+def test_what_is_no_quick_answer_counts_as_none(url: str, changes: dict[str, Any]) -> None:
+    with open_store(url) as store:
+        store.create_study(SPEC.new_study("tester"))
+        for quick in (make_quick().model_dump(mode="json"), {**make_quick().model_dump(mode="json"), **changes}):
+            store.save_finding(SPEC.name, store.stamp(SPEC.name), {"quick": quick})
+            assert (quick_prior(store, SPEC) is None) is (quick != make_quick().model_dump(mode="json"))
 
 
 def test_a_default_that_had_too_little_time_runs_again_where_there_is_more(ask: Ask, url: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bssearch.cli.run import sentences
+from bssearch.cli.trial import sentences
+from bssearch.commands.launch import Launch
 from bssearch.commands.rerun import Rerun, reproduction, rerun
 from bssearch.errors import InterruptedRunError, UsageError
 from bssearch.executors.base import Event
@@ -76,7 +77,7 @@ class Runs:
             self.specs.append(spec)
             return self.executor
 
-        return rerun("toy", 1, db=self.url, make_executor=make, **options)
+        return rerun("toy", 1, Launch(db=self.url, make_executor=make), **options)
 
 
 @pytest.fixture
@@ -244,11 +245,11 @@ def test_a_password_is_in_no_printed_command(runs: Runs, postgres: Postgres, mon
     runs.store(REACHED, curve(to_step=90))
     with open_store(runs.url, write=False) as store:
         named = reproduction(store, "toy", 1, names_database=True)
-        assert named.command == f"bssearch rerun toy 1 --db {runs.url}"
-        assert reproduction(store, "toy", 1).command == "bssearch rerun toy 1"
+        assert named.command == f"bssearch trial rerun toy 1 --db {runs.url}"
+        assert reproduction(store, "toy", 1).command == "bssearch trial rerun toy 1"
         monkeypatch.setattr(Store, "has_secret", True)
         secret = reproduction(store, "toy", 1, names_database=True)
-        assert secret.command == "bssearch rerun toy 1"
+        assert secret.command == "bssearch trial rerun toy 1"
         assert f"BSSEARCH_DB_URL must name {store.masked_url}" in secret.notes
         monkeypatch.undo()
         assert not store.has_secret

@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from bssearch.commands.transfer import tables
-from bssearch.commands.transfer.tables import column_type, export_csv, export_parquet, export_table, typed_frame
+from bssearch.commands.transfer import exports
+from bssearch.commands.transfer.exports import column_type, export_csv, export_parquet, export_table, typed_frame
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.records import Configuration, Lease, ParameterValue, TrialOutcome, TrialState
 from bssearch.storage.repository import Store, open_store
@@ -142,7 +142,7 @@ def test_parquet_writes_the_typed_frames_both_or_none(store: Store, monkeypatch:
         if len(written) > 2:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tables, "require_parquet", lambda: None)
+    monkeypatch.setattr(exports, "require_parquet", lambda: None)
     monkeypatch.setattr(pd.DataFrame, "to_parquet", to_parquet)
     assert export_parquet(store, "toy", "out.parquet").written == ["out.parquet", "out.observations.parquet"]
     (trials, options), (observed, _) = written

@@ -10,6 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from bssearch.commands.launch import Launch
 from tests.evidence.task import EAGER, ENVIRONMENT, Found, Section, Task, worker
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def study(task: Task) -> Found:
     db = task.new_database("call_a")
     started = time.monotonic()
     try:
-        answer = run_study(spec, db=db, allow_busy=False)
+        answer = run_study(spec, Launch(db=db, allow_busy=False))
     except TargetNotReachedError as error:
         return {"wall_seconds": time.monotonic() - started, "error": str(error)}
     return {"wall_seconds": time.monotonic() - started, "optimal": answer.optimal.model_dump(mode="json")}

@@ -65,12 +65,13 @@ def recommended(task: Task) -> Found:
 
 def short_study(spec: StudySpec, db: str) -> Found:
     """Run a study; return its optimum with the seconds to the target and the fit, or that no trial reached it."""
+    from bssearch.commands.launch import Launch
     from bssearch.commands.run import run_study
     from bssearch.errors import TargetNotReachedError
 
     started = time.monotonic()
     try:
-        answer = run_study(spec, db=db, allow_busy=False).model_dump(mode="json")
+        answer = run_study(spec, Launch(db=db, allow_busy=False)).model_dump(mode="json")
     except TargetNotReachedError as error:
         return {"wall_seconds": time.monotonic() - started, "error": str(error)}
     to_target = answer["optimal"]["time_to_target_s"]
@@ -169,7 +170,8 @@ def char_lm(task: Task) -> Found:
 
 def memory(task: Task) -> Found:
     """Probe the micro-batch of the compute-bound model to near the device's end, and train at what fits."""
-    from bssearch.commands.opening import Launch, opened
+    from bssearch.commands.launch import Launch
+    from bssearch.commands.opening import opened
     from bssearch.commands.probe.memory import probe_memory
     from bssearch.records import TrialState
     from bssearch.search.listener import Listener

@@ -109,7 +109,8 @@ def write_json(path: Path, value: Found) -> None:
 @contextmanager
 def worker(spec: StudySpec) -> Iterator[tuple[Executor, WorkloadDescription]]:
     """Give an executor with a new worker process that has loaded the workload, and its description."""
-    from bssearch.commands.opening import Launch, described
+    from bssearch.commands.launch import Launch
+    from bssearch.commands.opening import described
 
     with described(spec, Launch()) as found:
         yield found

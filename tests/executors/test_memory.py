@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.commands.opening import Launch
+from bssearch.commands.launch import Launch
 from bssearch.commands.opening import opened as opened_study
 from bssearch.commands.probe.memory import next_size, probe_memory
 from bssearch.errors import LaunchError

@@ -116,7 +116,7 @@ def test_the_studies_that_are_printed_are_those_that_are_stored(folder: Path, im
     assert names == [importer]  # the file's own
     assert list(stored(folder)) == names
     assert do(folder, importer, "--name", "mine") == ["mine"]
-    rows = json.loads(bssearch("studies", "--format", "json", cwd=folder).stdout)
+    rows = json.loads(bssearch("study", "list", "--format", "json", cwd=folder).stdout)
     assert {row["name"] for row in rows} == {importer, "mine"}
 
 
@@ -144,7 +144,7 @@ def test_the_studies_are_answered_and_cannot_be_run(folder: Path, importer: str)
     answer = json.loads(bssearch("best", importer, "--format", "json", cwd=folder).stdout)
     assert answer["optimal"]["batch_size"] in spec.batch_sizes
     assert [row["batch_size"] for row in answer["batches"]] == list(spec.batch_sizes)
-    assert bssearch("confirm", importer, cwd=folder).returncode == 2
+    assert bssearch("study", "confirm", importer, cwd=folder).returncode == 2
 
 
 @pytest.mark.parametrize("importer", IMPORTERS)

@@ -16,6 +16,7 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.optuna_study import OptunaStudy
 from bssearch.commands.run import run_study
 from bssearch.commands.transfer.optuna_export import write_study
@@ -365,7 +366,7 @@ def test_a_study_that_was_exported_comes_back_with_the_same_answer(tmp_path: Pat
         budget={"trials": 10, "trial_train_seconds": 10.0},
         confirm={"top": 1, "runs": 0},
     )
-    run_study(spec, db=f"sqlite:///{tmp_path / 'bssearch.db'}", make_executor=lambda *_: LawExecutor())
+    run_study(spec, Launch(db=f"sqlite:///{tmp_path / 'bssearch.db'}", make_executor=lambda *_: LawExecutor()))
     for words in (["export", "task", "--to", "optuna"], ["import", "optuna", "task.optuna.db", "--name", "back"]):
         done = bssearch(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 from bssearch.analysis.growing import typical_run
 from bssearch.analysis.report import build_answer
 from bssearch.batch_schedule import BatchSchedule, Stage, with_batch_schedule
-from bssearch.pages import trial_plots
+from bssearch.pages import plots
 from bssearch.pages.page import StudyPicture
 from bssearch.records import Configuration, GradientNoise, Observation, Phase, TrialRecord
 from bssearch.scaling import LearningRateRule
@@ -83,7 +83,7 @@ def test_a_trial_whose_batch_grows_does_not_stand_for_its_first_batch_size() -> 
     alone = replace(BASE, batch_size=48, micro_batch_size=48)
     first = with_batch_schedule(alone, milestones((0, 48), (480, 96)))
     trials = [*found.trials, make_trial(99, configuration=first, phase=Phase.GROWTH)]
-    assert trial_plots.curve_trials(found.answer, trials) == trial_plots.curve_trials(found.answer, found.trials)
+    assert plots.curve_trials(found.answer, trials) == plots.curve_trials(found.answer, found.trials)
 
 
 def test_growing_batches_change_neither_the_law_nor_the_rows_of_the_batch_sizes() -> None:

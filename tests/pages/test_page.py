@@ -17,7 +17,7 @@ import yaml
 from bssearch.analysis.headline import headline
 from bssearch.analysis.report import build_answer
 from bssearch.pages.page import SHORT_SPEC, StudyPicture, render, reproduction_of
-from bssearch.pages.trial_plots import curve_trials
+from bssearch.pages.plots import curve_trials
 from bssearch.pages.words import in_words
 from bssearch.records import TrialState
 from bssearch.spec import StudySpec

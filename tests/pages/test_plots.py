@@ -14,7 +14,7 @@ from bssearch.analysis.numbers import number
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.report import build_answer
-from bssearch.pages import plots, trial_plots
+from bssearch.pages import plots
 from bssearch.pages.chart import (
     PADDING,
     Chart,
@@ -108,8 +108,8 @@ def all_charts(answer: Answer, trials: Sequence[TrialRecord], spec: StudySpec) -
     yield plots.steps_chart(answer)
     yield plots.samples_chart(answer)
     yield plots.front_chart(answer, priced=False)
-    yield trial_plots.curves_chart(answer, curves)
-    yield trial_plots.learning_rate_chart(trials, objective_of(spec), spec.default_configuration)
+    yield plots.curves_chart(answer, curves)
+    yield plots.learning_rate_chart(trials, objective_of(spec), spec.default_configuration)
     yield plots.throughput_chart(answer)
     yield plots.memory_chart(answer)
 
@@ -193,9 +193,9 @@ def test_each_batch_size_has_the_curve_of_its_best_run_or_the_nearest_one() -> N
         make_trial(3, batch_size=8, state=TrialState.CAPPED, best_metric=0.7),
         make_trial(4, batch_size=16, state=TrialState.FAILED, best_metric=None),
     ]
-    assert trial_plots.curve_trials(answer_of(trials), trials) == {8: 3, 32: 1}
+    assert plots.curve_trials(answer_of(trials), trials) == {8: 3, 32: 1}
     low = {"metric": "loss", "value": 0.9, "goal": "minimize"}
-    assert trial_plots.curve_trials(answer_of(trials, make_spec(target=low)), trials)[8] == 2
+    assert plots.curve_trials(answer_of(trials, make_spec(target=low)), trials)[8] == 2
 
 
 def long_curve(points: int) -> list[Observation]:
@@ -203,10 +203,10 @@ def long_curve(points: int) -> list[Observation]:
 
 
 def test_curves_are_thinned_and_end_where_they_ended(answer: Answer) -> None:
-    chart = trial_plots.curves_chart(answer, {32: long_curve(5000), 64: long_curve(20), 16: []})
+    chart = plots.curves_chart(answer, {32: long_curve(5000), 64: long_curve(20), 16: []})
     assert chart is not None
     thinned, whole = named(chart, "32"), named(chart, "64")
-    assert len(thinned.points) == trial_plots.CURVE_POINTS
+    assert len(thinned.points) == plots.CURVE_POINTS
     assert (xs(thinned)[0], xs(thinned)[-1]) == (1.0, 4999.0)
     assert len(whole.points) == 18  # neither step 0 nor the metric that was no number
     assert all(map(math.isfinite, ys(whole)))
@@ -215,15 +215,15 @@ def test_curves_are_thinned_and_end_where_they_ended(answer: Answer) -> None:
 
 def test_a_curve_of_a_single_evaluation_is_a_line_nowhere_and_a_circle_while_the_trial_runs(answer: Answer) -> None:
     curve = make_curve((0.0, 0.1), (1.0, 0.9))
-    assert trial_plots.curves_chart(answer, {32: curve, 16: []}) is None
-    recent = named(trial_plots.recent_curves_chart(study_of(make_spec()).target, [(make_trial(7), curve)]), "trial 7")
+    assert plots.curves_chart(answer, {32: curve, 16: []}) is None
+    recent = named(plots.recent_curves_chart(study_of(make_spec()).target, [(make_trial(7), curve)]), "trial 7")
     assert (recent.symbol, xs(recent)) == ("circle", [1.0])
-    drawn = trial_plots.curves_chart(answer, {32: make_curve((0.0, 0.1), (1.0, 0.9), (2.0, 0.95))})
+    drawn = plots.curves_chart(answer, {32: make_curve((0.0, 0.1), (1.0, 0.9), (2.0, 0.95))})
     assert xs(named(drawn, "32")) == [1.0, 2.0]
 
 
 def rates(trials: Sequence[TrialRecord], default: Configuration | None = None) -> Chart | None:
-    return trial_plots.learning_rate_chart(trials, TIME, default)
+    return plots.learning_rate_chart(trials, TIME, default)
 
 
 def test_every_trial_that_says_something_is_on_the_map_by_how_it_ended() -> None:

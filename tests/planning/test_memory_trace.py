@@ -13,9 +13,9 @@ from torch.nn import functional
 import bssearch
 from bssearch.errors import LaunchError, UsageError
 from bssearch.planning.memory import MemoryPlan, MemoryRequest
-from bssearch.planning.memory.lifetimes import Allocation, PeakByBatch, StepLifetimes
 from bssearch.planning.memory.models import real_model
 from bssearch.planning.memory.plan import GIB
+from bssearch.planning.memory.traced import Allocation, PeakByBatch, StepLifetimes
 from tests.benchmarks import memory_plan
 
 HERE = "tests.planning.test_memory_trace"

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from bssearch.commands.check import check
+from bssearch.commands.launch import Launch
 from bssearch.errors import LaunchError
 from bssearch.planning.memory import plan_memory
 from bssearch.planning.start import QUESTIONS, StartPlan, StartRequest, plan_start
@@ -40,7 +41,7 @@ class Large(LawExecutor):
 
 def codes(found: StartPlan) -> set[str]:
     """Return what `bssearch check` finds suspicious of a plan's spec, its workload by a law."""
-    return {one.code for one in check(found.spec, make_executor=lambda *_: Large()).findings}
+    return {one.code for one in check(found.spec, Launch(make_executor=lambda *_: Large())).findings}
 
 
 def test_fine_tuning_on_24_gib_takes_small_batches_and_rates_a_tenth_of_those_from_scratch() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import confirm_study, run_study, with_confirmation
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
@@ -299,7 +300,7 @@ class NoisyLaw(LawExecutor):
 def noisy_study(folder: Path, **confirm: Any) -> StudySpec:
     """Store a study of the law whose confirmation has had three runs each."""
     spec = make_spec(budget={"trials": 16, "trial_train_seconds": 100.0}, confirm={"top": 3, "runs": 3, **confirm})
-    run_study(spec, db=url_in(folder), make_executor=lambda *_: NoisyLaw())
+    run_study(spec, Launch(db=url_in(folder), make_executor=lambda *_: NoisyLaw()))
     return spec
 
 
@@ -326,7 +327,7 @@ def go_on(folder: Path, executor: LawExecutor, **settings: Any) -> tuple[Any, li
     """Confirm on with the stored spec; return the answer and the notes."""
     ear = Ear()
     spec = with_confirmation(stored_spec("toy", db=url_in(folder)), **settings)
-    answer = confirm_study(spec, db=url_in(folder), listener=ear, make_executor=lambda *_: executor)
+    answer = confirm_study(spec, Launch(db=url_in(folder), listener=ear, make_executor=lambda *_: executor))
     return answer, ear.notes
 
 
@@ -410,7 +411,7 @@ def test_a_study_without_confirmation_needs_to_be_told_how_many(tmp_path: Path) 
     assert (more.runs, more.max_runs) == (10, 10), "a limit that nobody gave now does not forbid it"
     with pytest.raises(UsageError, match=r"confirm: max_runs = 2 must be >= runs = 3"):
         with_confirmation(make_spec(), max_runs=2)
-    with pytest.raises(UsageError, match=r"confirm.train_seconds = -1.0: Input should be greater than 0"):
+    with pytest.raises(UsageError, match=r"confirm.train_seconds = -1.0: must be > 0"):
         with_confirmation(make_spec(), max_runs=4, train_seconds=-1.0)
 
 
@@ -451,7 +452,7 @@ def test_a_confirmation_ends_where_every_finalist_plainly_misses_and_says_so(tmp
     spec = make_spec(budget={"trials": 12, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 9})
     db = url_in(tmp_path)
     with suppress(TargetNotReachedError):  # A hit of the search that is no finalist is an answer, unconfirmed.
-        run_study(spec, db=db, listener=ear, make_executor=lambda *_: LuckyOnce())
+        run_study(spec, Launch(db=db, listener=ear, make_executor=lambda *_: LuckyOnce()))
     runs = Counter(trial.configuration.key for trial in confirmation(tmp_path))
     assert set(runs.values()) == {5}
     given_up = [note for note in ear.notes if "no more confirmation runs" in note]
@@ -463,11 +464,11 @@ def test_the_default_s_miss_is_told_when_its_run_ends(tmp_path: Path) -> None:
     ear = Ear()
     default = {"batch_size": 32, "learning_rate": 0.9, "weight_decay": 0.0, "dropout": 0.1}
     spec = make_spec(default=default, budget={"trials": 20, "trial_train_seconds": 3.0}, confirm={"top": 1, "runs": 3})
-    answer = run_study(spec, db=url_in(tmp_path), listener=ear, make_executor=lambda *_: LawExecutor())
+    answer = run_study(spec, Launch(db=url_in(tmp_path), listener=ear, make_executor=lambda *_: LawExecutor()))
     told = [note for note in ear.notes if note.startswith("the default configuration (batch 32) missed")]
     assert len(told) == 4, "its search trial and its three confirmation runs"
     assert "in trial 1," in told[0]
-    assert ["`bssearch target`" in note for note in told] == [True, False, False, False], "until a trial reaches it"
+    assert ["--suggest-target" in note for note in told] == [True, False, False, False], "until a trial reaches it"
     assert "default_missed" in {notice.code for notice in answer.warnings}
 
 

@@ -11,6 +11,7 @@ import pytest
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.report import build_answer
 from bssearch.batch_schedule import BatchSchedule, Stage, with_batch_schedule
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import (
@@ -150,7 +151,7 @@ def test_an_answer_says_that_its_trials_ran_with_several_versions_of_torch(
 ) -> None:
     url = url_in(tmp_path)
     spec = make_spec(budget={"trials": 8, "trial_train_seconds": 100.0}, confirm={"runs": 0})
-    run_study(spec, db=url, make_executor=lambda *_: LawExecutor())
+    run_study(spec, Launch(db=url, make_executor=lambda *_: LawExecutor()))
     with open_store(url, write=False) as store:
         alone = compute_answer(store, spec.name)
         monkeypatch.setattr(store, "torch_versions", lambda _: ["2.11", "2.13"])
@@ -163,7 +164,7 @@ def test_an_answer_says_that_its_trials_ran_with_several_versions_of_torch(
 def test_a_stored_answer_that_is_none_is_made_anew(tmp_path: Path) -> None:
     url = url_in(tmp_path)
     spec = make_spec(budget={"trials": 8, "trial_train_seconds": 100.0}, confirm={"runs": 0})
-    made = run_study(spec, db=url, make_executor=lambda *_: LawExecutor())
+    made = run_study(spec, Launch(db=url, make_executor=lambda *_: LawExecutor()))
     with open_store(url) as store:
         for hostile in ({"made_by": ANSWERS, "answer": {"optimal": 5}}, {"made_by": ANSWERS, "answer": [1]}):
             store.save_finding(spec.name, store.stamp(spec.name), hostile)

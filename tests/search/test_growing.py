@@ -13,6 +13,7 @@ from bssearch.batch_schedule import batch_schedule_of, constant_configurations
 from bssearch.commands.audit import audit_study
 from bssearch.commands.dry_run import longest_seconds, pruned_seconds
 from bssearch.commands.enqueue import enqueue, with_schedule
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError, UsageError, WorkloadError
 from bssearch.executors.base import Event
@@ -109,7 +110,7 @@ class EndsGrowth(CriticalLaw):
 
 
 def run(spec: Any, folder: Path, executor: LawExecutor | None = None) -> Any:
-    return run_study(spec, db=url_in(folder), make_executor=lambda spec, folder: executor or CriticalLaw())
+    return run_study(spec, Launch(db=url_in(folder), make_executor=lambda spec, folder: executor or CriticalLaw()))
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +167,7 @@ def test_the_answer_about_batches_that_stay_is_the_same_without_schedules(tmp_pa
 
 
 def test_the_audit_holds_the_belief_against_the_best_schedule(folder: Path) -> None:
-    found = audit_study(spec_of(GROWS), run=False, db=url_in(folder))
+    found = audit_study(spec_of(GROWS), Launch(db=url_in(folder)), run=False)
     [belief] = [one for one in found.rules if one.rule == "growing the batch saves time"]
     assert belief.verdict == "held" and belief.regret is not None and belief.regret.value < 1
     assert belief.configuration is not None and "batch_stages" in belief.configuration
@@ -174,7 +175,7 @@ def test_the_audit_holds_the_belief_against_the_best_schedule(folder: Path) -> N
 
 def test_without_a_search_the_audit_runs_a_batch_that_doubles_around_the_optimum(tmp_path: Path) -> None:
     optimum = run(spec_of(), tmp_path).optimal.batch_size
-    found = audit_study(spec_of(), db=url_in(tmp_path), make_executor=lambda spec, folder: CriticalLaw())
+    found = audit_study(spec_of(), Launch(db=url_in(tmp_path), make_executor=lambda spec, folder: CriticalLaw()))
     [belief] = [one for one in found.rules if one.rule == "growing the batch saves time"]
     assert belief.verdict in {"held", "broke", "undecided"} and belief.trial_numbers
     with open_store(url_in(tmp_path), write=False) as store:
@@ -330,7 +331,7 @@ def test_a_trial_may_take_half_as_long_again_as_the_best_whatever_is_asked(objec
 def test_nothing_is_tried_twice_and_what_never_begins_is_not_tried(tmp_path: Path) -> None:
     spec = spec_of({"name": "milestones", "milestones": {99_999_999: 64}})
     ear = Ear()
-    run_study(spec, db=url_in(tmp_path), make_executor=lambda spec, folder: CriticalLaw(), listener=ear)
+    run_study(spec, Launch(db=url_in(tmp_path), make_executor=lambda spec, folder: CriticalLaw(), listener=ear))
     assert any("no trial lets the batch grow" in one for one in ear.notes)
     run(spec_of({"name": "milestones", "milestones": {400: 64}, "start": 8}, schedule_trials=12), tmp_path)
     with open_store(url_in(tmp_path), write=False) as store:

@@ -11,7 +11,8 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.commands.enqueue import enqueue
-from bssearch.commands.opening import Launch, opened
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import opened
 from bssearch.commands.probe.memory import probe_memory
 from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError
@@ -31,7 +32,7 @@ SIZES = [8, 16, 32, 64, 128]
 
 
 def run(folder: Path, executor: LawExecutor, spec: StudySpec = SPEC) -> Answer:
-    return run_study(spec, db=url_in(folder), make_executor=lambda *_: executor)
+    return run_study(spec, Launch(db=url_in(folder), make_executor=lambda *_: executor))
 
 
 def splits(executor: LawExecutor) -> set[tuple[int, int]]:

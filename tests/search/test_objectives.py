@@ -16,6 +16,7 @@ from bssearch import registry
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import headline
 from bssearch.analysis.objectives.base import Objective, objective_of
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, LaunchError, UsageError
 from bssearch.executors.base import Event
@@ -47,7 +48,7 @@ BUDGET = {"trials": 16, "trial_train_seconds": 100.0}
 
 def run(folder: Path, objective: str, executor: LawExecutor, **changes: object) -> Answer:
     spec = make_spec(budget=BUDGET, objective=objective, confirm={"top": 1, "runs": 2}, **changes)
-    return run_study(spec, db=url_in(folder), make_executor=lambda *_: executor)
+    return run_study(spec, Launch(db=url_in(folder), make_executor=lambda *_: executor))
 
 
 def test_the_fewest_samples_are_those_of_the_smallest_batch_size(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def small_spec(objective: str, **changes: object) -> StudySpec:
 
 
 def go(spec: StudySpec, url: str, executor: Curves) -> list[TrialRecord]:
-    run_study(spec, db=url, make_executor=lambda *_: executor)
+    run_study(spec, Launch(db=url, make_executor=lambda *_: executor))
     return search_trials(spec, url)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.executors.base import Event
@@ -146,7 +147,7 @@ def study_spec(**changes: object) -> StudySpec:
 def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> list[TrialRecord]:
     url = url_in(folder)
     executor.full = spec.budget.trial_train_seconds  # type: ignore[attr-defined]
-    run_study(spec, db=url, make_executor=lambda *_: executor)
+    run_study(spec, Launch(db=url, make_executor=lambda *_: executor))
     with open_store(url, write=False) as store:
         return list(store.trials(spec.name, phase=Phase.SEARCH))
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from bssearch.analysis.answer import Answer
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.executors.base import Event
 from bssearch.records import (
@@ -79,7 +80,7 @@ def law() -> type[SlowLaw]:
 
 def run_together(spec: StudySpec, url: str, executors: list[LawExecutor]) -> list[Answer]:
     def run(executor: LawExecutor) -> Answer:
-        return run_study(spec, db=url, make_executor=lambda *_: executor)
+        return run_study(spec, Launch(db=url, make_executor=lambda *_: executor))
 
     with ThreadPoolExecutor(len(executors)) as pool:
         return list(pool.map(run, executors))
@@ -122,7 +123,7 @@ def test_what_a_dead_driver_leaves_behind_is_tried_again_by_one_of_the_others(
 
     monkeypatch.setattr("bssearch.search.driver.Driver._abandon", lambda driver: None)
     with pytest.raises(Dies):
-        run_study(SHORT, db=url, make_executor=lambda *_: Doomed())
+        run_study(SHORT, Launch(db=url, make_executor=lambda *_: Doomed()))
     monkeypatch.undo()
     with open_store(url) as store:
         (left,) = store.trials(SHORT.name, states=[TrialState.RUNNING])
@@ -153,7 +154,7 @@ def test_leases_are_renewed_while_the_main_loop_waits(
                             break
             return super().events(timeout)  # type: ignore[no-any-return]
 
-    run_study(SHORT, db=url, make_executor=lambda *_: Waits())
+    run_study(SHORT, Launch(db=url, make_executor=lambda *_: Waits()))
     assert renewed.is_set()
 
 
@@ -200,6 +201,6 @@ def test_a_driver_locks_the_study_while_it_chooses_once_it_was_refused(
 
     monkeypatch.setattr(Store, "start", start_second)
     monkeypatch.setattr(Store, "turn", noted_turn)
-    run_study(SHORT, db=f"sqlite:///{tmp_path}/study.db", make_executor=lambda *_: LawExecutor())
+    run_study(SHORT, Launch(db=f"sqlite:///{tmp_path}/study.db", make_executor=lambda *_: LawExecutor()))
     assert calls[:4] == ["started"] * 3 + ["refused"]
     assert calls[4:8] == ["turn", "started"] * 2

@@ -16,6 +16,7 @@ from typing import ClassVar
 import fsspec
 import pytest
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.executors.base import Event
@@ -83,7 +84,7 @@ def run(spec: StudySpec, folder: Path, executor: SteppingLaw) -> tuple[list[Tria
     """Run a study; return its search trials and what was told."""
     url, ear = url_in(folder), Ear()
     executor.full = spec.budget.trial_train_seconds
-    run_study(spec, db=url, listener=ear, make_executor=lambda *_: executor)
+    run_study(spec, Launch(db=url, listener=ear, make_executor=lambda *_: executor))
     with open_store(url, write=False) as store:
         return list(store.trials(spec.name, phase=Phase.SEARCH)), ear.notes
 

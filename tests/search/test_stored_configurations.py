@@ -16,6 +16,7 @@ import pytest
 from bssearch.analysis.answer import Answer
 from bssearch.commands.audit import audit_study
 from bssearch.commands.enqueue import enqueue
+from bssearch.commands.launch import Launch
 from bssearch.commands.rerun import rerun
 from bssearch.commands.run import confirm_study, run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
@@ -41,7 +42,7 @@ def spec_with(trials: int, confirm: Mapping[str, int] | None = None) -> StudySpe
 
 
 def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> Answer:
-    return run_study(spec, db=url_in(folder), make_executor=lambda *_: executor)
+    return run_study(spec, Launch(db=url_in(folder), make_executor=lambda *_: executor))
 
 
 def trials_in(folder: Path, name: str = "toy") -> dict[int, TrialRecord]:
@@ -190,8 +191,8 @@ def test_audit_and_runs_to_the_whole_budget_refuse_a_forged_trial(tmp_path: Path
             forge(tmp_path, number)
             break
     executor = LawExecutor()
-    audit_study(spec, runs=3, db=url_in(tmp_path), make_executor=lambda *_: executor)
-    confirm_study(spec, to_budget_runs=2, db=url_in(tmp_path), make_executor=lambda *_: executor)
+    audit_study(spec, Launch(db=url_in(tmp_path), make_executor=lambda *_: executor), runs=3)
+    confirm_study(spec, Launch(db=url_in(tmp_path), make_executor=lambda *_: executor), to_budget_runs=2)
     assert executor.requests and given(executor) <= {"relu", "gelu"}
 
 
@@ -203,4 +204,4 @@ def test_a_rerun_of_a_forged_trial_is_refused_before_anything_starts(tmp_path: P
         raise AssertionError("nothing is started")
 
     with pytest.raises(UsageError, match=r"trial 2 .* cannot be run again: model\.activation"):
-        rerun("toy", 2, db=url_in(tmp_path), make_executor=no_executor)
+        rerun("toy", 2, Launch(db=url_in(tmp_path), make_executor=no_executor))

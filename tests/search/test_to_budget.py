@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
+from bssearch.commands.launch import Launch
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import confirm_study, run_study
 from bssearch.executors.base import Event
@@ -50,7 +51,7 @@ class TrainsOn(LawExecutor):
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The database of a study that has ended: a test goes on with a copy."""
     folder = tmp_path_factory.mktemp("searched")
-    run_study(SPEC, db=url_in(folder), make_executor=lambda *_: TrainsOn())
+    run_study(SPEC, Launch(db=url_in(folder), make_executor=lambda *_: TrainsOn()))
     return folder / "study.db"
 
 
@@ -62,7 +63,7 @@ def folder(searched: Path, tmp_path: Path) -> Path:
 
 def go_on(folder: Path, executor: TrainsOn, runs: int = 2) -> Answer:
     spec = stored_spec("toy", db=url_in(folder))
-    return confirm_study(spec, to_budget_runs=runs, db=url_in(folder), make_executor=lambda *_: executor)
+    return confirm_study(spec, Launch(db=url_in(folder), make_executor=lambda *_: executor), to_budget_runs=runs)
 
 
 def trials_in(folder: Path, phase: Phase = Phase.TO_BUDGET) -> list[TrialRecord]:

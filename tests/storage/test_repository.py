@@ -51,7 +51,7 @@ class TestStudies:
         with pytest.raises(NotFoundError, match="no study 'digit-cpu'") as caught:
             store.study("digit-cpu")
         assert "'digits-cpu'" in str(caught.value.hint)
-        assert "bssearch studies" in str(caught.value.hint)
+        assert "bssearch study list" in str(caught.value.hint)
         with pytest.raises(NotFoundError):
             store.trials("digit-cpu")
 

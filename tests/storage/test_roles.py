@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import DatabaseError, UsageError
 from bssearch.records import MemoryUse
@@ -377,7 +378,7 @@ def test_writers_run_a_study_one_after_the_other(server: Postgres) -> None:
     team = new_team(server)
     for trials, login in ((5, "wanda"), (8, "will")):
         spec = make_spec(budget={"trials": trials, "trial_train_seconds": 10.0}, confirm={"top": 1, "runs": 2})
-        run_study(spec, db=team.url(login), make_executor=lambda *_: LawExecutor())
+        run_study(spec, Launch(db=team.url(login), make_executor=lambda *_: LawExecutor()))
     assert team.ask("rita", "SELECT count(*) FROM bss_trial WHERE phase = 'search'") == [(8,)]
     assert team.ask("rita", "SELECT name, login FROM bss_study") == [(make_spec().name, "wanda")]
 

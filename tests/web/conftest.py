@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.spec import load_spec
 from bssearch.storage.repository import open_store
@@ -28,7 +29,7 @@ def client_of(*urls: str, token: str | None = None, host: str = "127.0.0.1", nam
 def make_study(url: str, folder: Path, name: str, trials: int = 14) -> None:
     """Run a study by the law, to its end."""
     spec = write_task(folder, name=name, budget={"trials": trials, "trial_train_seconds": 2.0})
-    run_study(load_spec(spec), db=url, folder=folder, make_executor=lambda *_: LawExecutor())
+    run_study(load_spec(spec), Launch(db=url, folder=folder, make_executor=lambda *_: LawExecutor()))
 
 
 @pytest.fixture(scope="session")

@@ -24,10 +24,8 @@ from bssearch.planning.accumulation import AccumulationRequest
 from bssearch.planning.learning_rate import LearningRateRequest
 from bssearch.planning.memory import MemoryRequest
 from bssearch.planning.requests import Request, read
-from bssearch.planning.scale import ScaleRequest
-from bssearch.planning.trade_off import plan_trade_off
-from bssearch.web.calculator.asking import Part
-from bssearch.web.calculator.fields import FIELDS, PRESETS, Field
+from bssearch.planning.scale import ScaleRequest, plan_trade_off
+from bssearch.web.calculator.fields import FIELDS, PRESETS, Field, Part
 from bssearch.web.calculator.page import LONGEST_ECHO, calculated
 from tests.cli.task import bssearch
 from tests.web.serving import rendered
@@ -193,7 +191,7 @@ def test_the_first_page_and_each_named_model_have_results_as_the_command_prints_
     assert not found.errors and not found.notes
     for part in found.parts:
         assert check_against_others(part, page.numbers[part.name], tmp_path), part.absent
-    fits = next(iter(found.parts[0].shown.tiles)).cell.text
+    fits = next(iter(found.parts[0].shown.tiles)).value.text
     assert fits == "35" if preset is None else preset == "ResNet-50" or int(fits) > 0
 
 

@@ -67,7 +67,7 @@ class TestStudies:
         assert text.index('href="/studies/task"') < text.index('href="/studies/other"')
 
     def test_json_is_that_of_the_command(self, pages: TestClient, searched: str, tmp_path: Path) -> None:
-        printed = json.loads(bssearch("studies", "--db", searched, "--format", "json", cwd=tmp_path).stdout)
+        printed = json.loads(bssearch("study", "list", "--db", searched, "--format", "json", cwd=tmp_path).stdout)
         assert pages.get("/studies?format=json").json() == printed
 
     def test_a_filter_leaves_out_what_does_not_match(self, pages: TestClient) -> None:
@@ -234,12 +234,14 @@ class TestTrials:
 
     def test_one_shows_its_configuration_its_curve_and_how_to_run_it_again(self, pages: TestClient) -> None:
         text = pages.get("/studies/task/trials/1").text
-        assert "bssearch rerun task 1" in text
+        assert "bssearch trial rerun task 1" in text
         assert "<svg" in text
         assert "learning_rate" in text
 
     def test_one_as_json_is_that_of_the_command(self, pages: TestClient, searched: str, tmp_path: Path) -> None:
-        printed = json.loads(bssearch("trial", "task", "1", "--db", searched, "--format", "json", cwd=tmp_path).stdout)
+        printed = json.loads(
+            bssearch("trial", "show", "task", "1", "--db", searched, "--format", "json", cwd=tmp_path).stdout
+        )
         assert pages.get("/studies/task/trials/1?format=json").json() == printed
 
     @pytest.mark.parametrize("number", ["0", "9999", "9" * 30, "x", "-1", "1.5", "²"])

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bssearch.analysis.law.batch_model import RunnableStep, around, fastest_by_size
-from bssearch.analysis.law.likelihood import LawPoint, Numbers
+from bssearch.analysis.law.batch_model import LawPoint, Numbers, RunnableStep, around, fastest_by_size
 from bssearch.intervals import FLAT_RATIO
 from bssearch.noise import CRITICAL_BATCH_OCTAVES
 

@@ -1,11 +1,11 @@
-"""The shape of a quick answer: what ``bssearch quick --format json`` prints, before any search."""
+"""The shape of a quick answer: what ``bssearch run --quick --format json`` prints, before any search."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from bssearch.analysis.shape import Model, Notice
 
@@ -25,9 +25,9 @@ class QuickOptimum(Model):
 class QuickCriticalBatch(Model):
     """The critical batch size in samples, with its 90 % interval."""
 
-    estimate: float
-    low: float
-    high: float
+    estimate: PositiveFloat
+    low: PositiveFloat
+    high: PositiveFloat
 
 
 class QuickRun(Model):
@@ -62,14 +62,14 @@ class QuickAnswer(Model):
     target: float
     default_batch_size: int
     optimal: QuickOptimum
-    interval: list[int]
+    interval: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)]
     flat_range: list[int]
     gain: float
     learning_rate_gain: float
     learning_rate_range: list[float]
     largest_micro_batch_size: int
     b_crit: QuickCriticalBatch
-    noise_scale: float | None
+    noise_scale: PositiveFloat | None
     alpha_s: float | None
     beta_s: float | None
     runs: list[QuickRun]
@@ -92,19 +92,11 @@ class QuickPrior:
     noise_scale: float | None
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Self | None:
-        """Return the prior of a stored quick answer; None for what is no such answer."""
-        try:
-            low, high = (int(end) for end in document["interval"])
-            b_crit = tuple(float(document["b_crit"][name]) for name in ("low", "estimate", "high"))
-            scale = document["noise_scale"]
-            size, noise = int(document["optimal"]["batch_size"]), None if scale is None else float(scale)
-        except (KeyError, TypeError, ValueError):  # what something else has written there does not matter
-            return None
-        known = [*b_crit, *([] if noise is None else [noise])]
-        if not (0 < low <= high and size > 0 and all(0 < one < math.inf for one in known)):
-            return None
-        return cls(size, (low, high), (b_crit[0], b_crit[1], b_crit[2]), noise)
+    def of(cls, found: QuickAnswer) -> Self:
+        """Return the prior of a quick answer."""
+        low, high = found.interval
+        b_crit = found.b_crit.low, found.b_crit.estimate, found.b_crit.high
+        return cls(found.optimal.batch_size, (low, high), b_crit, found.noise_scale)
 
     def holds(self, batch_size: int) -> bool:
         """Return whether a batch size lies within the interval of the optimum."""
@@ -133,27 +125,22 @@ class Promise(Model):
         low, high = self.interval
         kept = "which holds" if self.holds else "which misses it"
         ratio = "" if self.time_ratio is None else f", where the target takes {self.time_ratio:.2g}× as long"
-        return f"bssearch quick had said batch {self.batch_size}{ratio}, and {low} to {high} with 90 %, {kept}"
+        return f"the quick answer had said batch {self.batch_size}{ratio}, and {low} to {high} with 90 %, {kept}"
 
 
-def promise_of(quick: Mapping[str, Any], answer: Answer) -> Promise | None:
-    """Return a stored quick answer beside an answer; None before fresh seeds have confirmed that.
-
-    Raises `KeyError`, `TypeError` and `ValueError` for what is no quick answer.
-    """
-    if not any(row.confirmed and row.batch_size == answer.optimal.batch_size for row in answer.batches):
+def promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
+    """Return a stored quick answer beside an answer; None before fresh seeds have confirmed that."""
+    best = answer.optimal.batch_size
+    if not any(row.confirmed and row.batch_size == best for row in answer.batches):
         return None
-    low, high = (int(end) for end in quick["interval"])
-    size = int(quick["optimal"]["batch_size"])
+    (low, high), flat, size = quick.interval, answer.flat_range, quick.optimal.batch_size
     times = {row.batch_size: row.time_to_target_s.median for row in answer.batches if row.time_to_target_s is not None}
-    best = times.get(answer.optimal.batch_size)
-    flat = answer.flat_range
     return Promise(
         batch_size=size,
-        interval=[low, high],
-        gain=float(quick["gain"]),
-        found_batch_size=answer.optimal.batch_size,
+        interval=quick.interval,
+        gain=quick.gain,
+        found_batch_size=best,
         found_flat_range=flat,
         holds=low <= flat[1] and flat[0] <= high,
-        time_ratio=times[size] / best if best and size in times else None,
+        time_ratio=times[size] / times[best] if times.get(best) and size in times else None,
     )

@@ -11,6 +11,7 @@ from typing import Literal
 
 from bssearch.analysis.optimum import Candidate, median_steps
 from bssearch.analysis.time_to_target import welch_half_width
+from bssearch.intervals import FEWEST_RUNS
 from bssearch.records import TrialState
 
 Regime = Literal["perfect", "diminishing", "maximal", "undecided"]
@@ -18,9 +19,6 @@ Regime = Literal["perfect", "diminishing", "maximal", "undecided"]
 PERFECT, MAXIMAL = -0.75, -0.25
 """The slopes that part the regimes: half-way between −1, where steps halve as the batch doubles, −0.5, and 0: a
 choice."""
-
-FEWEST_RUNS = 3
-"""Runs of either batch size without which a slope has no interval: a choice, as for every interval over seeds."""
 
 
 @dataclass(frozen=True)

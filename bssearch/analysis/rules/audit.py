@@ -18,7 +18,8 @@ from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.analysis.rules.rule_book import RULES, Rule
 from bssearch.analysis.shape import Model, Parameters, parameters_of
-from bssearch.intervals import student_t
+from bssearch.intervals import FEWEST_SIZES, student_t
+from bssearch.planning.claims import LARGE_BATCH, LAYERWISE
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
@@ -52,8 +53,8 @@ class Evidence(NamedTuple):
 
 
 def command(spec: StudySpec, words: str) -> str:
-    """Return the command that would tell, in brackets; nothing of an imported study, of which none can be run."""
-    return "" if spec.is_imported else f" (bssearch {words})"
+    """Return the `bssearch study` command that would tell, in brackets; empty if the study is imported."""
+    return "" if spec.is_imported else f" (bssearch study {words})"
 
 
 def about_memory(
@@ -232,13 +233,6 @@ def _not_run(batch_size: int | None, reason: str) -> Evidence:
     return Evidence(batch_size, Judgement("not_run", reason))
 
 
-LAYERWISE = frozenset({"lars", "lamb"})
-"""LARS (You et al. 2017, arXiv 1708.03888) and LAMB (You et al. 2020, arXiv 1904.00962)."""
-
-LARGE = 8192
-"""The batch size from which on the belief has them needed: that of LARS's first evidence, and what practice quotes."""
-
-
 def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
     """Return the best that the search found at the tuned optimum's batch size with the other kind of optimizer.
 
@@ -257,7 +251,7 @@ def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration
     if not found:
         wanted = "another optimizer than lars and lamb" if is_layerwise else "lars or lamb"
         return (
-            f"no search trial there with {wanted} reached the target; bssearch enqueue STUDY batch_size={size} "
+            f"no search trial there with {wanted} reached the target; bssearch trial add STUDY batch_size={size} "
             "optimizer=… learning_rate=… tries one to the full limit, whatever the search thinks of it"
         )
     return min(found, key=lambda one: one[:2])[2]
@@ -269,7 +263,8 @@ def judge_layerwise(
     """Judge the belief by runs with such an optimizer and runs without, one kind of them the ``tuned`` optimum's.
 
     The regret is the time without over the time with. Held: it is above `bssearch.analysis.rules.regret.BROKE` for
-    sure, broke: below ``HELD``. Below a batch of `LARGE` samples nothing is decided, for the belief is not about those.
+    sure, broke: below ``HELD``. Below a batch of `LARGE_BATCH` samples nothing is decided: the belief is about larger
+    ones.
     """
     size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
     plain, layerwise = (other, tuned) if is_layerwise else (tuned, other)
@@ -280,14 +275,11 @@ def judge_layerwise(
     else:
         found = judge(plain, layerwise, step_seconds, wanted=wanted, limit=limit).reversed()
         finding = Judgement(found.finding, f"{names}: {found.reason}", found.regret)
-    if size >= LARGE:
+    if size >= LARGE_BATCH:
         return finding
-    reason = f"batch {size} is below {LARGE:,}, from where on they are said to be needed; {finding.reason}"
+    reason = f"batch {size} is below {LARGE_BATCH:,}, from where on they are said to be needed; {finding.reason}"
     return Judgement("undecided", reason, finding.regret)
 
-
-FEWEST_SIZES = 3
-"""Batch sizes that the slope of the learning rate takes: two are always met."""
 
 ROUNDING = 1e-9
 """Slopes this close to an end of the interval lie within it: above the rounding of double precision. A choice."""
@@ -615,7 +607,7 @@ def _why_unmade(spec: StudySpec, spent_budget: float | None) -> str:
         return "the study is imported: there is nothing that could be run"
     if spent_budget is not None:
         return f"the budget of {spent_budget:g} train seconds is spent (--train-seconds)"
-    return f"bssearch audit {spec.name} runs it"
+    return f"bssearch study audit {spec.name} runs it"
 
 
 def _finding(

@@ -11,7 +11,7 @@ from typing import Literal
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.shape import Interval
 from bssearch.analysis.time_to_target import ratio_interval
-from bssearch.intervals import FLAT_RATIO, student_t
+from bssearch.intervals import FEWEST_RUNS, FLAT_RATIO, student_t
 from bssearch.records import TrialState
 from bssearch.step_times import StepSeconds
 
@@ -22,9 +22,6 @@ HELD = FLAT_RATIO
 
 BROKE = 1.10
 """A rule breaks where the lower end of its regret's interval is above this: a choice, twice the 5 % that holds."""
-
-FEWEST_RUNS = 3
-"""Runs, or pairs of runs, that an interval takes: a choice."""
 
 
 class Regret(Interval):

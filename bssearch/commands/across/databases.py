@@ -62,7 +62,7 @@ def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
     where, holds = ("the database", "holds") if len(stores) == 1 else ("the databases", "hold")
     if not named:
         if listed:
-            raise NotFoundError(f"every study of {where} is archived", hint="bssearch studies --all lists them")
+            raise NotFoundError(f"every study of {where} is archived", hint="bssearch study list --all lists them")
         raise NotFoundError(f"{where} {holds} no study yet", hint="bssearch run SPEC makes one")
     if len(named) > 1:
         raise UsageError(f"name the study: {', '.join(name for _, name in named)}")
@@ -75,7 +75,7 @@ def _nowhere(stores: Sequence[Store], name: str) -> NotFoundError:
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return NotFoundError(
         f"no study {name!r} in any of {_listed(stores)}",
-        hint=f"{guess}`bssearch studies` with the same --db lists them",
+        hint=f"{guess}`bssearch study list` with the same --db lists them",
     )
 
 

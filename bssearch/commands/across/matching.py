@@ -23,8 +23,8 @@ class StudyFilter:
     """What a study must be; None where it does not matter.
 
     ``workload`` is its name in the spec, its file, its class, or a shipped workload's name; ``device`` a part of the
-    device's name, in letters of either case; ``target`` the value to reach, as `studies` shows it, and ``metric`` its
-    metric.
+    device's name, in letters of either case; ``target`` the value to reach, as `study list` shows it, and ``metric``
+    its metric.
     """
 
     workload: str | None = None

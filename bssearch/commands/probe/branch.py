@@ -22,7 +22,8 @@ from bssearch.analysis.law.branches import (
     plan_branches,
     why_unknown,
 )
-from bssearch.commands.opening import Launch, OpenStudy, opened
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.commands.unstored import run_request
 from bssearch.errors import LaunchError, NotFoundError, UsageError
@@ -31,7 +32,6 @@ from bssearch.records import (
     Branch,
     BranchMeasurement,
     Configuration,
-    Observation,
     Phase,
     TrialPlan,
     TrialRequest,
@@ -265,7 +265,7 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
     elif rises:
         yield (
             "The batch sizes never fall from one checkpoint to the next: a growing schedule is what was measured "
-            f"(bssearch enqueue {spec.name} {schedule_words(found)} trains it)."
+            f"(bssearch trial add {spec.name} {schedule_words(found)} trains it)."
         )
     elif rises is not None:
         yield "The batch sizes fall between two checkpoints: a growing schedule is not what was measured."
@@ -278,7 +278,7 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
 
 
 def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
-    """Return the schedule of rising batch sizes as ``bssearch enqueue`` takes it: from each checkpoint on its own.
+    """Return the schedule of rising batch sizes as ``bssearch trial add`` takes it: from each checkpoint on its own.
 
     Until the first one it is the run's own, that of the branches at B.
     """
@@ -374,10 +374,11 @@ def branch(
         int, Option("Let the learning rate rise over so many steps of B: for an optimizer that begins anew.", min=0)
     ] = 0,
 ) -> ProbeReport:
-    """Find the local critical batch size of a run too large to search, by branches from its checkpoints.
+    """Find a run's critical batch size by branches from its checkpoints.
 
-    Each branch goes on from the checkpoint for the same samples, at the default's batch size B, at 2B, 4B, … with the
-    learning rate by the optimizer's rule. The answer is the largest batch size that loses nothing by it.
+    The run may be too large to search. Each branch goes on from the checkpoint for the same samples, at the default's
+    batch size B, at 2B, 4B, … with the learning rate by the optimizer's rule. The answer is the largest batch size that
+    loses nothing by it.
     """
     if spec.command:
         raise UsageError(
@@ -487,6 +488,7 @@ class Branching:
         if outcome.state is not TrialState.DIVERGED and not (outcome.state in RAN and is_whole):
             short = "" if outcome.state not in RAN else f" after {outcome.samples} of {self._plan.samples} samples"
             raise UsageError(f"the branch at batch size {batch_size} from {point.path} ended{short}: {outcome.reason}")
+        ends = [one.metric for one in curve if self._plan.is_in_window(one.samples)]
         measured = BranchMeasurement(
             digest=digest,
             checkpoint=str(point.path),
@@ -497,15 +499,12 @@ class Branching:
             learning_rate=request.plan.configuration.learning_rate,
             seed=request.plan.seed,
             start_metric=next((one.metric for one in curve if one.samples == 0), None),
-            metric=None if outcome.state is TrialState.DIVERGED else self._end(curve),
+            metric=None if outcome.state is TrialState.DIVERGED else statistics.fmean(ends),
         )
         store.save_branch(spec.name, self._study.environment, measured)
         end = "diverged" if measured.metric is None else f"ends at {measured.metric:.5g}"
         self._study.listener.note(f"{point.path.name}, batch {batch_size}, branch {repeat + 1}: {end}")
         return measured
-
-    def _end(self, curve: Sequence[Observation]) -> float:
-        return statistics.fmean(one.metric for one in curve if self._plan.is_in_window(one.samples))
 
     def _request(self, point: BranchPoint, batch_size: int, repeat: int) -> TrialRequest:
         spec = self._study.spec

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 from bssearch.analysis.law.affine_step_time import MemoryFit, fit_memory
-from bssearch.commands.opening import Launch, OpenStudy, opened
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.options import Option
 from bssearch.records import MemoryRequest, MemoryUse
@@ -67,7 +68,10 @@ def memory(
         ),
     ] = None,
 ) -> ProbeReport:
-    """Find the largest micro-batch that survives three optimizer steps and an evaluation, in fresh processes."""
+    """Find the largest micro-batch that fits, in fresh processes.
+
+    Each size takes three optimizer steps and an evaluation.
+    """
     with opened(spec, replace(launch, pretended_gib=limit_gib)) as study:
         found = probe_memory(study)
     return ProbeReport(

@@ -9,7 +9,8 @@ from typing import Annotated
 
 from bssearch.analysis.numbers import noise_scale
 from bssearch.analysis.optimum import fastest
-from bssearch.commands.opening import Launch, OpenStudy, opened
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.commands.unstored import step_time_of_default
 from bssearch.options import Option
@@ -27,7 +28,7 @@ def noise(
     *,
     seconds: Annotated[float, Option("The longest to measure, once near the target.", min=0.1)] = NOISE_SECONDS,
 ) -> ProbeReport:
-    """Measure the gradient noise scale of the best configuration known, near the target."""
+    """Measure the gradient noise scale of the best configuration near the target."""
     with opened(spec, launch) as study:
         found = probe_noise(study, seconds)
     row = {"study": spec.name, **asdict(found)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bssearch.commands.opening import Launch
+from bssearch.commands.launch import Launch
 from bssearch.spec import StudySpec
 
 

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from bssearch.analysis.law.affine_step_time import StepTimeFit, fit_step_time, throughput_knee
-from bssearch.commands.opening import Launch, OpenStudy, opened
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.options import Option
 from bssearch.records import MemoryUse, ProbeRecord
@@ -26,7 +27,10 @@ def step_time(
     *,
     seconds: Annotated[float, Option("The longest to time one batch size.", min=0.1)] = SECONDS_LIMIT,
 ) -> ProbeReport:
-    """Time optimizer steps at every batch size, alone on the device, and fit t = α + β·B."""
+    """Time optimizer steps at every batch size, alone on the device.
+
+    The line t = α + β·B is fitted to the step times.
+    """
     with opened(spec, launch) as study:
         probes = probe_step_times(study, seconds)
     fit, knee = fit_step_time(probes), throughput_knee(probes)

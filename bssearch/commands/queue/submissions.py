@@ -159,8 +159,8 @@ def asked_in_file(path: Path) -> Asked:
     if code := sorted(CODE & {str(key) for key in data}):
         raise SpecError(
             f"{path}: {code[0]} cannot be submitted: a row of the queue carries no code, no path and no command",
-            hint="write `template: NAME` in its place, one that a worker offers (bssearch queue), and the values that "
-            "it takes; its operator puts the spec with the workload beside the worker",
+            hint="write `template: NAME` in its place, one that a worker offers (see bssearch queue list), and the "
+            "values that it takes; its operator puts the spec with the workload beside the worker",
         )
     if not isinstance(data.get("template"), str):
         raise SpecError(f"{path}: it must say which template of a worker it is for, as in `template: digits`")

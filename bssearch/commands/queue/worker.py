@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +19,8 @@ from types import FrameType
 from typing import Any, Literal, Self
 
 from bssearch.analysis.headline import headline
-from bssearch.commands.opening import Launch, opened
+from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.opening import opened
 from bssearch.commands.queue.submissions import settle_cancelled, settle_left_behind, why_not_offered
 from bssearch.commands.run import run_opened
 from bssearch.errors import (
@@ -212,7 +213,7 @@ class ServedStudy:
 
     def _run(self) -> None:
         try:
-            with opened(self._spec, self._launch) as study:
+            with opened(self._spec, self._launch, reports=True) as study:
                 self.device_name = study.environment.device_name
                 found = run_opened(study)
             self.end = End(SubmissionState.DONE, headline(found))
@@ -260,14 +261,16 @@ _TICK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """What a worker's operator says beside its templates. ``slots`` and ``device`` stand over those of the specs."""
+class Serving:
+    """What a worker serves, and for how long. ``slots`` and ``device`` go before those of the specs.
+
+    Only submissions whose tags are all among ``tags`` are served. After ``turn_seconds`` a study makes room for one
+    that comes first by then. With ``until_empty`` the worker stops once nothing is left to serve.
+    """
 
     tags: tuple[str, ...] = ()
     slots: int | Literal["auto"] | None = None
     device: str | None = None
-    data_dir: Path | str | None = None
-    allow_busy: bool = False
     turn_seconds: float = TURN_SECONDS
     until_empty: bool = False
 
@@ -285,47 +288,32 @@ class WorkerOptions:
         return slots if self.device is None else (*slots, f"executor.device={self.device}")
 
 
-def run_worker(
-    templates: Path | str,
-    *,
-    db: str | None = None,
-    tags: Sequence[str] = (),
-    slots: int | Literal["auto"] | None = None,
-    device: str | None = None,
-    data_dir: Path | str | None = None,
-    allow_busy: bool = False,
-    turn_seconds: float = TURN_SECONDS,
-    until_empty: bool = False,
-    tell: Tell | None = None,
-) -> None:
-    """Serve the queue from the templates of a file until SIGTERM or Ctrl-C; with ``until_empty`` until nothing is left.
+ALL = Serving()
+"""All submissions without tags, until the worker is told to stop."""
 
-    A worker serves one study at a time, that of the highest priority and of those the oldest. After ``turn_seconds``
-    another one that comes first by now takes its place. When the worker is told to stop its trials are paused, with
-    their checkpoints, and given back. ``tell`` gets a line for each thing that happens. Raises `SpecError` and
-    `NotFoundError` for what is wrong with the file, and `DatabaseError` where the database cannot be written at the
-    start; later it waits for it.
+
+def run_worker(
+    templates: Path | str, launch: Launch = HERE, serving: Serving = ALL, *, tell: Tell = lambda line: None
+) -> None:
+    """Serve the queue from the templates of a file until SIGTERM or Ctrl-C.
+
+    A worker serves one study at a time: the one of the highest priority, and of those the oldest. When the worker is
+    told to stop, its trials are paused, with their checkpoints, and given back. ``tell`` gets a line for each event.
+    Raises `SpecError` and `NotFoundError` for what is wrong with the file, and `DatabaseError` if the database cannot
+    be written at the start; later the worker waits for it.
     """
-    options = WorkerOptions(
-        tags=tuple(dict.fromkeys(tags)),
-        slots=slots,
-        device=device,
-        data_dir=data_dir,
-        allow_busy=allow_busy,
-        turn_seconds=turn_seconds,
-        until_empty=until_empty,
-    )
-    offered, say = load_templates(Path(templates), options.overrides), tell or (lambda line: None)
-    with open_store(db, notify=say) as store:
-        Worker(offered, options, store, db, say).run()
+    offered = load_templates(Path(templates), serving.overrides)
+    with open_store(launch.db, notify=tell) as store:
+        Worker(offered, serving, store, launch, tell).run()
 
 
 class Worker:
-    """A worker of one process. ``db`` is the URL that the drivers of its studies open."""
+    """A worker of one process."""
 
-    def __init__(self, templates: Templates, options: WorkerOptions, store: Store, db: str | None, tell: Tell) -> None:
-        self._templates, self._options, self._store, self._db, self._tell = templates, options, store, db, tell
-        self._record = _record(templates, options)
+    def __init__(self, templates: Templates, serving: Serving, store: Store, launch: Launch, tell: Tell) -> None:
+        self._templates, self._serving, self._store, self._launch = templates, serving, store, launch
+        self._tell = tell
+        self._record = _record(templates, serving)
         self._name = self._record.name
         self._alone_until: dict[str, float] = {}
         self._failures: dict[str, int] = {}
@@ -357,7 +345,7 @@ class Worker:
                 self._settle()
                 if self._serve_next():
                     continue
-                if self._options.until_empty and not self._may_come():
+                if self._serving.until_empty and not self._may_come():
                     self._tell("nothing is left to serve")
                     return
                 self._stop.wait(LOOK_SECONDS)
@@ -439,28 +427,20 @@ class Worker:
         """Run a study until it is done, or has to make room; return how it went."""
         template = self._templates[one.template]
         try:
-            template.check(self._options.overrides)
+            template.check(self._serving.overrides)
         except (SpecError, NotFoundError) as error:  # its operator's doing, since the start
             reason = f"the template {one.template!r} cannot be used now: {error}"
             return End(SubmissionState.WAITING, reason, REFUSED_FOR_S)
         try:
-            spec = template.study(one.name, one.values, self._options.overrides)
+            spec = template.study(one.name, one.values, self._serving.overrides)
         except UsageError as error:
             return self._refused(one, error)
         self._shift = shift = Shift()
         if self._stop.is_asked:
             return End(SubmissionState.WAITING)
         self._tell(f"{one.name}: served from now on (template {one.template}, owner {one.owner})")
-        launch = Launch(
-            db=self._db,
-            folder=template.spec.resolve().parent,
-            data_dir=self._options.data_dir,
-            allow_busy=self._options.allow_busy,
-            listener=meter,
-            progress=False,
-            reports=True,
-            shift=shift,
-        )
+        folder = template.spec.resolve().parent
+        launch = replace(self._launch, folder=folder, listener=meter, progress=False, shift=shift)
         study = ServedStudy(spec, launch, lambda line: self._tell(f"{one.name}: {line}"))
         study.start()
         alone = self._watch(one, study, shift, meter)
@@ -483,7 +463,7 @@ class Worker:
         while not study.is_over(_TICK_SECONDS):
             now = time.monotonic()
             if turn_ends == math.inf and study.device_name is not None:
-                turn_ends = now + self._options.turn_seconds
+                turn_ends = now + self._serving.turn_seconds
             if self._stop.is_asked:
                 shift.interrupt()  # again: what loads had perhaps no process yet that could be ended
                 continue
@@ -502,7 +482,7 @@ class Worker:
                 elif shift.is_ending:
                     continue
                 elif now >= turn_ends:
-                    turn_ends += self._options.turn_seconds
+                    turn_ends += self._serving.turn_seconds
                     if not self._store.renew_shift(self._name, self._eligible(), meter.take()):
                         self._tell(f"{one.name}: makes room for another study")
                         shift.end()
@@ -523,13 +503,13 @@ class Worker:
             return None
 
 
-def _record(templates: Templates, options: WorkerOptions) -> WorkerRecord:
+def _record(templates: Templates, serving: Serving) -> WorkerRecord:
     return WorkerRecord(
         name=this_driver(),
         user=user_name(),
         host=socket.gethostname(),
-        tags=options.tags,
-        slots=str(options.slots or "as each spec says"),
+        tags=serving.tags,
+        slots=str(serving.slots or "as each spec says"),
         device_name=None,
         templates=templates.offered(),
         seen_at=datetime.now(UTC),

@@ -17,7 +17,7 @@ from sqlalchemy import URL, Connection, create_engine, insert, inspect, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from bssearch.commands.optuna_study import OptunaStudy, quiet
-from bssearch.commands.transfer.exported import Exported
+from bssearch.commands.transfer.exports import Exported
 from bssearch.errors import DatabaseError, UsageError
 from bssearch.importers.optuna_database import optuna_database, optuna_storage
 from bssearch.spec.stored import spec_of

@@ -55,11 +55,6 @@ def plan_numbers(asked: MemoryRequest) -> MemoryPlan:
     )
 
 
-def changed(asked: MemoryRequest, **other: Any) -> MemoryRequest:
-    """Return a request with other values, which need no check."""
-    return asked.model_copy(update=other)
-
-
 def check_fits(asked: MemoryRequest, needed: int, formats: Sequence[Format]) -> None:
     """Raise `LaunchError` if bytes that are needed are not there, with the choices that take less."""
     if asked.room_bytes is None or needed <= asked.room_bytes:
@@ -89,7 +84,7 @@ def what_fits(asked: MemoryRequest, needed: int, room: float, formats: Sequence[
         *([{"stage": stage, "devices": count} for count in shards] for stage in (1, 2, 3)),
     ]
     for changes in kinds:
-        sizes = ((change, parameter_bytes(changed(asked, **change)).least) for change in changes)
+        sizes = ((change, parameter_bytes(asked.model_copy(update=change)).least) for change in changes)
         fitting, size = next(((change, size) for change, size in sizes if size <= room), ({}, 0))
         words = " ".join(f"--{name} {value}" for name, value in fitting.items() if value is not None)
         if words:
@@ -151,8 +146,13 @@ def _terms(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes | No
 
 def _table(asked: MemoryRequest) -> Iterator[Choice]:
     for form, optimizer, checkpointing in product(IN_TABLE, OPTIMIZERS, (False, True)):
-        other = changed(
-            asked, precision=form.precision, mixed=form.mixed, optimizer=optimizer, checkpointing=checkpointing
+        other = asked.model_copy(
+            update={
+                "precision": form.precision,
+                "mixed": form.mixed,
+                "optimizer": optimizer,
+                "checkpointing": checkpointing,
+            }
         )
         sample, (largest, safe) = _sample(other), _fitting(other)
         yield Choice(

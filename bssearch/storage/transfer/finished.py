@@ -90,7 +90,7 @@ def _create(connection: Connection, study: StudyRecord) -> None:
     except UsageError as error:
         raise UsageError(
             error.message,
-            hint=f"to import it anew, `bssearch delete {study.name}` first; to have both, give this one another --name",
+            hint=f"to import it anew, `bssearch study delete {study.name}` first; to keep both, give another --name",
         ) from None
 
 

@@ -126,7 +126,7 @@ def _create(connection: Connection, copy: Copy, name: str) -> int:
         raise UsageError(
             f"there is another study {name!r}, created by {by} at {at:%Y-%m-%d %H:%M:%S} UTC; that of {copy.source} "
             f"was created by {study['created_by']} at {study['created_at']:%Y-%m-%d %H:%M:%S} UTC",
-            hint="rename one of the two: `bssearch rename OLD NEW`; or import it with --as NAME",
+            hint="rename one of the two: `bssearch study rename OLD NEW`; or import it with --as NAME",
         )
     return connection.execute(select(StudyRow.id).where(StudyRow.name == name)).scalar_one()
 

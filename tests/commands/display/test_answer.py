@@ -7,18 +7,17 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import bssearch
-from bssearch.analysis import answer as stored
 from bssearch.analysis.shape import Notice
 from bssearch.commands.trials import flat_table
 from tests.documents import ROOT
 
-STORED = stored.Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text(encoding="utf-8"))
-FOUND = bssearch.Answer.of(STORED)
+FOUND = bssearch.Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text(encoding="utf-8"))
 
 
 def test_the_ways_to_show_an_answer_are_no_part_of_it() -> None:
-    assert FOUND.model_dump(mode="json") == STORED.model_dump(mode="json")
-    assert bssearch.Answer.model_json_schema()["properties"] == stored.Answer.model_json_schema()["properties"]
+    assert not {"plot", "frame"} & (
+        FOUND.model_dump().keys() | bssearch.Answer.model_json_schema()["properties"].keys()
+    )
 
 
 def test_a_notebook_shows_the_batch_sizes_with_their_intervals_and_every_text_is_escaped() -> None:
@@ -35,9 +34,9 @@ def test_a_notebook_shows_the_batch_sizes_with_their_intervals_and_every_text_is
 
 
 def test_the_frame_has_the_columns_of_the_csv(tmp_path: Path) -> None:
-    columns, rows = flat_table([row.model_dump(mode="json") for row in STORED.batches])
+    columns, rows = flat_table([row.model_dump(mode="json") for row in FOUND.batches])
     assert list(FOUND.frame.columns) == columns and len(FOUND.frame) == len(rows)
-    assert list(FOUND.frame["batch_size"]) == [row.batch_size for row in STORED.batches]
+    assert list(FOUND.frame["batch_size"]) == [row.batch_size for row in FOUND.batches]
 
 
 def test_the_plot_is_an_svg_document_for_viewers_with_and_without_html() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch.commands.display import MOST_NOTES, NotebookDisplay, in_notebook
+from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.search.listener import Listener
 from tests.factories import make_spec
@@ -19,7 +20,7 @@ SPEC = make_spec(budget={"trials": 8, "trial_train_seconds": 100.0}, confirm={"t
 
 
 def run(folder: Path, **options: Any) -> None:
-    run_study(SPEC, db=f"sqlite:///{folder / 'study.db'}", make_executor=lambda *_: LawExecutor(), **options)
+    run_study(SPEC, Launch(db=f"sqlite:///{folder / 'study.db'}", make_executor=lambda *_: LawExecutor(), **options))
 
 
 @pytest.fixture

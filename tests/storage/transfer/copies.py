@@ -24,7 +24,7 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer.layout import Kind
 from bssearch.storage.transfer.study_copy import Copy
-from tests.factories import make_curve, make_environment, make_probe, make_spec
+from tests.factories import make_curve, make_environment, make_probe, make_quick, make_spec
 from tests.storage.conftest import OUTCOME, enqueue, resume, start, start_queued
 
 REACHED = replace(OUTCOME, wall_seconds=5.0, further_test_metrics={"loss": 0.25}, warnings=("one", "two words"))
@@ -94,7 +94,7 @@ STEPS: tuple[Callable[[Store], object], ...] = (
     lambda store: start(store, retry_of=3, seed=7),
     lambda store: store.keep_spec("toy", {"name": "toy", "slots": 1}),
     lambda store: store.keep_spec("toy", {"name": "toy", "slots": 2}),
-    lambda store: save_quick(store, "toy", {"study": "toy", "runs": [1, 2]}),
+    lambda store: save_quick(store, "toy", make_quick(study="toy")),
     lambda store: store.save_branch("toy", OTHER, branch("a")),
     lambda store: finish(store, 4),
     lambda store: store.save_noise("toy", make_environment(), noise(20)),

@@ -1,4 +1,4 @@
-"""A study repriced for another device from the command line."""
+"""``bssearch best --step-times``: the answer of a study for another device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("price")
+    place = tmp_path_factory.mktemp("vision")
     (place / "runs.csv").write_text("\n".join(RUNS) + "\n")
     (place / "h200.csv").write_text("batch_size,step_seconds\n32,0.0010\n64,0.0010\n128,0.0011\n")
     printed(place, "import", "runs", "runs.csv", "--name", "vision", "--metric", "accuracy", "--target", "0.9")
@@ -31,13 +31,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> None:
     here = json.loads(bssearch("best", "vision", "--format", "json", cwd=folder).stdout)
     assert here["optimal"]["batch_size"] == 32
-    there = read(folder, "price", "vision", "--step-times", "h200.csv", "--device", "H200")
+    there = read(folder, "best", "vision", "--step-times", "h200.csv", "--device", "H200")
     assert (there["optimal"]["batch_size"], there["device"]["name"]) == (128, "H200")
     assert there["optimal"]["time_to_target_s"]["median"] == pytest.approx(410 * 0.0011)
     assert "predicted" in {notice["code"] for notice in there["warnings"]}
-    told = bssearch("price", "vision", "--step-times", "h200.csv", "--device", "H200", cwd=folder)
+    told = bssearch("best", "vision", "--step-times", "h200.csv", "--device", "H200", cwd=folder)
     assert told.stdout.startswith("Batch 128 is predicted to reach accuracy ≥ 0.9 in 0.451 s")
     assert "predicted for H200: the steps were measured on Tesla V100" in told.stdout
+
+
+def test_it_is_exported_and_said_to_be_predicted(folder: Path) -> None:
+    done = bssearch("best", "--step-times", "h200.csv", "--export", "python", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "'batch_size': 128," in done.stdout and "predicted for h200" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -56,4 +62,4 @@ def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> No
 )
 def test_what_is_wrong_is_named(folder: Path, study: str, content: str, code: int, said: str) -> None:
     (folder / "wrong.csv").write_text(content)
-    assert said in refused(folder, "price", study, "--step-times", "wrong.csv", code=code)
+    assert said in refused(folder, "best", study, "--step-times", "wrong.csv", code=code)

@@ -1,0 +1,379 @@
+"""``bssearch study``: stored studies are listed, shown, confirmed, audited, compared and tidied."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bssearch.cli.arguments import (
+    DatabaseOption,
+    DatabasesOption,
+    DeviceFilter,
+    NameArgument,
+    ObjectiveFilter,
+    PrecisionFilter,
+    StudyArgument,
+    WorkloadFilter,
+    exclude,
+    existing_store,
+    launched,
+    store_to_read,
+    study_name,
+    study_to_read,
+    watched,
+)
+from bssearch.cli.output import Format, FormatOption, cell, console, print_rows, print_table, show, show_model, tell
+from bssearch.commands.launch import Launch
+from bssearch.errors import CheckpointError, UsageError
+from bssearch.pages.words import plural
+
+if TYPE_CHECKING:
+    from bssearch.analysis.rules.audit import Audit, LearningRateSlope, RuleFinding
+    from bssearch.analysis.rules.regret import Regret
+    from bssearch.commands.quick import TrackRecord
+    from bssearch.commands.report import Comparison
+    from bssearch.commands.trials import Status
+
+app = typer.Typer(help="List, show, confirm, audit, compare and tidy stored studies.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_studies(
+    db: DatabasesOption = None,
+    form: FormatOption = Format.TABLE,
+    everything: Annotated[bool, typer.Option("--all", help="The archived ones, too.")] = False,
+    workload: WorkloadFilter = None,
+    device: DeviceFilter = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="VALUE|METRIC=VALUE", help="Only studies with this target.")
+    ] = None,
+    objective: ObjectiveFilter = None,
+    precision: PrecisionFilter = None,
+) -> None:
+    """List the studies of one or more databases."""
+    from bssearch.commands.across.databases import open_databases
+    from bssearch.commands.across.matching import StudyFilter, study_rows
+
+    asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
+    with open_databases(db) as stores:
+        rows = [row for store in stores for row in study_rows(store, asked, archived=everything)]
+        several = len(stores) > 1
+    columns = ["name", "workload", "target", "trials", "reached", "running", "created_by", "created_at"]
+    columns[1:1] = ["database"] if several else []
+    columns[-5:-5] = ["device"] if device is not None else []
+    print_rows(rows, [*columns, "archived_at"] if everything else columns, form)
+
+
+BASES = {
+    "steps_x_step_time": " (steps × step time: others disturbed it)",
+    "wall": " (by the wall clock, evaluations included)",
+    "reported": " (as the program reports)",
+}
+"""Whose seconds a time is, where bssearch did not measure it."""
+
+
+@app.command("show")
+def show_study(study: StudyArgument = None, db: DatabasesOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Show a study's trials by phase and state, budget and fastest trial."""
+    from bssearch.commands.trials import status as status_of
+
+    with study_to_read(db, study) as (store, name):
+        found = status_of(store, name)
+    show(form, lambda: print_status(found), found.document, lambda: [found.document()])
+
+
+def print_status(found: Status) -> None:
+    """Print for people how far a study is; of an imported one, what its runs came to: nothing was run here."""
+    out = console()
+    one, fastest = ("run", "fastest") if found.is_imported else ("trial", "fastest so far")
+    spent, budget, running = found.spent_trials, found.budget_trials, len(found.running)
+    # Enqueued trials run whatever the budget says.
+    of = f"of {budget} search trials" if spent <= budget else f"search trials, more than the budget of {budget}"
+    ended = "" if found.search_ended is None else f"; search ended ({found.search_ended})"
+    of = "imported runs" if found.is_imported else of
+    out.print(f"{found.study}: {spent} {of}{f', {running} running' if running else ''}{ended}")
+    if found.fastest is not None:
+        best = found.fastest
+        basis = BASES.get(best.basis, "")
+        out.print(f"{fastest}: {one} {best.trial}, batch {best.batch_size}, {cell(best.time_to_target_s)} s{basis}")
+    rows = [
+        {"phase": phase, "state": state, "trials": count}
+        for phase, states in found.trials.items()
+        for state, count in states.items()
+    ]
+    if not found.is_imported:
+        print_table(rows, ("phase", "state", "trials"))
+        return
+    counts = sum(map(Counter, found.trials.values()), Counter[str]())
+    print_table([{"state": state, "runs": count} for state, count in counts.items()], ("state", "runs"))
+
+
+TO_BUDGET_RUNS = 3
+"""Runs of each configuration with --to-budget: the fewest that have an interval."""
+
+
+@app.command("confirm")
+@launched("db", "workload", "data_dir", "allow_busy")
+def confirm(
+    study: StudyArgument = None,
+    *,
+    launch: Launch,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Runs of every finalist, no fewer than stored; with --to-budget 3 where it is left out."
+        ),
+    ] = None,
+    max_runs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs of those not told apart, at most, until the recommendation is settled."),
+    ] = None,
+    train_seconds: Annotated[
+        float | None,
+        typer.Option(help="Start none of the runs beyond --runs once all confirmation has trained for so long."),
+    ] = None,
+    to_budget: Annotated[
+        bool,
+        typer.Option(
+            "--to-budget", help="Train the best of each batch size to the full limit: do larger ones end worse?"
+        ),
+    ] = False,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Repeat the finalists with fresh seeds until the answer is settled."""
+    if to_budget:
+        exclude("--to-budget", {"--max-runs": max_runs, "--train-seconds": train_seconds})
+    from bssearch.cli.answer import print_found
+    from bssearch.commands.opening import stored_spec
+    from bssearch.commands.run import confirm_study, with_confirmation
+
+    name = study_name(launch.db, study)
+    spec = stored_spec(name, db=launch.db, to_run=True, runs_code=launch.workload is None, connects=True)
+    if not to_budget:
+        spec = with_confirmation(spec, runs=runs, max_runs=max_runs, train_seconds=train_seconds)
+    with watched(launch) as shown:
+        answer = confirm_study(spec, shown, to_budget_runs=(runs or TO_BUDGET_RUNS) if to_budget else None)
+    print_found(answer, form)
+
+
+AUDIT_COLUMNS = ("rule", "batch", "gives", "regret", "verdict", "note")
+
+SLOPE_NAMES = {0.0: "0 (none)", 0.5: "½ (√batch)", 1.0: "1 (linear)"}
+
+
+@app.command("audit")
+@launched("db", "workload", "data_dir", "allow_busy")
+def audit(
+    study: StudyArgument = None,
+    *,
+    launch: Launch,
+    train_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Start no more runs once those for the audit have trained for so long.",
+            show_default="20 times the limit of a trial",
+        ),
+    ] = None,
+    runs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs of each configuration that a rule gives.", show_default="confirm.runs"),
+    ] = None,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Judge by what is stored; run nothing.")] = False,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Run the rules of thumb beside the tuned optimum: which held?"""
+    from bssearch.commands.audit import audit_study
+    from bssearch.commands.opening import stored_spec
+
+    name, runs_code = study_name(launch.db, study), launch.workload is None and not no_run
+    spec = stored_spec(name, db=launch.db, runs_code=runs_code, connects=not no_run)
+    with watched(launch) as shown:
+        found = audit_study(spec, shown, runs=runs, train_seconds=train_seconds, run=not no_run)
+    show_model(form, found, print_audit, found.rules)
+
+
+def print_audit(found: Audit) -> None:
+    """Print the rules as a table for people, and below it how the tuned learning rate follows the batch size."""
+    print_table([audit_row(one) for one in found.rules], AUDIT_COLUMNS)
+    out = console()
+    out.print(slope_line(found.learning_rate_slope))
+    out.print(f"The runs for this audit took {found.spent_train_seconds:.3g} train seconds.")
+
+
+def audit_row(one: RuleFinding) -> dict[str, Any]:
+    """Return a rule as a row for people."""
+    return {
+        "rule": one.rule.value,
+        "batch": None if one.batch_size is None else str(one.batch_size),
+        "gives": _gives(one),
+        "regret": _interval(one.regret),
+        "verdict": one.verdict.replace("_", " ").upper(),
+        "note": one.reason,
+    }
+
+
+def slope_line(slope: LearningRateSlope | None) -> str:
+    """Return how the tuned learning rate follows the batch size, as a sentence."""
+    if slope is None:
+        return "How the tuned learning rate follows the batch size is not known: it takes three tuned batch sizes."
+    excluded = " and ".join(SLOPE_NAMES[one] for one in slope.excludes)
+    return f"Tuned learning rate ∝ batch^{slope.estimate:.2f} [{slope.low:.2f}, {slope.high:.2f}]: " + (
+        f"that excludes {excluded}." if excluded else "that excludes none of 0, ½ (√batch) and 1 (linear)."
+    )
+
+
+def _gives(one: RuleFinding) -> str | None:
+    from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
+
+    name = CHANGED_PARAMETER.get(one.rule)
+    if name is None or one.configuration is None:
+        return None
+    value = one.configuration[name]
+    return f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
+
+
+def _interval(regret: Regret | None) -> str | None:
+    if regret is None:
+        return None
+    value = f"{'≥ ' if regret.at_least else ''}{regret.value:.3g}"
+    if regret.low is None and regret.high is None:
+        return value
+    low, high = ("–" if end is None else f"{end:.3g}" for end in (regret.low, regret.high))
+    return f"{value} [{low}, {high}]"
+
+
+@app.command("compare")
+def compare(
+    studies: Annotated[
+        list[str], typer.Argument(metavar="STUDY STUDY…", help="The studies, the one to compare with first.")
+    ],
+    db: DatabasesOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Show studies of one task side by side."""
+    from bssearch.commands import report as reporting
+    from bssearch.commands.across.databases import found_study, open_databases
+
+    if len(studies) < 2:
+        raise UsageError(f"compare takes two studies or more, not only {studies[0]!r}")
+    with open_databases(db) as stores:
+        found = reporting.compare([found_study(stores, name) for name in studies])
+    document = [one.model_dump(mode="json") for one in found]
+    rows = [{**one, "warnings": [warning["code"] for warning in one["warnings"]]} for one in document]
+    show(form, lambda: _print_comparison(found), lambda: document, lambda: rows)
+
+
+def _print_comparison(found: Sequence[Comparison]) -> None:
+    """Print studies side by side for people, with the caveats of each, and to stderr why one has no answer."""
+    from bssearch.commands.report import COMPARED, compared_row
+
+    several = len({one.database for one in found}) > 1
+    rows = [{**compared_row(one), "database": one.database} for one in found]
+    print_table(rows, [COMPARED[0], "database", *COMPARED[1:]] if several else COMPARED)
+    for one in found:
+        for warning in one.warnings:
+            console().print(f"note on {one.study}: {warning.message}")
+    for one in found:
+        if one.optimal_batch_size is None:
+            typer.echo(f"{one.study}: {one.note}", err=True)
+
+
+@app.command("rename")
+def rename(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The study's name.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The name it gets.")],
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Give a study another name."""
+    with existing_store(db) as store:
+        store.rename_study(old, new)
+    tell(form, f"study {old} is now {new}; to resume it, write name: {new} in its spec", study=new, renamed_from=old)
+
+
+@app.command("archive")
+def archive(
+    study: NameArgument,
+    db: DatabaseOption = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Bring it back.")] = False,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Hide a study from lists without --all; it takes no more trials."""
+    with existing_store(db) as store:
+        store.archive_study(study, archived=not undo)
+    done = f"study {study} is back" if undo else f"study {study} is archived; --undo brings it back"
+    tell(form, done, study=study, archived=not undo)
+
+
+@app.command("delete")
+def delete(
+    study: NameArgument,
+    db: DatabaseOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Delete a study for good, with all its trials and observations."""
+    from bssearch.pruners.checkpoints import Checkpoints
+
+    with existing_store(db) as store:
+        trials, observations = len(store.trials(study)), store.observation_count(study)
+        what = f"study {study} with {plural(trials, 'trial')} and {plural(observations, 'observation')}"
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UsageError(
+                    f"{what} would be deleted for good; nobody can be asked, as there is no terminal",
+                    hint=f"bssearch study delete {study} --yes, or bssearch study archive {study}",
+                )
+            typer.echo(f"this deletes {what} from {store.masked_url}, for good", err=True)
+            if typer.prompt("the study's name, to go on", default="", show_default=False, err=True) != study:
+                raise UsageError("that is not its name: nothing was deleted")
+        waiting = Checkpoints(store.study(study))
+        store.delete_study(study)
+        try:
+            waiting.clear()
+        except CheckpointError as error:
+            typer.echo(f"what waited of it may be left: {error}", err=True)
+    tell(form, f"deleted {what}", study=study, trials=trials, observations=observations)
+
+
+KEPT_COLUMNS = ("study", "said", "interval", "found", "flat_range", "holds", "time_ratio")
+
+
+@app.command("track-record")
+def track_record(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Show how often quick answers held once a search had ended."""
+    from bssearch.commands.quick import track_record as kept
+
+    with store_to_read(db) as store:
+        found = kept(store)
+    show_model(form, found, print_track_record, found.studies)
+
+
+def print_track_record(found: TrackRecord) -> None:
+    """Print a track record for people."""
+    out = console()
+    rows = [
+        {
+            "study": one.study,
+            "said": one.batch_size,
+            "interval": "{} to {}".format(*one.interval),
+            "found": one.found_batch_size,
+            "flat_range": "{} to {}".format(*one.found_flat_range),
+            "holds": "yes" if one.holds else "no",
+            "time_ratio": one.time_ratio,
+        }
+        for one in found.studies
+    ]
+    if rows:
+        print_table(rows, KEPT_COLUMNS)
+        ratio = "" if found.median_time_ratio is None else f"; the median time ratio is {found.median_time_ratio:.3g}"
+        out.print(f"{found.held} of {len(rows)} quick answers held{ratio}.")
+    else:
+        out.print("No quick answer has been held against a search yet.")
+    if found.waiting:
+        out.print(f"Without a confirmed search: {', '.join(found.waiting)}.")

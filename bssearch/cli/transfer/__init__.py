@@ -1,1 +1,0 @@
-"""The commands that take studies out of a database, and into another."""

@@ -1,0 +1,336 @@
+"""``bssearch trial``: the trials of a study are listed, shown, added and run again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bssearch.cli.arguments import (
+    DatabaseOption,
+    DatabasesOption,
+    NumberArgument,
+    StudyArgument,
+    StudyOrNumber,
+    exclude,
+    existing_store,
+    launched,
+    study_and_number,
+    study_name,
+    study_to_read,
+    watched,
+)
+from bssearch.cli.output import (
+    Format,
+    FormatOption,
+    cell,
+    console,
+    print_rows,
+    print_table,
+    show,
+    show_model,
+    tell,
+    write,
+)
+from bssearch.commands.launch import Launch
+from bssearch.errors import NotFoundError, UsageError
+from bssearch.pages.words import visible
+from bssearch.records import BATCH_STAGES, Environment, Observation, ParameterValue, Phase, TrialRecord, TrialState
+
+if TYPE_CHECKING:
+    from bssearch.commands.rerun import Ran, Reproduction, Rerun
+    from bssearch.storage.repository import Store
+
+app = typer.Typer(help="List, show, add or rerun trials.", no_args_is_help=True)
+
+STAGE_COLUMNS = (
+    "start_samples",
+    "batch_size",
+    "micro_batch_size",
+    "learning_rate",
+    "steps",
+    "samples",
+    "train_seconds",
+)
+
+LARGEST_NUMBER = 2**31 - 1
+"""The largest trial number that every database's integer column holds."""
+
+ROOMY = 120
+"""Characters of a terminal's line from which on the last two columns are shown: a choice."""
+
+TRIAL_COLUMNS = (
+    "number",
+    "phase",
+    "state",
+    "batch_size",
+    "learning_rate",
+    "train_seconds",
+    "time_to_target_s",
+    "steps_to_target",
+    "final_metric",
+    "reason",
+)
+
+
+@app.command("list")
+def list_trials(
+    study: StudyArgument = None,
+    db: DatabasesOption = None,
+    form: FormatOption = Format.TABLE,
+    phase: Annotated[Phase | None, typer.Option(help="Only this phase.")] = None,
+    state: Annotated[TrialState | None, typer.Option(help="Only this state.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Only this batch size.")] = None,
+) -> None:
+    """List the trials of a study."""
+    from bssearch.commands.trials import matching_trials, trial_row
+
+    with study_to_read(db, study) as (store, name):
+        found = store.trials(name)
+    kept = matching_trials(found, phase=phase, state=state, batch_size=batch_size)
+    rows = [trial_row(trial) for trial in kept]
+    if form is Format.TABLE:
+        from bssearch.batch_schedule import sizes_in_words
+
+        rows = [
+            {**row, "batch_size": sizes_in_words(trial.configuration)} if trial.configuration.grows else row
+            for trial, row in zip(kept, rows, strict=True)
+        ]
+    print_rows(rows, TRIAL_COLUMNS if console().width >= ROOMY else TRIAL_COLUMNS[:-2], form)
+
+
+@app.command("show")
+def show_trial(
+    study_or_number: StudyOrNumber,
+    number: NumberArgument = None,
+    db: DatabasesOption = None,
+    form: FormatOption = Format.TABLE,
+    log: Annotated[bool, typer.Option("--log", help="Print only what the training code printed in it.")] = False,
+    repro: Annotated[
+        bool, typer.Option("--repro", help="Print only the command that runs it again, and to stderr what it takes.")
+    ] = False,
+) -> None:
+    """Show a trial's configuration, curve, environment and end."""
+    if log:
+        exclude("--log", {"--repro": repro})
+    from bssearch.commands.trials import trial_document
+
+    study, number = study_and_number(study_or_number, number)
+    with study_to_read(db, study) as (store, name):
+        if number > LARGEST_NUMBER:
+            raise NotFoundError(f"study {name!r} has no trial {number}")
+        found = store.trial(name, number)
+        if log:
+            _print_log(store, name, found)
+            return
+        if repro:
+            from bssearch.commands.rerun import reproduction
+
+            found_again = reproduction(store, name, number, names_database=bool(db))
+            document = asdict(found_again)
+            show(form, lambda: _print_reproduction(found_again), lambda: document, lambda: [document])
+            return
+        curve = store.observations(name, number)
+        environment = store.environment_of(name, number)
+        spec = store.spec_at(name, number)
+    row = trial_document(found, curve, environment, spec) if form is not Format.TABLE else {}
+    show(form, lambda: _print_trial(name, found, curve, environment), lambda: row, lambda: [row])
+
+
+def _print_log(store: Store, study: str, found: TrialRecord) -> None:
+    """Print the output of a trial's code, or to stderr why there is none."""
+    printed = store.log(study, found.number)
+    write(printed or "")
+    if not printed:
+        why = "printed nothing" if found.state.is_finished else "has not ended, and its log comes with its end"
+        typer.echo(f"trial {found.number} of {study} {why}", err=True)
+
+
+def _print_reproduction(found: Reproduction) -> None:
+    """Print the command that runs a trial again, and to stderr, as comments, what must be the same."""
+    for line in found.notes:
+        typer.echo(f"# {visible(line)}", err=True)
+    write(f"{found.command}\n")
+
+
+def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], environment: Environment | None) -> None:
+    """Print a trial for people."""
+    from bssearch.commands.trials import trial_row
+    from bssearch.curves import sparkline
+
+    out = console()
+    outcome = found.outcome
+    reason = f": {outcome.reason}" if outcome else ""
+    one, how = ("run", "imported") if found.is_imported else ("trial", found.phase.value)
+    out.print(f"{one} {found.number} of {study} ({how}) {found.state.value}{reason}")
+    for key, value in trial_row(found).items():
+        if key not in {"number", "phase", "state", "reason", "warnings"} and value is not None:
+            out.print(f"  {key:22} {cell(value)}")
+    if found.configuration.grows:
+        _print_stages(found, curve)
+    if environment is not None:
+        known = {**asdict(environment), "libraries": ", ".join(environment.libraries) or None}
+        where = ", ".join(f"{key} {cell(value)}" for key, value in known.items() if value is not None)
+        out.print(f"  environment            {where}")
+    for warning in outcome.warnings if outcome else ():
+        out.print(f"  warning: {warning}")
+    if curve:
+        metrics = [one.metric for one in curve]
+        out.print(f"  metric {cell(metrics[0])} {sparkline(metrics)} {cell(metrics[-1])}")
+        out.print(f"  {len(curve)} evaluations over {cell(curve[-1].train_seconds)} train seconds")
+    if outcome and outcome.traceback:
+        out.print(outcome.traceback)
+
+
+def _print_stages(found: TrialRecord, curve: Sequence[Observation]) -> None:
+    """Print how a trial's batch was to grow, and what it ran of each stage."""
+    from bssearch.batch_schedule import batch_schedule_of, run_stages
+
+    schedule = batch_schedule_of(found.configuration)
+    assert schedule is not None, "its batch grows"
+    console().print(f"  batch {schedule.in_words}; learning rate {schedule.rate_rule.in_words}")
+    stages = run_stages(found, curve)
+    if stages:
+        print_table([asdict(one) for one in stages], STAGE_COLUMNS)
+
+
+@app.command("add")
+def add(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STUDY] KEY=VALUE...",
+            help="What differs from the study's default; the study may be left out if there is only one.",
+        ),
+    ] = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Queue a configuration of your own as the next trial."""
+    from bssearch.analysis.shape import parameters_of
+    from bssearch.commands.enqueue import enqueue
+
+    values = words or []
+    named = values[:1] if "=" not in "".join(values[:1]) else []
+    study = study_name(db, named[0] if named else None)
+    with existing_store(db) as store:
+        number, configuration = enqueue(store, study, dict(_parse(value) for value in values[len(named) :]))
+    parameters = {"batch_size": configuration.batch_size, **parameters_of(configuration)}
+    told = ", ".join(f"{name} {cell(value)}" for name, value in parameters.items())
+    tell(form, f"trial {number} of {study} is queued: {told}", study=study, number=number, **parameters)
+
+
+def _parse(text: str) -> tuple[str, ParameterValue]:
+    from bssearch.spec.reader import parse_value
+
+    name, separator, value = text.partition("=")
+    if not separator or not name or not value:
+        raise UsageError(f"{text!r}: it takes the form KEY=VALUE, such as batch_size=64")
+    # YAML takes 4000:32 for a number to the base of 60.
+    return name, value if name == BATCH_STAGES else parse_value(value, text)
+
+
+RERUN_COLUMNS = ("run", "state", "all_steps", "steps_to_target", "time_to_target_s", "train_seconds", "final_metric")
+
+
+@app.command("rerun")
+@launched("db", "workload", "data_dir", "allow_busy")
+def rerun(
+    study_or_number: StudyOrNumber,
+    number: NumberArgument = None,
+    *,
+    launch: Launch,
+    runs: Annotated[int, typer.Option(min=1, help="How often it is trained again.")] = 1,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Train a stored trial again and compare; nothing is stored."""
+    from bssearch.commands.rerun import rerun as run_again
+
+    study, number = study_and_number(study_or_number, number)
+    with watched(launch) as shown:
+        found = run_again(study_name(launch.db, study), number, shown, runs=runs)
+    show_model(form, found, print_rerun, found.runs)
+
+
+def print_rerun(found: Rerun) -> None:
+    """Print for people how a trial's reruns came out beside it."""
+    out = console()
+    rows = [_row("stored", found.then), *(_row(str(index), one) for index, one in enumerate(found.runs, start=1))]
+    print_table(rows, RERUN_COLUMNS)
+    for sentence in sentences(found):
+        out.print(sentence)
+    if found.differences:
+        print_table([one.model_dump() for one in found.differences], ("name", "then", "now"))
+
+
+def _row(name: str, ran: Ran) -> dict[str, object]:
+    return {"run": name, "all_steps": ran.steps, **ran.model_dump(mode="json")}
+
+
+def sentences(found: Rerun) -> list[str]:
+    """Return whether the reruns of a trial came out the same, by how much they differ, and what may be the cause."""
+    told = [_steps(found)]
+    if found.time_ratio is not None:
+        what = "the target" if found.steps_ratio is not None else "the last evaluation that both have"
+        told.append(f"The train seconds until {what} are {cell(found.time_ratio)} times those stored.")
+    nothing = "Nothing that is known of where it ran differs"
+    why = (
+        "kernels of a GPU may add in another order each time "
+        "(`training.deterministic: true` has them not), and a workload may draw random numbers of its own."
+    )
+    alike = f"{nothing}: {why}" if found.identical is False else f"{nothing}."
+    return [*told, "What differs now from then:" if found.differences else alike]
+
+
+def _steps(found: Rerun) -> str:
+    named = f"Trial {found.trial} of {found.study}, batch {found.batch_size}, seed {found.seed}"
+    if found.identical:
+        count = max(len(one.evaluations) for one in found.runs)
+        return f"{named}: the same steps, bit for bit ({count} evaluations compared)."
+    if found.identical is None:
+        end = f"{found.then.state.value}, after {found.then.steps} steps"
+        return (
+            f"{named}: it ended as it did then ({end}), and neither has an evaluation: whether its steps are the same "
+            "is not known (0 evaluations compared)."
+        )
+    first = [one.first_difference_step for one in found.runs if one.first_difference_step is not None]
+    largest = [one.largest_difference for one in found.runs if one.largest_difference is not None]
+    states = sorted({one.state.value for one in found.runs} - {found.then.state.value})
+    differs = [
+        (found.steps_ratio is not None, f"{cell(found.steps_ratio)} times the steps to the target"),
+        (
+            first,
+            f"the metric differs from step {min(first, default=0)} on, by up to {cell(max(largest, default=0.0))}",
+        ),
+        (states, f"it ended {' and '.join(states)}, and was {found.then.state.value}"),
+    ]
+    parts = [*(part for holds, part in differs if holds), *([] if states else _ends(found))]
+    return f"{named}: not the same: {'; '.join(parts) or 'it ended otherwise'}."
+
+
+def _ends(found: Rerun) -> list[str]:
+    """Return what else differs of runs that ended in the same state: evaluations, steps and reasons."""
+    from bssearch.commands.rerun import ENDS_BY_ITSELF, FAILURES
+
+    then = found.then
+    fewest = min(found.runs, key=lambda one: len(one.evaluations))
+    steps = sorted({one.steps for one in found.runs} - {then.steps})
+    reasons = sorted({one.reason for one in found.runs} - {then.reason})
+    differs = [
+        (
+            fewest.only_then or fewest.only_now,
+            f"{len(fewest.evaluations)} evaluations are common to both, {fewest.only_then} are stored only and "
+            f"{fewest.only_now} new only",
+        ),
+        (
+            steps and then.state in ENDS_BY_ITSELF,
+            f"it ended after {' and '.join(map(str, steps))} steps, and then after {then.steps}",
+        ),
+        (
+            reasons and then.state in FAILURES,
+            f"its reason is {' and '.join(map(repr, reasons))}, and was {then.reason!r}",
+        ),
+    ]
+    return [part for holds, part in differs if holds]
