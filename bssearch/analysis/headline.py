@@ -176,10 +176,11 @@ def about_law(answer: Answer) -> list[str]:
         return ["There is no law: fewer than two batch sizes reached the target."]
     if fit.verdict == "too_few_points":
         return ["There is no law yet: it takes three tuned batch sizes."]
-    fits = "fits" if fit.verdict == "fits" else "fits poorly"
+    fits, ratio = "fits" if fit.verdict == "fits" else "fits poorly", fit.noise_scale_ratio
+    noise = "" if ratio is None else f"; the gradient noise scale is {number(ratio)} times B_crit"
     parts = [
         f"The law S = S_min·(1 + B_crit/B) {fits}: S_min = {number(fit.s_min)} steps, B_crit {fit.b_crit.in_words}, "
-        f"largest residual {number(100 * fit.max_residual)} %."
+        f"largest residual {number(100 * fit.max_residual)} %{noise}."
     ]
     if fit.predicted is not None and fit.verdict == "fits":
         parts.append(f"With the step times measured it predicts the least time at {fit.predicted.in_words}.")
@@ -187,8 +188,6 @@ def about_law(answer: Answer) -> list[str]:
         parts.append(
             f"With the batch sizes that are not well tuned B_crit is {number(fit.including_untuned.b_crit.estimate)}."
         )
-    if fit.noise_scale_ratio is not None:
-        parts.append(f"The gradient noise scale is {number(fit.noise_scale_ratio)} times B_crit.")
     return parts
 
 
