@@ -167,19 +167,20 @@ def shares_of_speedup(answer: Answer) -> str | None:
     return f"{whole} at its own batch size, {number(batch.value, 2)}×{ends(batch.low, batch.high)} from the batch size."
 
 
-def about_law(answer: Answer) -> str:
-    """Return what the law says of steps and batch size, and how far it can be trusted."""
+def about_law(answer: Answer) -> list[str]:
+    """Return what the law says of steps and batch size, and how far it can be trusted, in sentences."""
     fit = answer.fit
     if fit is None and any(one.code == MODELS_DIFFER for one in answer.warnings):
-        return "There is no law: the best configurations of the batch sizes have different models."
+        return ["There is no law: the best configurations of the batch sizes have different models."]
     if fit is None:
-        return "There is no law: fewer than two batch sizes reached the target."
+        return ["There is no law: fewer than two batch sizes reached the target."]
     if fit.verdict == "too_few_points":
-        return "There is no law yet: it takes three tuned batch sizes."
-    fits = "fits" if fit.verdict == "fits" else "fits poorly"
+        return ["There is no law yet: it takes three tuned batch sizes."]
+    fits, ratio = "fits" if fit.verdict == "fits" else "fits poorly", fit.noise_scale_ratio
+    noise = "" if ratio is None else f"; the gradient noise scale is {number(ratio)} times B_crit"
     parts = [
         f"The law S = S_min·(1 + B_crit/B) {fits}: S_min = {number(fit.s_min)} steps, B_crit {fit.b_crit.in_words}, "
-        f"largest residual {number(100 * fit.max_residual)} %."
+        f"largest residual {number(100 * fit.max_residual)} %{noise}."
     ]
     if fit.predicted is not None and fit.verdict == "fits":
         parts.append(f"With the step times measured it predicts the least time at {fit.predicted.in_words}.")
@@ -187,9 +188,7 @@ def about_law(answer: Answer) -> str:
         parts.append(
             f"With the batch sizes that are not well tuned B_crit is {number(fit.including_untuned.b_crit.estimate)}."
         )
-    if fit.noise_scale_ratio is not None:
-        parts.append(f"The gradient noise scale is {number(fit.noise_scale_ratio)} times B_crit.")
-    return " ".join(parts)
+    return parts
 
 
 def about_device(answer: Answer) -> str:

@@ -68,7 +68,7 @@ def print_answer(found: Answer) -> None:
     print_table(batch_rows(found), columns)
     print_trade_offs(found)
     noise = found.measured.noise_scale
-    for line in filter(None, (about_law(found), about_device(found), noise and about_noise(noise))):
+    for line in filter(None, (*about_law(found), about_device(found), noise and about_noise(noise))):
         out.print(line)
     if found.generalisation is not None:
         print_generalisation(found.generalisation, found.target.metric)

@@ -1,4 +1,4 @@
-"""The arguments and options that several commands share, and what the names given there stand for."""
+"""The arguments and options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def store_to_read(db: str | None) -> Store:
 
 
 def existing_store(db: str | None) -> Store:
-    """Return the store to write to; where there is none yet, raise instead of making one."""
+    """Return the store to write to; raise if there is none, instead of making one."""
     from bssearch.storage.repository import check_writable, open_store
 
     check_writable(db)

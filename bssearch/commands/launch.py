@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Where a study is stored, where its workload and data are found, and how its trials run.
+    """The database of a study, the places of its workload and data, and the way its trials run.
 
     A workload file is looked up in ``folder``. ``workload`` replaces the spec's workload: a class, which is called with
     the spec's ``workload_settings``, an object, or the name of one. Code from a notebook or from the running script is
@@ -50,8 +50,8 @@ class Launch:
             shown_default="",
         ),
     ] = None
-    allow_changed_workload: Annotated[bool, Option("Resume although the workload's file has changed.")] = False
-    allow_busy: Annotated[bool, Option("Go on although another program computes on the GPU.")] = False
+    allow_changed_workload: Annotated[bool, Option("Continue although the workload's file has changed.")] = False
+    allow_busy: Annotated[bool, Option("Continue although another program computes on the GPU.")] = False
     workload: Annotated[
         Any,
         Option(

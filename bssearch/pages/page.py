@@ -129,7 +129,7 @@ def _steps(answer: Answer) -> Section:
         "batches buy less (diminishing); where they no longer fall, nothing (maximal). Hollow: not well tuned.",
         absent="Not shown: no batch size has a known number of steps to the target.",
         charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
-        notes=[about_law(answer)],
+        notes=[" ".join(about_law(answer))],
     )
 
 

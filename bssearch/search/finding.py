@@ -24,7 +24,7 @@ from bssearch.step_times import step_seconds_of, with_step_time
 from bssearch.storage.repository import Store
 
 ANSWERS = 19
-"""What makes answers: counted up where the same trials give another one, so that stored ones are made anew."""
+"""The version of the answers: raised when the same trials give another answer, so that stored ones are recomputed."""
 
 
 class SearchEnd(BaseModel):

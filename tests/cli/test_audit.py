@@ -60,7 +60,7 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 def by_law(monkeypatch: pytest.MonkeyPatch) -> LawExecutor:
     """Have the command run its trials by the law."""
     executor = LawExecutor()
-    monkeypatch.setattr("bssearch.commands.opening.local", lambda *_: lambda *_: executor)
+    monkeypatch.setattr("bssearch.commands.opening.make_executor", lambda *_: executor)
     return executor
 
 
@@ -70,7 +70,7 @@ def audited(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = Path(shutil.copytree(finished, tmp_path_factory.mktemp("audited"), dirs_exist_ok=True))
     executor = LawExecutor()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bssearch.commands.opening.local", lambda *_: lambda *_: executor)
+        patch.setattr("bssearch.commands.opening.make_executor", lambda *_: executor)
         done = bssearch("study", "audit", "toy", cwd=place)
     assert done.returncode == 0, done.stderr
     assert len({request.plan.seed for request in executor.requests}) == 3
