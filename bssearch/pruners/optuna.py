@@ -6,6 +6,8 @@ Optuna study that a pruner is asked over is made of the standings: each trial as
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import optuna
 from optuna.trial import TrialState as OptunaState
 
@@ -23,14 +25,17 @@ FIRST = GRID // FACTOR**3
 """Steps to the first rung: a twenty-seventh of the limit."""
 
 
-class OptunaPruner(Cap):
+class OptunaPruner(Cap, ABC):
     """Cap, and stop what one of Optuna's pruners prunes."""
 
-    def __init__(self, pruner: optuna.pruners.BasePruner) -> None:
+    def __init__(self) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         # Hyperband puts trials into brackets by the study's name, which Optuna would make up.
         self._study = optuna.create_study(
-            study_name="pruning", direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner
+            study_name="pruning",
+            direction="maximize",
+            sampler=optuna.samplers.RandomSampler(seed=0),
+            pruner=self.pruner(),
         )
         self._trials: dict[int, optuna.Trial] = {}
         self._read: dict[int, int] = {}
@@ -40,6 +45,11 @@ class OptunaPruner(Cap):
         """What Optuna said of the newest evaluation of each trial that was reported."""
         self._told: set[int] = set()
         """The trials that have ended for Optuna, which hears no more of them."""
+
+    @staticmethod
+    @abstractmethod
+    def pruner() -> optuna.pruners.BasePruner:
+        """Return Optuna's pruner."""
 
     def judge(self, number: int, standings: Standings) -> Action:
         """Stop what Optuna prunes, where the evaluation is at a new place of the grid."""
@@ -88,37 +98,28 @@ class OptunaPruner(Cap):
         self._told.add(number)
 
 
-def median() -> optuna.pruners.BasePruner:
-    """Return Optuna's MedianPruner, after five trials and a tenth of the limit."""
-    return optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=GRID // 10)
-
-
-def asha() -> optuna.pruners.BasePruner:
-    """Return Optuna's SuccessiveHalvingPruner, from a twenty-seventh of the limit."""
-    return optuna.pruners.SuccessiveHalvingPruner(min_resource=FIRST, reduction_factor=FACTOR)
-
-
-def hyperband() -> optuna.pruners.BasePruner:
-    """Return Optuna's HyperbandPruner, from a twenty-seventh of the limit."""
-    return optuna.pruners.HyperbandPruner(min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR)
-
-
 class Median(OptunaPruner):
-    """What Optuna's `median` prunes."""
+    """What Optuna's `median` prunes, after five trials and a tenth of the limit."""
 
-    def __init__(self) -> None:
-        super().__init__(median())
+    @staticmethod
+    def pruner() -> optuna.pruners.BasePruner:
+        """Return Optuna's MedianPruner."""
+        return optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=GRID // 10)
 
 
 class Asha(OptunaPruner):
-    """What Optuna's successive halving prunes."""
+    """What Optuna's successive halving prunes, from a twenty-seventh of the limit."""
 
-    def __init__(self) -> None:
-        super().__init__(asha())
+    @staticmethod
+    def pruner() -> optuna.pruners.BasePruner:
+        """Return Optuna's SuccessiveHalvingPruner."""
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=FIRST, reduction_factor=FACTOR)
 
 
 class Hyperband(OptunaPruner):
-    """What Optuna's Hyperband prunes."""
+    """What Optuna's Hyperband prunes, from a twenty-seventh of the limit."""
 
-    def __init__(self) -> None:
-        super().__init__(hyperband())
+    @staticmethod
+    def pruner() -> optuna.pruners.BasePruner:
+        """Return Optuna's HyperbandPruner."""
+        return optuna.pruners.HyperbandPruner(min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR)

@@ -16,6 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
 
 from bssearch.curves import Progress
 from bssearch.pruners.base import Action, Standings
@@ -128,8 +131,11 @@ class Pace(Cap):
     heeds_seed_noise = True
     """Whether a trial that at its pace ends within the seeds' noise of the incumbent has a chance."""
 
-    def __init__(self, patience: float) -> None:
-        self.patience = patience
+    usual_patience = 4.0
+    """Chosen, as those of the subclasses, on six recorded tables with ``tests/benchmarks/pruning.py``."""
+
+    def __init__(self, patience: Annotated[float, Field(gt=1)] | None = None) -> None:
+        self.patience = self.usual_patience if patience is None else patience
 
     def judge(self, number: int, standings: Standings) -> Action:
         """Let a trial wait that is hopeless, or, before the first hit, that has come to its rung."""
@@ -176,28 +182,18 @@ class Pace(Cap):
 class Safe(Pace):
     """Pace that misses the winner in at most 1 % of the draws of ``tests/benchmarks/pruning.py``."""
 
-    def __init__(self) -> None:
-        super().__init__(PATIENCE["safe"])
-
 
 class Balanced(Pace):
     """Pace that misses the winner in at most 5 % of the draws of ``tests/benchmarks/pruning.py``."""
 
-    def __init__(self) -> None:
-        super().__init__(PATIENCE["balanced"])
+    usual_patience = 2.7
 
 
 class Fast(Pace):
     """Pace that misses the winner in at most 12 % of the draws of ``tests/benchmarks/pruning.py``."""
 
+    usual_patience = 2.1
     heeds_seed_noise = False
-
-    def __init__(self) -> None:
-        super().__init__(PATIENCE["fast"])
-
-
-PATIENCE = {"safe": 4.0, "balanced": 2.7, "fast": 2.1}
-"""The operating points, by name: chosen on six recorded tables, ``tests/benchmarks/pruning.py``."""
 
 
 def _share(curve: Progress, standings: Standings) -> float:

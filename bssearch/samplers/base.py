@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Annotated, Protocol
+
+from pydantic import Field
 
 from bssearch import registry
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.errors import UsageError
 from bssearch.history import History
+from bssearch.options import made_with
 from bssearch.records import Configuration, ParameterValue
 from bssearch.spec import StudySpec
+
+StartupTrials = Annotated[int, Field(ge=1)]
+STARTUP_TRIALS = 6
+"""Trials that a sampler of Optuna's chooses at random before it has a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +38,12 @@ class Choice:
 class Sampler(Protocol):
     """Chooses the trials of a search one by one. What it chooses follows from the history and the study's seed alone.
 
+    It is made from the spec. The further parameters of its constructor are the options that a spec may give.
     ``models_time``: it chooses batch sizes by what it expects of them, so that those which the answer compares with get
     their trials beside it.
     """
 
     models_time: bool
-
-    @classmethod
-    def of(cls, spec: StudySpec) -> Self:
-        """Return the sampler of a spec."""
-        ...
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
         """Return what to try next, at a batch size where one is given; None where there is nothing."""
@@ -56,17 +59,17 @@ class Sampler(Protocol):
 
 
 def make_sampler(spec: StudySpec) -> Sampler:
-    """Return the sampler that a spec names: `auto` where it has no model of the objective is TPE.
+    """Return the sampler that a spec names, with its options: `auto` is TPE if it has no model of the objective.
 
-    Raises `UsageError` for a name that is not known.
+    Raises `UsageError` for an unknown name or option, and an option out of its bounds.
     """
     models_time = objective_of(spec).trials_race
     name = "tpe" if spec.sampler.name == "auto" and not models_time else spec.sampler.name
     kind = registry.load("samplers", name)
-    missing = [one for one in ("of", "choose", "contenders", "ending", "models_time") if not hasattr(kind, one)]
+    missing = [one for one in ("choose", "contenders", "ending", "models_time") if not hasattr(kind, one)]
     if missing:
         raise UsageError(f"sampler = {name!r} stands for {kind!r}, which has no {', '.join(missing)}")
-    made: Sampler = kind.of(spec)
+    made: Sampler = made_with(kind, spec.sampler.options, "sampler.options", spec)
     return made
 
 

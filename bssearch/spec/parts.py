@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, Field, JsonValue, PlainValidator, WithJsonSchema, field_validator, model_validator
 
 from bssearch import registry
 from bssearch.records import LARGEST_METRIC, OWN_GROUPS, Configuration, Goal, ParameterValue, TrainingSettings
@@ -36,7 +36,7 @@ def _known(kind: registry.Kind) -> Callable[[str], str]:
 
     def validate(name: str) -> str:
         if not registry.is_known(kind, name):
-            raise ValueError(f"must be one of {', '.join(registry.names(kind))}")
+            raise ValueError(f"must be one of {registry.choices(kind)}")
         return name
 
     return validate
@@ -50,6 +50,7 @@ def _schema(kind: registry.Kind) -> dict[str, Any]:
 ExecutorName = Annotated[str, AfterValidator(_known("executors")), WithJsonSchema(_schema("executors"))]
 SamplerName = Annotated[str, AfterValidator(_known("samplers")), WithJsonSchema(_schema("samplers"))]
 PrunerName = Annotated[str, AfterValidator(_known("pruners")), WithJsonSchema(_schema("pruners"))]
+ObjectiveName = Annotated[str, AfterValidator(_known("objectives")), WithJsonSchema(_schema("objectives"))]
 BoardName = Annotated[str, AfterValidator(_known("boards")), WithJsonSchema(_schema("boards"))]
 
 
@@ -100,34 +101,49 @@ class DefaultSpec(StrictModel):
     _limits = field_validator(*TRAINING_PARAMETERS, *OPTIONAL, "horizon_samples", "decay_share")(within_limits)
 
 
-class SamplerSpec(StrictModel):
-    """How the configurations to try are chosen.
+def _with_option(data: Any, name: str, default: Any) -> Any:
+    """Return the fields of a part; an option that stands beside the part's name is moved into ``options``.
 
-    ``auto`` chooses batch size and all else by a model of the time to the target. ``tpe``, ``gp`` and ``random`` are
-    Optuna's: they choose the rest once the batch size has been allocated, at random for the first ``startup_trials``.
-    ``grid`` tries every combination of a space of lists.
+    Specs that earlier versions stored have it for every name, with its default.
+    """
+    if not isinstance(data, Mapping) or name not in data or not isinstance(data.get("options", {}), Mapping):
+        return data
+    rest = {key: value for key, value in data.items() if key != name}
+    return rest if data[name] == default else {**rest, "options": {name: data[name], **rest.get("options", {})}}
+
+
+class SamplerSpec(StrictModel):
+    """How the configurations to try are chosen, with the options of the sampler's class.
+
+    ``bssearch guide searching`` has the samplers. ``optuna:CLASS`` is any sampler of Optuna, ``optunahub:PACKAGE`` any
+    of OptunaHub: they choose the rest once the batch size has been allocated.
     """
 
     name: SamplerName = "auto"
-    startup_trials: int = Field(default=6, ge=1)
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _startup_trials(cls, data: Any) -> Any:
+        return _with_option(data, "startup_trials", 6)
 
 
 class PrunerSpec(StrictModel):
-    """When a trial is stopped early.
+    """When a trial is stopped early, with the options of the pruner's class: `bssearch guide searching` has them.
 
-    ``cap``: past ``slack`` × the incumbent's time-to-target. ``safe``, ``balanced`` and ``fast``: also paused while its
-    pace leaves it no chance, the sooner the later the name. ``race``: also stopped where it is worse now than the
-    incumbent was at 1/``lag`` of the time. ``median``, ``asha`` and ``hyperband``: also what Optuna's pruner of that
-    name prunes. ``none``: only at the budget's limit.
-
-    Without ``slack`` it follows from how much the study's own seeds differ. Paused trials take at most
-    ``checkpoint_gib`` of disk.
+    With every pruner but ``none`` a trial ends at ``slack`` × the incumbent's time-to-target. Without ``slack`` it
+    follows from how much the study's own seeds differ. Paused trials take at most ``checkpoint_gib`` of disk.
     """
 
     name: PrunerName = "balanced"
+    options: dict[str, JsonValue] = Field(default_factory=dict)
     slack: float | None = Field(default=None, ge=1)
-    lag: float = Field(default=3.0, gt=1)
     checkpoint_gib: float = Field(default=10.0, ge=0, le=1e6)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lag(cls, data: Any) -> Any:
+        return _with_option(data, "lag", 3.0)
 
 
 class ConfirmSpec(StrictModel):

@@ -41,7 +41,12 @@ def told(*trials: TrialRecord) -> list[optuna.trial.FrozenTrial]:
         if trial.state is TrialState.REACHED and trial.outcome is not None:
             past.observe_all(trial.number, [(0.0, 0.1), (trial.outcome.train_seconds / 2, 0.5)])
         past.take(trial)
-    return list(TPE(SPEC).study(past, past.trials).trials)
+    return told_of(past)
+
+
+def told_of(past: History) -> list[optuna.trial.FrozenTrial]:
+    sampler = TPE(SPEC)
+    return list(sampler.asker.study(sampler.told(past, past.trials), seed=0).trials)
 
 
 def test_a_reached_trial_is_told_its_seconds() -> None:
@@ -64,7 +69,7 @@ def test_before_a_hit_the_first_that_ran_on_is_what_others_are_compared_with() -
     past.observe_all(1, [(0.0, 0.1), (1.0, 0.4)])
     past.take(make_trial(1, state=TrialState.CAPPED, seconds=1.0, best_metric=0.4, sampled=coordinates(0.1)))
     past.take(make_trial(2, state=TrialState.CAPPED, seconds=1.0, best_metric=0.5, sampled=coordinates(0.2)))
-    first, second = TPE(SPEC).study(past, past.trials).trials
+    first, second = told_of(past)
     assert first.intermediate_values == {CENSORED_STEP: pytest.approx(0.0)}
     assert second.intermediate_values == {CENSORED_STEP: pytest.approx(-0.1)}
 
@@ -116,7 +121,7 @@ def test_a_stopped_trial_without_a_metric_or_before_the_first_evaluation_ranks_b
     past.observe_all(1, [(1.0, 0.5)])
     past.take(winner)
     past.take(make_trial(2, state=TrialState.CAPPED, seconds=0.5, best_metric=0.4, sampled=coordinates(0.2)))
-    assert TPE(SPEC).study(past, past.trials).trials[1].intermediate_values == {CENSORED_STEP: WORSE_THAN_ANY}
+    assert told_of(past)[1].intermediate_values == {CENSORED_STEP: WORSE_THAN_ANY}
 
 
 def test_each_choice_draws_with_a_seed_of_its_own() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Self
 
 from bssearch.curves import Progress
 from bssearch.history import History, measured_seconds, octaves
 from bssearch.records import TrialRecord, TrialState
-from bssearch.samplers.base import Choice, decoded
+from bssearch.samplers.base import STARTUP_TRIALS, Choice, StartupTrials, decoded
 from bssearch.samplers.time_model.acquisition import KnowledgeGradient
 from bssearch.samplers.time_model.candidates import CellCandidates, SpaceCandidates, candidates_of
 from bssearch.samplers.time_model.extrapolation import Run
@@ -20,24 +19,20 @@ from bssearch.spec import StudySpec
 class TimeModelSampler:
     """Asks `KnowledgeGradient` over what the trials of a history have shown.
 
+    ``startup_trials`` are those of `tpe`, which stands in for this sampler if it has no model of the objective.
     What is kept between two choices over one history only saves time: the points of the trials, in the order of their
     numbers.
     """
 
     models_time = True
 
-    def __init__(self, spec: StudySpec) -> None:
+    def __init__(self, spec: StudySpec, startup_trials: StartupTrials = STARTUP_TRIALS) -> None:
         self._spec = spec
         self._history: History | None = None
         self._candidates: CellCandidates | SpaceCandidates | None = None
         self._default = 0
         self._runs: dict[int, Run] = {}
         self._settled: set[int] = set()
-
-    @classmethod
-    def of(cls, spec: StudySpec) -> Self:
-        """Return the sampler of a spec."""
-        return cls(spec)
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
         """Return what to try next; with a batch size what promises most for it. None where none is feasible.
