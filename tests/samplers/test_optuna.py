@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from typing import Any
+
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from bssearch.errors import UsageError
 from bssearch.history import History
 from bssearch.records import ParameterValue, TrialRecord, TrialState
+from bssearch.samplers.base import make_sampler
 from bssearch.samplers.optuna import (
     CENSORED_STEP,
     TPE,
     WORSE_THAN_ANY,
+    OptunaSampler,
     Random,
     distribution,
     from_optuna,
@@ -19,8 +26,9 @@ from bssearch.samplers.optuna import (
     to_optuna,
 )
 from bssearch.space import Dimension
-from tests.factories import make_probe, make_trial
-from tests.samplers.made_up import study_spec
+from bssearch.spec.parts import SamplerSpec
+from tests.factories import make_probe, make_trial, not_none
+from tests.samplers.made_up import MadeUpStudy, study_spec
 
 SPEC = study_spec("tpe", seed=3)
 SIZES = (8, 16, 32, 64, 128)
@@ -134,3 +142,125 @@ def test_each_choice_draws_with_a_seed_of_its_own() -> None:
     assert len(drawn) == 4
     other = study_spec("tpe", seed=4)
     assert Random(other).ask(history(), 32) != Random(SPEC).ask(history(), 32)
+
+
+# Samplers that a spec names by their own names.
+
+
+def after(name: str, options: dict[str, Any], trials: int) -> MadeUpStudy:
+    study = MadeUpStudy(study_spec(name, options))
+    for _ in range(trials):
+        study.step()
+    return study
+
+
+def test_any_sampler_of_optuna_has_a_name_and_its_own_options() -> None:
+    sampler = make_sampler(study_spec("optuna:TPESampler", {"n_startup_trials": 3, "n_ei_candidates": 2}))
+    assert isinstance(sampler, OptunaSampler)
+    made = sampler.asker.study((), seed=5).sampler
+    assert isinstance(made, optuna.samplers.TPESampler)
+    assert (made._n_startup_trials, made._n_ei_candidates, made._constant_liar) == (3, 2, True)
+    assert sampler.startup_trials == 3
+
+
+def test_a_sampler_that_keeps_generations_has_them_of_the_trials_it_is_told_of() -> None:
+    study = after("optuna:NSGAIISampler", {"population_size": 4}, 24)
+    sampler = study.sampler
+    assert isinstance(sampler, OptunaSampler)
+    near = neighbours(study.history, 32, sampler.startup_trials)
+    told = sampler.asker.study(sampler.told(study.history, near), seed=0)
+    generations = [trial.system_attrs["NSGAIISampler:generation"] for trial in told.trials]
+    assert len(generations) >= 12 and generations == sorted(generations)
+    assert [trial.value for trial in told.trials] == [study.history.value(trial) for trial in near]
+
+
+def test_a_sampler_that_keeps_notes_is_told_as_others_are() -> None:
+    trials = (
+        make_trial(1, seconds=2.0, sampled=coordinates(0.1)),
+        make_trial(2, state=TrialState.OOM, sampled=coordinates(0.2)),
+        make_trial(3, state=TrialState.PRUNED, seconds=1.0, best_metric=0.3, sampled=coordinates(0.2)),
+        make_trial(4, state=TrialState.RUNNING, sampled=coordinates(0.3)),
+    )
+    past = history()
+    past.observe_all(1, [(0.0, 0.1), (1.0, 0.5)])
+    for trial in trials:
+        past.take(trial)
+
+    def seen(name: str) -> list[tuple[Any, ...]]:
+        sampler = make_sampler(study_spec(name, {}))
+        assert isinstance(sampler, OptunaSampler)
+        study = sampler.asker.study(sampler.told(past, trials), seed=0)
+        return [(one.state, one.params, one.constraints, one.intermediate_values) for one in study.trials]
+
+    assert seen("optuna:QMCSampler") == seen("tpe")
+
+
+def test_a_sampler_without_its_package_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cmaes", None)
+    with pytest.raises(UsageError, match="'optuna:CmaEsSampler' needs the package cmaes") as raised:
+        make_sampler(study_spec("optuna:CmaEsSampler", {}))
+    assert raised.value.hint == "pip install cmaes"
+
+
+def test_cma_es_follows_what_it_is_told() -> None:
+    pytest.importorskip("cmaes")
+    study = after("optuna:CmaEsSampler", {"popsize": 4}, 40)
+    assert study.choose() == study.restarted().choose()
+    chosen = [study.sampler.choose(study.history, 32) for _ in range(2)]
+    assert chosen[0] == chosen[1] is not None
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, types.ModuleType]:
+    """Return the packages of a made-up OptunaHub by their paths."""
+    packages: dict[str, types.ModuleType] = {}
+    library = types.ModuleType("optunahub")
+    library.load_module = packages.__getitem__  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "optunahub", library)
+    return packages
+
+
+class Least(optuna.samplers.RandomSampler):
+    """A sampler that takes no seed."""
+
+    def __init__(self, share: float = 0.0) -> None:
+        super().__init__(seed=1)
+        self.share = share
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+        low, high = param_distribution.low, param_distribution.high
+        return low + round(self.share * (high - low)) if isinstance(low, int) else low + self.share * (high - low)
+
+
+def test_a_package_of_optunahub_is_a_sampler_with_its_options(hub: dict[str, types.ModuleType]) -> None:
+    hub["samplers/least"] = types.ModuleType("least")
+    vars(hub["samplers/least"]).update(Least=Least, __all__=["Least"])
+    low, middle = (MadeUpStudy(study_spec("optunahub:samplers/least", given)) for given in ({}, {"share": 0.5}))
+    dropouts = [not_none(not_none(one.choose(32)).sampled)["dropout"] for one in (low, middle)]
+    assert dropouts == [0.0, 0.25]
+    with pytest.raises(UsageError, match=r"sampler\.options\.seed: unknown option"):
+        make_sampler(study_spec("optunahub:samplers/least", {"seed": 3}))
+
+
+def test_a_package_of_optunahub_that_is_missing_or_has_no_sampler_is_named(hub: dict[str, types.ModuleType]) -> None:
+    hub["pruners/some"] = types.ModuleType("some")
+    for package, said in (("samplers/none", "cannot be loaded: KeyError"), ("pruners/some", "must have one sampler")):
+        with pytest.raises(UsageError, match=f"'optunahub:{package}' {said}"):
+            make_sampler(study_spec(f"optunahub:{package}", {}))
+
+
+def test_optunahub_itself_is_asked_for_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optunahub", None)
+    with pytest.raises(UsageError) as raised:
+        make_sampler(study_spec("optunahub:samplers/least", {}))
+    assert raised.value.hint == "pip install optunahub"
+
+
+def test_startup_trials_beside_the_name_are_an_option() -> None:
+    beside = SamplerSpec.model_validate({"name": "gp", "startup_trials": 4})
+    assert beside == SamplerSpec(name="gp", options={"startup_trials": 4})
+    assert SamplerSpec.model_validate({"name": "grid", "startup_trials": 6}) == SamplerSpec(name="grid")
+    tpe = make_sampler(study_spec("auto", {"startup_trials": 9}, objective="samples_to_target"))
+    assert isinstance(tpe, TPE) and tpe.startup_trials == 9
+    with pytest.raises(UsageError, match="startup_trials = 0"):
+        make_sampler(study_spec("tpe", {"startup_trials": 0}))
