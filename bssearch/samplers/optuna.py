@@ -21,7 +21,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
 from functools import partial
 from typing import Any, Self
 
@@ -64,8 +63,9 @@ class Asker:
     """Asks one of Optuna's samplers for coordinates, over trials it is told of."""
 
     def __init__(self, dimensions: Sequence[Dimension], kind: type[BaseSampler], options: Mapping[str, Any]) -> None:
-        self.dimensions = dimensions
         self.distributions = {one.name: distribution(one) for one in dimensions}
+        self._values: dict[str, list[Any]] = {one.name: sorted(one.choices) for one in dimensions if _is_ordinal(one)}
+        self._places = {name: {value: place for place, value in enumerate(one)} for name, one in self._values.items()}
         self._make: Callable[..., BaseSampler] = partial(kind, **options)
         self._takes_seed = "seed" in parameters_of(kind)
         self._keeps_notes = not issubclass(kind, WITHOUT_NOTES)
@@ -74,7 +74,7 @@ class Asker:
     def ask(self, told: Iterable[FrozenTrial], seed: int) -> dict[str, ParameterValue]:
         """Return coordinates to try."""
         params = self.study(told, seed).ask(self.distributions).params
-        return {one.name: from_optuna(one, params[one.name]) for one in self.dimensions}
+        return {name: self._values[name][one] if name in self._values else one for name, one in params.items()}
 
     def study(self, told: Iterable[FrozenTrial], seed: int) -> optuna.Study:
         """Return an in-memory Optuna study of some trials, with a new sampler."""
@@ -112,7 +112,7 @@ class Asker:
         violated: str | None = None,
     ) -> FrozenTrial:
         """Return a trial in Optuna's form, with the name of a constraint if it violated one."""
-        sampled = trial.sampled or {}
+        sampled, places = trial.sampled or {}, self._places
         told = Told(
             number=-1,  # This and its id are the study's to give.
             trial_id=-1,
@@ -120,7 +120,9 @@ class Asker:
             value=value,
             datetime_start=trial.created_at,
             datetime_complete=(trial.ended_at or trial.created_at) if state.is_finished() else None,
-            params={one.name: to_optuna(one, sampled[one.name]) for one in self.dimensions},
+            params={
+                name: places[name][sampled[name]] if name in places else sampled[name] for name in self.distributions
+            },
             distributions=self.distributions,
             user_attrs={},
             system_attrs={},
@@ -134,13 +136,13 @@ class Asker:
 
 
 class Told(FrozenTrial):
-    """A trial that Optuna is told of. Nobody changes it, so a study that takes it in need not copy its parts.
+    """A trial that one study of Optuna's is told of: the study takes it in as it is.
 
-    Copies of distributions and parameters would be most of what a choice costs.
+    Copies would be most of what a choice costs.
     """
 
     def __deepcopy__(self, memo: object) -> Self:
-        return copy(self)
+        return self
 
 
 class OptunaSampler:
@@ -318,25 +320,10 @@ def distribution(dimension: Dimension) -> BaseDistribution:
     return CategoricalDistribution(dimension.choices)
 
 
-def to_optuna(dimension: Dimension, value: ParameterValue) -> Any:
-    """Return a coordinate as Optuna holds it."""
-    return _ordered(dimension).index(value) if _is_ordinal(dimension) else value
-
-
-def from_optuna(dimension: Dimension, value: Any) -> ParameterValue:
-    """Return a coordinate from what Optuna holds."""
-    result: ParameterValue = _ordered(dimension)[value] if _is_ordinal(dimension) else value
-    return result
-
-
 def _is_ordinal(dimension: Dimension) -> bool:
     return bool(dimension.choices) and all(
         isinstance(choice, int | float) and not isinstance(choice, bool) for choice in dimension.choices
     )
-
-
-def _ordered(dimension: Dimension) -> list[Any]:
-    return sorted(dimension.choices)
 
 
 def _shortfall(history: History, trial: TrialRecord, reference: Progress | None) -> float:

@@ -18,12 +18,11 @@ from bssearch.samplers.optuna import (
     CENSORED_STEP,
     TPE,
     WORSE_THAN_ANY,
+    Asker,
     OptunaSampler,
     Random,
     distribution,
-    from_optuna,
     neighbours,
-    to_optuna,
 )
 from bssearch.space import Dimension
 from bssearch.spec.parts import SamplerSpec
@@ -110,15 +109,17 @@ def test_the_sampler_is_shown_the_trials_near_the_batch_size() -> None:
 def test_numbers_are_told_as_their_places_in_ascending_order_and_names_as_they_are() -> None:
     numbers, names = Dimension("decay", choices=(1e-3, 0.0, 1e-4)), Dimension("kind", choices=("b", "a"))
     assert distribution(numbers) == IntDistribution(0, 2)
-    assert [to_optuna(numbers, one) for one in (0.0, 1e-4, 1e-3)] == [0, 1, 2]
-    assert [from_optuna(numbers, place) for place in range(3)] == [0.0, 1e-4, 1e-3]
+    asker = Asker([numbers, names], optuna.samplers.RandomSampler, {})
+    trials = [make_trial(1, sampled={"decay": decay, "kind": "a"}) for decay in (0.0, 1e-4, 1e-3)]
+    seen = [asker.told(trial, optuna.trial.TrialState.RUNNING).params for trial in trials]
+    assert seen == [{"decay": place, "kind": "a"} for place in range(3)]
+    asked = [asker.ask((), seed) for seed in range(20)]
+    assert {one["decay"] for one in asked} == {0.0, 1e-4, 1e-3} and {one["kind"] for one in asked} == {"a", "b"}
     assert distribution(names) == CategoricalDistribution(("b", "a"))
-    assert (to_optuna(names, "a"), from_optuna(names, "a")) == ("a", "a")
     switch = Dimension("nesterov", choices=(True, False))
     assert distribution(switch) == CategoricalDistribution((True, False))
     rate = Dimension("rate", low=0.01, high=1.0, log=True)
     assert distribution(rate) == FloatDistribution(0.01, 1.0, log=True)
-    assert from_optuna(rate, to_optuna(rate, 0.3)) == 0.3
 
 
 def test_a_stopped_trial_without_a_metric_or_before_the_first_evaluation_ranks_behind() -> None:
