@@ -13,13 +13,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+T = TypeVar("T")
 Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "exporters", "probes", "boards"]
 
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
@@ -35,7 +36,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "balanced": "bssearch.pruners.pace:Balanced",
         "fast": "bssearch.pruners.pace:Fast",
         "race": "bssearch.pruners.race:Race",
-        "cap": "bssearch.pruners.cap:Cap",
+        "cap": "bssearch.pruners.base:Cap",
         "median": "bssearch.pruners.optuna:Median",
         "asha": "bssearch.pruners.optuna:Asha",
         "hyperband": "bssearch.pruners.optuna:Hyperband",
@@ -116,6 +117,16 @@ def load(kind: Kind, name: str) -> Any:
     if name in _installed(kind):
         return _loaded(kind, _installed(kind)[name])
     raise UsageError(f"{kind.removesuffix('s')} = {name!r} is not known; there are {choices(kind)}")
+
+
+def load_class(kind: Kind, name: str, base: type[T]) -> type[T]:
+    """Return the class of a name. Raises `UsageError` for an unknown name, and for all but a subclass of a base."""
+    found = load(kind, name)
+    if isinstance(found, type) and issubclass(found, base):
+        return found
+    raise UsageError(
+        f"{kind.removesuffix('s')} = {name!r} is {found!r}, no subclass of {base.__module__}.{base.__qualname__}"
+    )
 
 
 def choices(kind: Kind) -> str:

@@ -123,8 +123,8 @@ def test_a_grid_of_too_many_combinations_is_refused() -> None:
         "default": {"batch_size": 32, "learning_rate": 0.1, "model": dict.fromkeys(names, 1)},
         "sampler": {"name": "grid"},
     }
-    with pytest.raises(ValidationError, match="it must be at most 1000000"):
-        make_spec(**changes)
+    with pytest.raises(UsageError, match="it must be at most 1000000"):
+        make_sampler(make_spec(**changes))
 
 
 def test_the_question_is_the_same_without_them_and_another_with_them() -> None:

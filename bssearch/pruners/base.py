@@ -14,10 +14,8 @@ from enum import StrEnum
 
 from bssearch import registry
 from bssearch.curves import Progress
-from bssearch.errors import UsageError
-from bssearch.options import made_with
 from bssearch.records import TrialState
-from bssearch.spec.parts import PrunerSpec
+from bssearch.spec.parts import PrunerSpec, made_with
 
 
 class Action(StrEnum):
@@ -81,6 +79,12 @@ class Pruner:
         return False
 
 
+class Cap(Pruner):
+    """Nothing is stopped but at the cap. Lossless for single runs with a slack of 1."""
+
+    caps = True
+
+
 def slack_for(seed_noise: float) -> float:
     """Return the slack that keeps what is as good as the incumbent, where log times differ by so much between seeds.
 
@@ -94,9 +98,5 @@ def make_pruner(settings: PrunerSpec) -> Pruner:
 
     Raises `UsageError` for an unknown name or option, an option out of its bounds, and a class that is no pruner.
     """
-    kind = registry.load("pruners", settings.name)
-    if isinstance(kind, type) and issubclass(kind, Pruner):
-        return made_with(kind, settings.options, "pruner.options")
-    raise UsageError(
-        f"pruner = {settings.name!r} stands for {kind!r}, which is no subclass of bssearch.pruners.base.Pruner"
-    )
+    kind = registry.load_class("pruners", settings.name, Pruner)
+    return made_with(kind, settings.options, "pruner.options")

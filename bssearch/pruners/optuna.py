@@ -6,13 +6,13 @@ Optuna study that a pruner is asked over is made of the standings: each trial as
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 
 import optuna
 from optuna.trial import TrialState as OptunaState
 
-from bssearch.pruners.base import Action, Standings
-from bssearch.pruners.cap import Cap
+from bssearch.pruners.base import Action, Cap, Standings
 from bssearch.records import TrialState
 
 GRID = 81
@@ -25,8 +25,10 @@ FIRST = GRID // FACTOR**3
 """Steps to the first rung: a twenty-seventh of the limit."""
 
 
-class OptunaPruner(Cap, ABC):
-    """Cap, and stop what one of Optuna's pruners prunes."""
+class OptunaPruner(Cap):
+    """Cap, and stop what one of Optuna's pruners prunes: a subclass says how ``pruner`` is made."""
+
+    pruner: Callable[[], optuna.pruners.BasePruner]
 
     def __init__(self) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -45,11 +47,6 @@ class OptunaPruner(Cap, ABC):
         """What Optuna said of the newest evaluation of each trial that was reported."""
         self._told: set[int] = set()
         """The trials that have ended for Optuna, which hears no more of them."""
-
-    @staticmethod
-    @abstractmethod
-    def pruner() -> optuna.pruners.BasePruner:
-        """Return Optuna's pruner."""
 
     def judge(self, number: int, standings: Standings) -> Action:
         """Stop what Optuna prunes, where the evaluation is at a new place of the grid."""
@@ -101,25 +98,16 @@ class OptunaPruner(Cap, ABC):
 class Median(OptunaPruner):
     """What Optuna's `median` prunes, after five trials and a tenth of the limit."""
 
-    @staticmethod
-    def pruner() -> optuna.pruners.BasePruner:
-        """Return Optuna's MedianPruner."""
-        return optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=GRID // 10)
+    pruner = partial(optuna.pruners.MedianPruner, n_startup_trials=5, n_warmup_steps=GRID // 10)
 
 
 class Asha(OptunaPruner):
     """What Optuna's successive halving prunes, from a twenty-seventh of the limit."""
 
-    @staticmethod
-    def pruner() -> optuna.pruners.BasePruner:
-        """Return Optuna's SuccessiveHalvingPruner."""
-        return optuna.pruners.SuccessiveHalvingPruner(min_resource=FIRST, reduction_factor=FACTOR)
+    pruner = partial(optuna.pruners.SuccessiveHalvingPruner, min_resource=FIRST, reduction_factor=FACTOR)
 
 
 class Hyperband(OptunaPruner):
     """What Optuna's Hyperband prunes, from a twenty-seventh of the limit."""
 
-    @staticmethod
-    def pruner() -> optuna.pruners.BasePruner:
-        """Return Optuna's HyperbandPruner."""
-        return optuna.pruners.HyperbandPruner(min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR)
+    pruner = partial(optuna.pruners.HyperbandPruner, min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR)

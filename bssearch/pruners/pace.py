@@ -21,8 +21,7 @@ from typing import Annotated
 from pydantic import Field
 
 from bssearch.curves import Progress
-from bssearch.pruners.base import Action, Standings
-from bssearch.pruners.cap import Cap
+from bssearch.pruners.base import Action, Cap, Standings
 
 # Which trials go on while none has reached the target: successive halving that throws nothing away.
 #

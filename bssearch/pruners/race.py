@@ -6,8 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from bssearch.pruners.base import Action, Standings
-from bssearch.pruners.cap import Cap
+from bssearch.pruners.base import Action, Cap, Standings
 
 FROM = 0.1
 """Before this share of the cap nothing is stopped: the first evaluations say little. A choice."""

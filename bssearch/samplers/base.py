@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import Field
 
 from bssearch import registry
 from bssearch.analysis.objectives.base import objective_of
-from bssearch.errors import UsageError
 from bssearch.history import History
-from bssearch.options import made_with
 from bssearch.records import Configuration, ParameterValue
 from bssearch.spec import StudySpec
+from bssearch.spec.parts import made_with
 
 StartupTrials = Annotated[int, Field(ge=1)]
 STARTUP_TRIALS = 6
@@ -35,7 +35,7 @@ class Choice:
     expected_improvement: float | None = None
 
 
-class Sampler(Protocol):
+class Sampler(ABC):
     """Chooses the trials of a search one by one. What it chooses follows from the history and the study's seed alone.
 
     It is made from the spec. The further parameters of its constructor are the options that a spec may give.
@@ -43,19 +43,19 @@ class Sampler(Protocol):
     their trials beside it.
     """
 
-    models_time: bool
+    models_time = False
 
+    @abstractmethod
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
         """Return what to try next, at a batch size where one is given; None where there is nothing."""
-        ...
 
     def contenders(self, history: History) -> Sequence[int]:
         """Return the batch sizes that may well be as good as the best, so far as the sampler has a model of that."""
-        ...
+        return ()
 
     def ending(self, history: History) -> str | None:
         """Say why there is nothing left to choose, None while there is."""
-        ...
+        return None
 
 
 def make_sampler(spec: StudySpec) -> Sampler:
@@ -65,12 +65,8 @@ def make_sampler(spec: StudySpec) -> Sampler:
     """
     models_time = objective_of(spec).trials_race
     name = "tpe" if spec.sampler.name == "auto" and not models_time else spec.sampler.name
-    kind = registry.load("samplers", name)
-    missing = [one for one in ("choose", "contenders", "ending", "models_time") if not hasattr(kind, one)]
-    if missing:
-        raise UsageError(f"sampler = {name!r} stands for {kind!r}, which has no {', '.join(missing)}")
-    made: Sampler = made_with(kind, spec.sampler.options, "sampler.options", spec)
-    return made
+    kind: Callable[..., Sampler] = registry.load_class("samplers", name, Sampler)  # type: ignore[type-abstract]
+    return made_with(kind, spec.sampler.options, "sampler.options", spec)
 
 
 def decoded(

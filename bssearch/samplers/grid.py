@@ -5,23 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
 
 from bssearch.errors import UsageError
 from bssearch.history import History
-from bssearch.samplers.base import Choice, decoded
+from bssearch.samplers.base import Choice, Sampler, decoded
 from bssearch.spec import StudySpec
 
 MOST_CELLS = 1_000_000  # at one batch size: all of them are kept in memory
 
 
-class Grid:
+class Grid(Sampler):
     """Every combination of a space of lists, in an order that the study's seed fixes.
 
     Raises `UsageError` if the space has a range, or more than `MOST_CELLS` combinations.
     """
-
-    models_time = False
 
     def __init__(self, spec: StudySpec) -> None:
         dimensions = spec.space.dimensions()
@@ -48,10 +45,6 @@ class Grid:
         if batch_size is not None:
             fitting = [one for one in fitting if one.configuration.batch_size == batch_size]
         return next((one for one in fitting if not history.tried(one.configuration)), None)
-
-    def contenders(self, history: History) -> Sequence[int]:
-        """Return none: a grid has no model."""
-        return ()
 
     def ending(self, history: History) -> str | None:
         """Say that all combinations have been tried, once they have."""

@@ -33,12 +33,12 @@ from optuna.trial import TrialState as OptunaState
 from bssearch.curves import Progress
 from bssearch.errors import UsageError
 from bssearch.history import History, octaves
-from bssearch.options import parameters_of
 from bssearch.records import ParameterValue, TrialRecord, TrialState
 from bssearch.samplers import allocation
-from bssearch.samplers.base import STARTUP_TRIALS, Choice, StartupTrials, decoded, default_choice
+from bssearch.samplers.base import STARTUP_TRIALS, Choice, Sampler, StartupTrials, decoded, default_choice
 from bssearch.space import Dimension
 from bssearch.spec import StudySpec
+from bssearch.spec.parts import parameters_of
 
 CENSORED_STEP = 1
 """The one step at which every stopped trial reports its shortfall, so that Optuna compares them all."""
@@ -56,7 +56,7 @@ WITHOUT_NOTES = (
 its generation, its place in a grid or a sequence."""
 
 MOST_TRIED_OUT = 20
-"""Made-up trials of `NamedSampler.try_out`: Optuna's samplers have a model after ten by default."""
+"""Made-up trials of `OptunaSampler.try_out`: Optuna's samplers have a model after ten by default."""
 
 
 class Asker:
@@ -145,16 +145,29 @@ class Told(FrozenTrial):
         return self
 
 
-class OptunaSampler:
+class OptunaSampler(Sampler):
     """Batch sizes by `bssearch.samplers.allocation`, coordinates by ``kind``, one of Optuna's samplers."""
-
-    models_time = False
 
     def __init__(self, spec: StudySpec, kind: type[BaseSampler], options: Mapping[str, Any]) -> None:
         self.asker = Asker(spec.space.dimensions(), kind, options)
         self.spec = spec
         startup = parameters_of(kind).get("n_startup_trials")
         self.startup_trials: int = options.get("n_startup_trials", startup.default if startup else STARTUP_TRIALS)
+
+    def try_out(self) -> None:
+        """Ask once over made-up trials: a missing package or an impossible option shows now, not in the study."""
+        drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+        distributions = self.asker.distributions
+        told = [
+            optuna.trial.create_trial(params=drawn.ask(distributions).params, distributions=distributions, value=value)
+            for value in range(min(self.startup_trials, MOST_TRIED_OUT) + 2)
+        ]
+        try:
+            self.asker.ask(told, seed=0)
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"sampler = {self.spec.sampler.name!r} needs the package {error.name}", hint=f"pip install {error.name}"
+            ) from error
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
         """Return what to try next, at a batch size where one is given; None where no batch size is feasible."""
@@ -169,14 +182,6 @@ class OptunaSampler:
         if sampled is None:
             sampled = self.ask(history, proposal.batch_size)
         return decoded(self.spec, proposal.batch_size, sampled, uncapped=proposal.uncapped)
-
-    def contenders(self, history: History) -> Sequence[int]:
-        """Return none: Optuna's samplers have no model of the batch size."""
-        return ()
-
-    def ending(self, history: History) -> str | None:
-        """Return None: there is always something to try."""
-        return None
 
     def ask(self, history: History, batch_size: int) -> dict[str, ParameterValue]:
         """Return coordinates to try at a batch size."""
@@ -227,33 +232,7 @@ def tpe_options(startup_trials: int) -> dict[str, Any]:
     return {"multivariate": True, "constant_liar": True, "n_startup_trials": startup_trials}
 
 
-class NamedSampler(OptunaSampler):
-    """A sampler of Optuna's that a spec names itself; a subclass has its class and its options."""
-
-    kind: type[BaseSampler]
-
-    def __init__(self, spec: StudySpec, **options: Any) -> None:
-        liar = {"constant_liar": True} if "constant_liar" in parameters_of(self.kind) else {}
-        super().__init__(spec, self.kind, {**liar, **options})
-        self.try_out()
-
-    def try_out(self) -> None:
-        """Ask once over made-up trials: a missing package or an impossible option shows now, not in the study."""
-        drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-        distributions = self.asker.distributions
-        told = [
-            optuna.trial.create_trial(params=drawn.ask(distributions).params, distributions=distributions, value=value)
-            for value in range(min(self.startup_trials, MOST_TRIED_OUT) + 2)
-        ]
-        try:
-            self.asker.ask(told, seed=0)
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"sampler = {self.spec.sampler.name!r} needs the package {error.name}", hint=f"pip install {error.name}"
-            ) from error
-
-
-def optuna_sampler(name: str) -> type[NamedSampler]:
+def optuna_sampler(name: str) -> type[OptunaSampler]:
     """Return the sampler of a class in ``optuna.samplers``. Raises `UsageError` that lists the classes."""
     found = _samplers_in(optuna.samplers)
     if name not in found:
@@ -261,7 +240,7 @@ def optuna_sampler(name: str) -> type[NamedSampler]:
     return _named(found[name])
 
 
-def hub_sampler(package: str) -> type[NamedSampler]:
+def hub_sampler(package: str) -> type[OptunaSampler]:
     """Return the sampler of a package of OptunaHub. Raises `UsageError` if it cannot be loaded."""
     named = f"sampler = 'optunahub:{package}'"
     try:
@@ -289,15 +268,21 @@ def _samplers_in(module: Any) -> dict[str, type[BaseSampler]]:
     }
 
 
-def _named(found: type[BaseSampler]) -> type[NamedSampler]:
+def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
     """Return the sampler of a class of Optuna's, whose parameters but for the seed are its options."""
 
-    class Named(NamedSampler):
-        __doc__ = found.__doc__
-        kind = found
+    known = parameters_of(found)
 
-    spec, *_ = inspect.signature(NamedSampler).parameters.values()
-    options = [one.replace(kind=one.KEYWORD_ONLY) for one in parameters_of(found).values() if one.name != "seed"]
+    class Named(OptunaSampler):
+        __doc__ = found.__doc__
+
+        def __init__(self, spec: StudySpec, **options: Any) -> None:
+            liar = {"constant_liar": True} if "constant_liar" in known else {}
+            super().__init__(spec, found, {**liar, **options})
+            self.try_out()
+
+    spec, *_ = inspect.signature(Named).parameters.values()
+    options = [one.replace(kind=one.KEYWORD_ONLY) for one in known.values() if one.name != "seed"]
     Named.__signature__ = inspect.Signature([spec, *options])  # type: ignore[attr-defined]
     return Named
 

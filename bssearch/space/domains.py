@@ -29,7 +29,7 @@ class StrictModel(BaseModel):
         if unknown:
             key = str(unknown[0])
             near = difflib.get_close_matches(key, cls.model_fields, n=1, cutoff=0.4)
-            advice = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(cls.model_fields)}"
+            advice = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(cls.model_fields) or 'none'}"
             raise PydanticCustomError(UNKNOWN_KEY, "unknown key; {advice}", {"key": key, "advice": advice})
         return data
 

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, Field, JsonValue, PlainValidator, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from bssearch import registry
+from bssearch.errors import UsageError
 from bssearch.records import LARGEST_METRIC, OWN_GROUPS, Configuration, Goal, ParameterValue, TrainingSettings
 from bssearch.space import (
     DECAY_SHARE,
     OPTIONAL,
     TRAINING_PARAMETERS,
+    UNKNOWN_KEY,
     Domain,
     Optimizer,
     ScheduleName,
@@ -25,6 +39,7 @@ from bssearch.space import (
 from bssearch.space.domains import Range
 from bssearch.space.own_parameters import OwnRange, OwnValues, as_in_domain
 
+T = TypeVar("T")
 Positive = Annotated[float, Field(gt=0)]
 
 MOST_SLOTS = 65536
@@ -110,6 +125,52 @@ def _with_option(data: Any, name: str, default: Any) -> Any:
         return data
     rest = {key: value for key, value in data.items() if key != name}
     return rest if data[name] == default else {**rest, "options": {name: data[name], **rest.get("options", {})}}
+
+
+class _Options(StrictModel):
+    """The options of a sampler or a pruner, whose constructors take objects of Optuna's, too."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+
+def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *given: Any) -> T:
+    """Return ``kind(*given, **options)`` if the annotations of its parameters allow the options.
+
+    Raises `UsageError` that names the option below ``place``, its value and its bound.
+    """
+    known = list(parameters_of(kind).values())[len(given) :]
+    fields: dict[str, Any] = {
+        one.name: (one.annotation, Field() if one.default is one.empty else one.default) for one in known
+    }
+    try:
+        found = create_model("Options", __base__=_Options, **fields).model_validate(options)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        is_there = problem["type"] not in {UNKNOWN_KEY, "missing"}
+        option = ".".join(map(str, problem["loc"])) or problem["ctx"]["key"]
+        said = f"{place}.{option}" + (f" = {problem['input']!r}" if is_there else "")
+        raise UsageError(f"{said}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from None
+    return kind(*given, **{name: getattr(found, name) for name in options})
+
+
+def parameters_of(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the named parameters of a class, their annotations evaluated; `Any` if that is impossible."""
+    scope = getattr(inspect.unwrap(kind.__init__), "__globals__", {})
+    named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    parameters = inspect.signature(kind).parameters
+    return {
+        name: one.replace(annotation=_evaluated(one.annotation, scope))
+        for name, one in parameters.items()
+        if one.kind in named
+    }
+
+
+def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
+    try:
+        found = eval(annotation, scope) if isinstance(annotation, str) else annotation
+    except NameError:  # a name that only type checkers import
+        return Any
+    return Any if found is inspect.Parameter.empty else found
 
 
 class SamplerSpec(StrictModel):

@@ -29,8 +29,7 @@ from bssearch.commands.probe.report import ProbeReport
 from bssearch.commands.transfer.exported import Exported
 from bssearch.importers.runs import import_runs
 from bssearch.options import Option
-from bssearch.pruners.base import Action
-from bssearch.pruners.cap import Cap
+from bssearch.pruners.base import Action, Cap
 from bssearch.samplers.optuna import Random
 from bssearch.spec import StudySpec
 
@@ -157,9 +156,9 @@ def test_each_kind_is_added_from_outside_and_used_through_the_command_line(folde
         (["pruner.name=patient", "pruner.options.evaluations=0"], "pruner.options.evaluations = 0: input should be"),
         (
             ["pruner.name=patient", "pruner.options.lag=2"],
-            "pruner.options.lag: unknown option; choose from eval",
+            "pruner.options.lag: unknown key; it takes evaluations",
         ),
-        (["sampler.name=lucky"], "sampler.options.rate is missing"),
+        (["sampler.name=lucky"], "sampler.options.rate: field required"),
         (["sampler.name=lucky", "sampler.options.rate=x"], "sampler.options.rate = 'x'"),
         (["sampler.name=optuna:CmaSampler"], "choose from BruteForceSampler, CmaEsSampler"),
         (["sampler.name=optuna:TPESampler", "sampler.options.gama=2"], "did you mean 'gamma'?"),

@@ -9,8 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from bssearch.errors import UsageError
-from bssearch.pruners.base import Action, Pruner, make_pruner, slack_for
-from bssearch.pruners.cap import Cap
+from bssearch.pruners.base import Action, Cap, Pruner, make_pruner, slack_for
 from bssearch.pruners.pace import Pace
 from bssearch.pruners.race import FROM, Race
 from bssearch.spec.parts import PrunerSpec
@@ -65,11 +64,11 @@ def test_a_spec_has_its_pruner_with_its_settings() -> None:
     [
         ("race", {"lag": 1}, "pruner.options.lag = 1: input should be greater than 1"),
         ("race", {"lag": "slow"}, "pruner.options.lag = 'slow': input should be a valid number"),
-        ("race", {"lagg": 2}, "pruner.options.lagg: unknown option; did you mean 'lag'?"),
-        ("race", {"x": 2}, "pruner.options.x: unknown option; choose from lag"),
+        ("race", {"lagg": 2}, "pruner.options.lagg: unknown key; did you mean 'lag'?"),
+        ("race", {"x": 2}, "pruner.options.x: unknown key; it takes lag"),
         ("fast", {"patience": 1.0}, "pruner.options.patience = 1.0: input should be greater than 1"),
-        ("none", {"lag": 2}, "pruner.options.lag: unknown option; there is none"),
-        ("asha", {"lag": 2}, "pruner.options.lag: unknown option; there is none"),
+        ("none", {"lag": 2}, "pruner.options.lag: unknown key; it takes none"),
+        ("asha", {"lag": 2}, "pruner.options.lag: unknown key; it takes none"),
     ],
 )
 def test_a_wrong_option_is_refused_with_its_value_and_its_bound(name: str, options: Any, said: str) -> None:

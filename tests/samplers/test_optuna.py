@@ -239,7 +239,7 @@ def test_a_package_of_optunahub_is_a_sampler_with_its_options(hub: dict[str, typ
     low, middle = (MadeUpStudy(study_spec("optunahub:samplers/least", given)) for given in ({}, {"share": 0.5}))
     dropouts = [not_none(not_none(one.choose(32)).sampled)["dropout"] for one in (low, middle)]
     assert dropouts == [0.0, 0.25]
-    with pytest.raises(UsageError, match=r"sampler\.options\.seed: unknown option"):
+    with pytest.raises(UsageError, match=r"sampler\.options\.seed: unknown key"):
         make_sampler(study_spec("optunahub:samplers/least", {"seed": 3}))
 
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from bssearch.curves import Progress
 from bssearch.history import History, measured_seconds, octaves
 from bssearch.records import TrialRecord, TrialState
-from bssearch.samplers.base import STARTUP_TRIALS, Choice, StartupTrials, decoded
+from bssearch.samplers.base import STARTUP_TRIALS, Choice, Sampler, StartupTrials, decoded
 from bssearch.samplers.time_model.acquisition import KnowledgeGradient
 from bssearch.samplers.time_model.candidates import CellCandidates, SpaceCandidates, candidates_of
 from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.spec import StudySpec
 
 
-class TimeModelSampler:
+class TimeModelSampler(Sampler):
     """Asks `KnowledgeGradient` over what the trials of a history have shown.
 
     ``startup_trials`` are those of `tpe`, which stands in for this sampler if it has no model of the objective.
@@ -66,10 +66,6 @@ class TimeModelSampler:
             return None
         assert self._candidates is not None, "made with the model"
         return decoded(self._spec, *self._candidates[point])
-
-    def ending(self, history: History) -> str | None:
-        """Return None: there is always something to try."""
-        return None
 
     def _model(self, history: History) -> KnowledgeGradient | None:
         """Return the model of what the trials have shown; the points of a space that has changed are new ones."""
