@@ -34,11 +34,11 @@ from bssearch.records import TrialState
 from bssearch.samplers.base import make_sampler
 from bssearch.samplers.optuna import OptunaSampler, distribution
 from bssearch.samplers.time_model.acquisition import KnowledgeGradient
-from bssearch.samplers.time_model.candidates import GridCandidates
 from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.search.planner import Planner
 from bssearch.spec import StudySpec
 from tests.benchmarks.harness import script, seconds_of
+from tests.benchmarks.simulate.cells import GridCandidates
 from tests.factories import make_probe, make_spec, make_trial
 
 COUNTS = (100, 1_000, 10_000)

@@ -11,7 +11,7 @@ from bssearch.history import History, measured_seconds, octaves
 from bssearch.records import TrialRecord, TrialState
 from bssearch.samplers.base import STARTUP_TRIALS, Choice, Sampler, StartupTrials, decoded
 from bssearch.samplers.time_model.acquisition import KnowledgeGradient
-from bssearch.samplers.time_model.candidates import CellCandidates, SpaceCandidates, candidates_of
+from bssearch.samplers.time_model.candidates import SpaceCandidates
 from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.spec import StudySpec
 
@@ -29,7 +29,7 @@ class TimeModelSampler(Sampler):
     def __init__(self, spec: StudySpec, startup_trials: StartupTrials = STARTUP_TRIALS) -> None:
         self._spec = spec
         self._history: History | None = None
-        self._candidates: CellCandidates | SpaceCandidates | None = None
+        self._candidates: SpaceCandidates | None = None
         self._default = 0
         self._runs: dict[int, Run] = {}
         self._settled: set[int] = set()
@@ -77,7 +77,7 @@ class TimeModelSampler(Sampler):
         is_known = history is self._history and not self._has_late(new, sizes)
         if self._candidates is None or self._candidates.batch_sizes != sizes or not is_known:
             self._history = history
-            self._candidates = candidates_of(space, sizes)
+            self._candidates = space.candidates(sizes) or SpaceCandidates(space, sizes)
             self._runs, self._settled = {}, set()
             size, sampled = space.nearest(self._spec.default_configuration)
             self._default = self._candidates.add(min(sizes, key=lambda one: octaves(one, size)), sampled)
@@ -100,7 +100,7 @@ class TimeModelSampler(Sampler):
         last = max(self._runs, default=0)
         return any(trial.number < last and trial.number not in self._runs and _has_point(trial, sizes) for trial in new)
 
-    def _take(self, trial: TrialRecord, history: History, candidates: CellCandidates | SpaceCandidates) -> None:
+    def _take(self, trial: TrialRecord, history: History, candidates: SpaceCandidates) -> None:
         """Take in how far a trial has come."""
         number, state = trial.number, trial.state
         if state.is_finished and state is not TrialState.PAUSED:
