@@ -1,11 +1,11 @@
-"""What there is of each kind, by name: a new one is a file of its own and one line here, or an entry point elsewhere.
+"""The members of each kind, by name: a new one is one file and one line here, or an entry point of another package.
 
 A package that is installed beside bssearch adds to a kind by an entry point of the group ``bssearch.KIND``::
 
     [project.entry-points."bssearch.pruners"]
     patient = "my_package.patient:Patient"
 
-What a name stands for is imported when it is first asked for.
+A member is imported when its name is first asked for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a sampler is: it chooses the next configuration of a search from what the search has seen."""
+"""A sampler chooses the next configuration of a search from the search's history."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ STARTUP_TRIALS = 6
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A configuration to try, with its coordinates in the space; None where it lies outside.
+    """A configuration to try, with its coordinates in the space; None if it is outside the space.
 
     ``uncapped``: no other trial's time ends it early. ``expected_improvement`` is the share of the incumbent's time
-    that a further trial is expected to gain, None where the sampler cannot say.
+    that a further trial is expected to gain, None if unknown.
     """
 
     configuration: Configuration
@@ -36,25 +36,24 @@ class Choice:
 
 
 class Sampler(ABC):
-    """Chooses the trials of a search one by one. What it chooses follows from the history and the study's seed alone.
+    """Chooses the trials of a search one by one. A choice follows from the history and the study's seed alone.
 
     It is made from the spec. The further parameters of its constructor are the options that a spec may give.
-    ``models_time``: it chooses batch sizes by what it expects of them, so that those which the answer compares with get
-    their trials beside it.
+    ``models_time``: it chooses batch sizes by a model of time, so that evidence trials are chosen beside it.
     """
 
     models_time = False
 
     @abstractmethod
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return what to try next, at a batch size where one is given; None where there is nothing."""
+        """Return the next configuration, at a batch size if one is given; None if there is nothing left to try."""
 
     def contenders(self, history: History) -> Sequence[int]:
-        """Return the batch sizes that may well be as good as the best, so far as the sampler has a model of that."""
+        """Return the batch sizes that may be as good as the best, if the sampler has a model of them."""
         return ()
 
     def ending(self, history: History) -> str | None:
-        """Say why there is nothing left to choose, None while there is."""
+        """Say why no choice is left; None while there is one."""
         return None
 
 

@@ -4,7 +4,7 @@
 sampler is asked through ``study.ask()``, over a study that is made of the history for this one choice.
 
 The batch size is allocated, not sampled, so the sampler is shown the trials near it: those within one octave, or as
-many octaves as give it enough to go by. What it is told of a trial:
+many octaves as give it enough to go by. The sampler sees a trial by its state:
 
 * with a figure of the objective, as one that reached the target has it: complete
 * pruned, capped, exhausted, diverged: pruned at one constant step, with the shortfall at equal time as value, so that
@@ -44,7 +44,7 @@ CENSORED_STEP = 1
 """The one step at which every stopped trial reports its shortfall, so that Optuna compares them all."""
 
 WORSE_THAN_ANY = 1e9
-"""The shortfall of what never comes near: more than any metric's gap. A choice."""
+"""The shortfall of a trial that never comes near the target: more than any metric's gap."""
 
 WITHOUT_NOTES = (
     optuna.samplers.TPESampler,
@@ -138,7 +138,7 @@ class Asker:
 class Told(FrozenTrial):
     """A trial that one study of Optuna's is told of: the study takes it in as it is.
 
-    Copies would be most of what a choice costs.
+    Copies would take most of a choice's time.
     """
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -170,7 +170,7 @@ class OptunaSampler(Sampler):
             ) from error
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return what to try next, at a batch size where one is given; None where no batch size is feasible."""
+        """Return what to try next, at a batch size if one is given; None if no batch size is feasible."""
         if batch_size is not None:
             return decoded(self.spec, batch_size, self.ask(history, batch_size))
         proposal = allocation.propose(history)
