@@ -270,7 +270,6 @@ def _samplers_in(module: Any) -> dict[str, type[BaseSampler]]:
 
 def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
     """Return the sampler of a class of Optuna's, whose parameters but for the seed are its options."""
-
     known = parameters_of(found)
 
     class Named(OptunaSampler):

@@ -243,6 +243,20 @@ def test_a_package_of_optunahub_is_a_sampler_with_its_options(hub: dict[str, typ
         make_sampler(study_spec("optunahub:samplers/least", {"seed": 3}))
 
 
+class Stops(optuna.samplers.QMCSampler):
+    """A sampler that has nothing left after each trial, as one of a finite space has at its end."""
+
+    def after_trial(self, study: optuna.Study, *ended: Any) -> None:
+        study.stop()
+
+
+def test_a_sampler_that_would_stop_optuna_s_loop_goes_on_choosing(hub: dict[str, types.ModuleType]) -> None:
+    hub["samplers/stops"] = types.ModuleType("stops")
+    vars(hub["samplers/stops"])["Stops"] = Stops
+    study = after("optunahub:samplers/stops", {}, 8)
+    assert study.choose(32) is not None
+
+
 def test_a_package_of_optunahub_that_is_missing_or_has_no_sampler_is_named(hub: dict[str, types.ModuleType]) -> None:
     hub["pruners/some"] = types.ModuleType("some")
     for package, said in (("samplers/none", "cannot be loaded: KeyError"), ("pruners/some", "must have one sampler")):
