@@ -245,10 +245,10 @@ def hub_sampler(package: str) -> type[OptunaSampler]:
     named = f"sampler = 'optunahub:{package}'"
     try:
         import optunahub  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as error:
-        raise UsageError(f"{named} needs the package optunahub", hint="pip install optunahub") from error
-    try:
+
         found = _samplers_in(optunahub.load_module(package))
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{named} needs the package {error.name}", hint=f"pip install {error.name}") from error
     except Exception as error:
         raise UsageError(
             f"{named} cannot be loaded: {type(error).__name__}: {error}",

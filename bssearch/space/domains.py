@@ -20,7 +20,7 @@ UNKNOWN_KEY: Final = "unknown_key"
 class StrictModel(BaseModel):
     """A part of a spec: unknown keys are errors, values do not change, infinities are no numbers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -19,7 +19,7 @@ from bssearch.records import (
     Target,
     model_parameters,
 )
-from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, SearchSpace, StrictModel
+from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, BatchRules, SearchSpace, StrictModel
 from bssearch.spec.command_line import check_command
 from bssearch.spec.parts import (
     BoardName,
@@ -265,7 +265,20 @@ class StudySpec(StrictModel):
 
     @property
     def question_hash(self) -> str:
-        """Return the digest of the question without the fields at their defaults, so that a new field changes none."""
-        question = self.model_dump(mode="json", include=set(QUESTION_FIELDS), exclude_defaults=True)
-        question["space"].pop("batch_schedule", None)
+        """Return the digest of the question; what came to specs later counts where it is asked for."""
+        question = self.question
+        for part in (question["space"], question["default"]):
+            for name in ("ema_decay", *OWN_GROUPS):
+                if part[name] is None:
+                    del part[name]
+        if self.space.batch_rules == BatchRules():
+            del question["space"]["batch_rules"]
+        for part in (question["space"]["schedule"], question["default"]):
+            if part["decay_share"] is None:
+                del part["decay_share"]
+        if self.training == TrainingSpec():
+            del question["training"]
+        for name in OF_PROGRAMS:
+            if not question[name]:
+                del question[name]
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:16]

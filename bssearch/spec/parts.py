@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
-    ConfigDict,
     Field,
     JsonValue,
     PlainValidator,
@@ -127,12 +126,6 @@ def _with_option(data: Any, name: str, default: Any) -> Any:
     return rest if data[name] == default else {**rest, "options": {name: data[name], **rest.get("options", {})}}
 
 
-class _Options(StrictModel):
-    """The options of a sampler or a pruner, whose constructors take objects of Optuna's, too."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-
 def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *given: Any) -> T:
     """Return ``kind(*given, **options)`` if the annotations of its parameters allow the options.
 
@@ -143,7 +136,7 @@ def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *g
         one.name: (one.annotation, Field() if one.default is one.empty else one.default) for one in known
     }
     try:
-        found = create_model("Options", __base__=_Options, **fields).model_validate(options)
+        found = create_model("Options", __base__=StrictModel, **fields).model_validate(options)
     except ValidationError as error:
         problem = error.errors()[0]
         is_there = problem["type"] not in {UNKNOWN_KEY, "missing"}
