@@ -68,12 +68,6 @@ def promoted(standings: Standings, *, fresh: bool) -> int | None:
     return max((one for one in at if at[one] == rung), key=lambda one: (standings.waiting[one].gain, -one))
 
 
-def least_promising(standings: Standings) -> int:
-    """Return the waiting trial that would be missed least: on the lowest rung, the one with the least gain."""
-    waiting = standings.waiting
-    return min(waiting, key=lambda one: (rung_of(waiting[one], standings.limit), waiting[one].gain))
-
-
 def rung_of(curve: Progress, limit: float) -> int:
     """Return the highest rung that a trial has come to, −1 before the first."""
     if curve.now < FIRST * limit:
@@ -148,20 +142,17 @@ class Pace(Cap):
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
         """Return the trial that goes on next: what has hope again, or before the first hit what is promoted."""
-        if not standings.waiting:
-            return None
         if not standings.winners:
             return promoted(standings, fresh=fresh)
         hopeful = [one for one, curve in standings.waiting.items() if not self.is_hopeless(curve, standings)]
         return min(hopeful, key=lambda one: (_predicted(standings.waiting[one], standings), one), default=None)
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Return the waiting trial with the greatest predicted time; before the first hit that of the lowest rung."""
-        if not standings.waiting:
-            return None
+        """Return the waiting trial with the greatest predicted time; before a hit, the worst on the lowest rung."""
+        waiting, limit = standings.waiting, standings.limit
         if not standings.winners:
-            return least_promising(standings)
-        return max(standings.waiting, key=lambda one: (_predicted(standings.waiting[one], standings), one))
+            return min(waiting, key=lambda one: (rung_of(waiting[one], limit), waiting[one].gain), default=None)
+        return max(waiting, key=lambda one: (_predicted(waiting[one], standings), one), default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
         """Return whether trials wait for each other before any has reached the target."""

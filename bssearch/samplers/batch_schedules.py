@@ -223,9 +223,9 @@ def _asked(
     """Return what Optuna's TPE asks for next."""
     import optuna  # some tenths of a second, which only a search for a schedule shall take
 
-    from bssearch.samplers.optuna import Asker, tpe_options
+    from bssearch.samplers.optuna import TPE_OPTIONS, Asker
 
-    asker = Asker(dimensions, optuna.samplers.TPESampler, tpe_options(startup))
+    asker = Asker(dimensions, optuna.samplers.TPESampler, {**TPE_OPTIONS, "n_startup_trials": startup})
     states = optuna.trial.TrialState
     told = []
     for trial in tried:

@@ -55,8 +55,9 @@ WITHOUT_NOTES = (
 """Samplers that read only parameters, states and values of trials. Others keep notes with each trial that they choose:
 its generation, its place in a grid or a sequence."""
 
-MOST_TRIED_OUT = 20
-"""Made-up trials of `OptunaSampler.try_out`: Optuna's samplers have a model after ten by default."""
+
+TPE_OPTIONS = {"multivariate": True, "constant_liar": True}
+"""Options of Optuna's TPE in every search of bssearch."""
 
 
 class Asker:
@@ -160,7 +161,7 @@ class OptunaSampler(Sampler):
         distributions = self.asker.distributions
         told = [
             optuna.trial.create_trial(params=drawn.ask(distributions).params, distributions=distributions, value=value)
-            for value in range(min(self.startup_trials, MOST_TRIED_OUT) + 2)
+            for value in range(min(self.startup_trials, 20) + 2)  # by default Optuna's have a model after ten
         ]
         try:
             self.asker.ask(told, seed=0)
@@ -210,7 +211,7 @@ class TPE(OptunaSampler):
     """Optuna's tree-structured Parzen estimator, multivariate, with a constant liar for what runs."""
 
     def __init__(self, spec: StudySpec, startup_trials: StartupTrials = STARTUP_TRIALS) -> None:
-        super().__init__(spec, optuna.samplers.TPESampler, tpe_options(startup_trials))
+        super().__init__(spec, optuna.samplers.TPESampler, {**TPE_OPTIONS, "n_startup_trials": startup_trials})
 
 
 class GP(OptunaSampler):
@@ -225,11 +226,6 @@ class Random(OptunaSampler):
 
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(spec, optuna.samplers.RandomSampler, {})
-
-
-def tpe_options(startup_trials: int) -> dict[str, Any]:
-    """Return the options of Optuna's TPE as every search of bssearch uses it."""
-    return {"multivariate": True, "constant_liar": True, "n_startup_trials": startup_trials}
 
 
 def optuna_sampler(name: str) -> type[OptunaSampler]:
@@ -273,7 +269,7 @@ def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
     known = parameters_of(found)
 
     class Named(OptunaSampler):
-        __doc__ = found.__doc__
+        """A sampler that a spec names itself."""
 
         def __init__(self, spec: StudySpec, **options: Any) -> None:
             liar = {"constant_liar": True} if "constant_liar" in known else {}
