@@ -1,11 +1,11 @@
-"""What there is of each kind, by name: a new one is a file of its own and one line here, or an entry point elsewhere.
+"""The members of each kind, by name: a new one is one file and one line here, or an entry point of another package.
 
 A package that is installed beside bssearch adds to a kind by an entry point of the group ``bssearch.KIND``::
 
     [project.entry-points."bssearch.pruners"]
     patient = "my_package.patient:Patient"
 
-What a name stands for is imported when it is first asked for.
+A member is imported when its name is first asked for.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+T = TypeVar("T")
 Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "exporters", "probes", "boards"]
 
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
@@ -35,7 +36,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "balanced": "bssearch.pruners.pace:Balanced",
         "fast": "bssearch.pruners.pace:Fast",
         "race": "bssearch.pruners.race:Race",
-        "cap": "bssearch.pruners.cap:Cap",
+        "cap": "bssearch.pruners.base:Cap",
         "median": "bssearch.pruners.optuna:Median",
         "asha": "bssearch.pruners.optuna:Asha",
         "hyperband": "bssearch.pruners.optuna:Hyperband",
@@ -80,6 +81,14 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
 }
 """Of each kind the module and the attribute, ``module:attribute``, by name."""
 
+FAMILIES: Mapping[Kind, Mapping[str, str]] = {
+    "samplers": {
+        "optuna": "bssearch.samplers.optuna:optuna_sampler",
+        "optunahub": "bssearch.samplers.optuna:hub_sampler",
+    },
+}
+"""Of a kind the functions that load a member by its own name, by family: ``optuna:CmaEsSampler``."""
+
 
 @cache
 def _installed(kind: Kind) -> dict[str, EntryPoint]:
@@ -95,18 +104,44 @@ def names(kind: Kind) -> tuple[str, ...]:
 
 
 def is_known(kind: Kind, name: str) -> bool:
-    """Return whether there is one of a kind by this name."""
-    return name in BUILT_IN[kind] or name in _installed(kind)
+    """Return whether there is one of a kind by this name; whether a family has this member, only `load` knows."""
+    return name in BUILT_IN[kind] or _family(kind, name) is not None or name in _installed(kind)
 
 
 def load(kind: Kind, name: str) -> Any:
-    """Return what a name stands for. Raises `UsageError` for one that is not known, naming those that are."""
+    """Return the class or function of a name. Raises `UsageError` that lists the known names if this one is not."""
     if name in BUILT_IN[kind]:
-        module, _, attribute = BUILT_IN[kind][name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _attribute(BUILT_IN[kind][name])
+    if family := _family(kind, name):
+        return _attribute(family)(name.partition(":")[2])
     if name in _installed(kind):
         return _loaded(kind, _installed(kind)[name])
-    raise UsageError(f"{kind.removesuffix('s')} = {name!r} is not known; there are {', '.join(names(kind))}")
+    raise UsageError(f"{kind.removesuffix('s')} = {name!r} is not known; there are {choices(kind)}")
+
+
+def load_class(kind: Kind, name: str, base: type[T]) -> type[T]:
+    """Return the class of a name. Raises `UsageError` for an unknown name, and for all but a subclass of a base."""
+    found = load(kind, name)
+    if isinstance(found, type) and issubclass(found, base):
+        return found
+    raise UsageError(
+        f"{kind.removesuffix('s')} = {name!r} is {found!r}, no subclass of {base.__module__}.{base.__qualname__}"
+    )
+
+
+def choices(kind: Kind) -> str:
+    """Return the names of a kind for a message."""
+    return ", ".join([*names(kind), *(f"{family}:NAME" for family in FAMILIES.get(kind, ()))])
+
+
+def _family(kind: Kind, name: str) -> str | None:
+    family, separator, _ = name.partition(":")
+    return FAMILIES.get(kind, {}).get(family) if separator else None
+
+
+def _attribute(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _loaded(kind: Kind, point: EntryPoint) -> Any:

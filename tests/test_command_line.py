@@ -95,7 +95,7 @@ def test_values_stand_in_their_places_and_are_not_read_again() -> None:
 
 
 def test_a_command_is_part_of_the_question_and_nothing_of_it_where_there_is_none(tmp_path: Path) -> None:
-    assert make_spec().question_hash == HASH_BEFORE_COMMANDS
+    assert make_spec().question_hash == HASH
     plain = load_spec(SPEC).question_hash
     longer = load_spec({**SPEC, "command": [*SPEC["command"], "-v"]}).question_hash
     read = load_spec({**SPEC, "report": LOG}).question_hash
@@ -103,5 +103,5 @@ def test_a_command_is_part_of_the_question_and_nothing_of_it_where_there_is_none
     assert load_spec({**SPEC, "budget": {"trials": 9, "trial_train_seconds": 9.0}}).question_hash == plain
 
 
-HASH_BEFORE_COMMANDS = "bfc9d4bdf64f329e"
-"""Of the factory's spec, as a version without commands computed it."""
+HASH = "bfc9d4bdf64f329e"
+"""Of the factory's spec, which files of studies hold: a new field at its default must not change it."""

@@ -26,8 +26,8 @@ INTERFACES: dict[str, set[str]] = {
         "log",
         "from_log",
     },
-    "pruners": {"of", "judge", "next_waiting", "least_promising", "paces_itself", "caps"},
-    "samplers": {"of", "choose", "contenders", "ending", "models_time"},
+    "pruners": {"judge", "next_waiting", "least_promising", "paces_itself", "caps"},
+    "samplers": {"choose", "contenders", "ending", "models_time"},
     "executors": {
         "slots_apart",
         "describe",

@@ -211,10 +211,7 @@ def export(
         typer.Option(
             "--to",
             metavar="KIND",
-            help="curves: its learning curves as a table. "
-            "optuna: an Optuna study in a database, for `optuna`, optuna-dashboard and `optuna.load_study`. "
-            "csv, parquet: all trials as one table, all observations as another. "
-            "study: everything, to be taken into another database with `import study`.",
+            help="What to write, as csv, curves or study; `bssearch guide team` lists all.",
         ),
     ],
     file: Annotated[
@@ -222,9 +219,8 @@ def export(
         typer.Option(
             "--file",
             metavar="FILE|URL",
-            show_default="STUDY.csv.gz, STUDY.optuna.db, STUDY.csv, STUDY.parquet or STUDY.bssearch.jsonl.gz",
-            help="Where to, of one study. Of optuna: a database URL, or the path of a SQLite file; it is made where "
-            "there is none, and may hold other Optuna studies.",
+            show_default="STUDY with the kind's ending",
+            help="Where to, of one study: a file, or for a database its URL.",
         ),
     ] = None,
     db: DatabaseOption = None,

@@ -9,6 +9,7 @@ from bssearch.analysis.shape import Model
 from bssearch.commands.known_workloads import refuse_where_in_no_file
 from bssearch.commands.opening import check_parts
 from bssearch.probes.cadence import EVALUATION_SHARE
+from bssearch.pruners.base import make_pruner
 from bssearch.pruners.controller import first_slack
 from bssearch.records import ProbeRecord
 from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
@@ -67,7 +68,7 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
     the full limit. ``trial`` is the seconds of a trial to its limit with evaluation.
     """
     full = spec.budget.trial_train_seconds
-    capped = full if spec.pruner.name == "none" else min(full, first_slack(spec) * default_seconds)
+    capped = min(full, first_slack(spec) * default_seconds) if make_pruner(spec.pruner).caps else full
     search = spec.budget.trials * capped / spec.executor.least_slots
     repeats = most_finalists(spec) * spec.confirm.runs + schedule_runs(spec)
     confirmation = repeats * min(full, default_seconds)

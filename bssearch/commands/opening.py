@@ -172,12 +172,11 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
 def differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription) -> Iterator[str]:
     """Yield the settings and versions that differ from the study's last run and do not keep it from going on."""
     now = spec.model_dump(mode="json")
+    before = spec_of(study).model_dump(mode="json")
     for part in MAY_CHANGE:
-        before: Any = study.spec[part]
-        for field, (old, new) in changed_fields(before, now[part]).items():
-            if field in before:  # what this version has brought had no value
-                was, now_is = ("not given" if one is None else one for one in (old, new))
-                yield f"{part}.{field} was {was}, from now on it is {now_is}"
+        for field, (old, new) in changed_fields(before[part], now[part]).items():
+            was, now_is = ("not given" if one is None else one for one in (old, new))
+            yield f"{part}.{field} was {was}, from now on it is {now_is}"
     if study.environment is None:
         return
     for what, old, new in (

@@ -11,13 +11,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Self
 
 from bssearch import registry
 from bssearch.curves import Progress
-from bssearch.errors import UsageError
 from bssearch.records import TrialState
-from bssearch.spec.parts import PrunerSpec
+from bssearch.spec.parts import PrunerSpec, made_with
 
 
 class Action(StrEnum):
@@ -58,15 +56,11 @@ class Standings:
 class Pruner:
     """No pruning: every trial runs to its target or its limit. A pruner is a subclass.
 
+    The parameters of its constructor are the options that a spec may give: ``pruner: {name: race, options: {lag: 2}}``.
     ``caps``: whether no trial runs past `Standings.cap` (adaptive capping; Hutter et al. 2009, ParamILS).
     """
 
     caps = False
-
-    @classmethod
-    def of(cls, settings: PrunerSpec) -> Self:
-        """Return the pruner with the settings of a spec that are its own."""
-        return cls()
 
     def judge(self, number: int, standings: Standings) -> Action:
         """Return what becomes of a running trial whose newest evaluation, in its curve already, missed the target."""
@@ -85,6 +79,12 @@ class Pruner:
         return False
 
 
+class Cap(Pruner):
+    """Nothing is stopped but at the cap. Lossless for single runs with a slack of 1."""
+
+    caps = True
+
+
 def slack_for(seed_noise: float) -> float:
     """Return the slack that keeps what is as good as the incumbent, where log times differ by so much between seeds.
 
@@ -94,13 +94,9 @@ def slack_for(seed_noise: float) -> float:
 
 
 def make_pruner(settings: PrunerSpec) -> Pruner:
-    """Return the pruner that a spec names; raise `UsageError` for a name that is not known."""
-    return pruner_class(settings.name).of(settings)
+    """Return the pruner that a spec names, with its options.
 
-
-def pruner_class(name: str) -> type[Pruner]:
-    """Return the class of a pruner; raise `UsageError` for a name that is not known, and for what is no pruner."""
-    kind = registry.load("pruners", name)
-    if isinstance(kind, type) and issubclass(kind, Pruner):
-        return kind
-    raise UsageError(f"pruner = {name!r} stands for {kind!r}, which is no subclass of bssearch.pruners.base.Pruner")
+    Raises `UsageError` for an unknown name or option, an option out of its bounds, and a class that is no pruner.
+    """
+    kind = registry.load_class("pruners", settings.name, Pruner)
+    return made_with(kind, settings.options, "pruner.options")

@@ -6,11 +6,13 @@ Optuna study that a pruner is asked over is made of the standings: each trial as
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import optuna
 from optuna.trial import TrialState as OptunaState
 
-from bssearch.pruners.base import Action, Standings
-from bssearch.pruners.cap import Cap
+from bssearch.pruners.base import Action, Cap, Standings
 from bssearch.records import TrialState
 
 GRID = 81
@@ -24,13 +26,18 @@ FIRST = GRID // FACTOR**3
 
 
 class OptunaPruner(Cap):
-    """Cap, and stop what one of Optuna's pruners prunes."""
+    """Cap, and stop what one of Optuna's pruners prunes: a subclass says how ``pruner`` is made."""
 
-    def __init__(self, pruner: optuna.pruners.BasePruner) -> None:
+    pruner: Callable[[], optuna.pruners.BasePruner]
+
+    def __init__(self) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         # Hyperband puts trials into brackets by the study's name, which Optuna would make up.
         self._study = optuna.create_study(
-            study_name="pruning", direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner
+            study_name="pruning",
+            direction="maximize",
+            sampler=optuna.samplers.RandomSampler(seed=0),
+            pruner=self.pruner(),
         )
         self._trials: dict[int, optuna.Trial] = {}
         self._read: dict[int, int] = {}
@@ -88,37 +95,19 @@ class OptunaPruner(Cap):
         self._told.add(number)
 
 
-def median() -> optuna.pruners.BasePruner:
-    """Return Optuna's MedianPruner, after five trials and a tenth of the limit."""
-    return optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=GRID // 10)
-
-
-def asha() -> optuna.pruners.BasePruner:
-    """Return Optuna's SuccessiveHalvingPruner, from a twenty-seventh of the limit."""
-    return optuna.pruners.SuccessiveHalvingPruner(min_resource=FIRST, reduction_factor=FACTOR)
-
-
-def hyperband() -> optuna.pruners.BasePruner:
-    """Return Optuna's HyperbandPruner, from a twenty-seventh of the limit."""
-    return optuna.pruners.HyperbandPruner(min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR)
-
-
 class Median(OptunaPruner):
-    """What Optuna's `median` prunes."""
+    """What Optuna's `median` prunes, after five trials and a tenth of the limit."""
 
-    def __init__(self) -> None:
-        super().__init__(median())
+    pruner = partial(optuna.pruners.MedianPruner, n_startup_trials=5, n_warmup_steps=GRID // 10)
 
 
 class Asha(OptunaPruner):
-    """What Optuna's successive halving prunes."""
+    """What Optuna's successive halving prunes, from a twenty-seventh of the limit."""
 
-    def __init__(self) -> None:
-        super().__init__(asha())
+    pruner = partial(optuna.pruners.SuccessiveHalvingPruner, min_resource=FIRST, reduction_factor=FACTOR)
 
 
 class Hyperband(OptunaPruner):
-    """What Optuna's Hyperband prunes."""
+    """What Optuna's Hyperband prunes, from a twenty-seventh of the limit."""
 
-    def __init__(self) -> None:
-        super().__init__(hyperband())
+    pruner = partial(optuna.pruners.HyperbandPruner, min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR)

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
 
 from bssearch.curves import Progress
-from bssearch.pruners.base import Action, Standings
-from bssearch.pruners.cap import Cap
+from bssearch.pruners.base import Action, Cap, Standings
 
 # Which trials go on while none has reached the target: successive halving that throws nothing away.
 #
@@ -64,12 +66,6 @@ def promoted(standings: Standings, *, fresh: bool) -> int | None:
     below = [rung for rung in rungs if seconds_of(rung, limit) < limit]
     rung = max(due or below, default=min(rungs))
     return max((one for one in at if at[one] == rung), key=lambda one: (standings.waiting[one].gain, -one))
-
-
-def least_promising(standings: Standings) -> int:
-    """Return the waiting trial that would be missed least: on the lowest rung, the one with the least gain."""
-    waiting = standings.waiting
-    return min(waiting, key=lambda one: (rung_of(waiting[one], standings.limit), waiting[one].gain))
 
 
 def rung_of(curve: Progress, limit: float) -> int:
@@ -128,8 +124,11 @@ class Pace(Cap):
     heeds_seed_noise = True
     """Whether a trial that at its pace ends within the seeds' noise of the incumbent has a chance."""
 
-    def __init__(self, patience: float) -> None:
-        self.patience = patience
+    usual_patience = 4.0
+    """Chosen, as those of the subclasses, on six recorded tables with ``tests/benchmarks/pruning.py``."""
+
+    def __init__(self, patience: Annotated[float, Field(gt=1)] | None = None) -> None:
+        self.patience = self.usual_patience if patience is None else patience
 
     def judge(self, number: int, standings: Standings) -> Action:
         """Let a trial wait that is hopeless, or, before the first hit, that has come to its rung."""
@@ -143,20 +142,17 @@ class Pace(Cap):
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
         """Return the trial that goes on next: what has hope again, or before the first hit what is promoted."""
-        if not standings.waiting:
-            return None
         if not standings.winners:
             return promoted(standings, fresh=fresh)
         hopeful = [one for one, curve in standings.waiting.items() if not self.is_hopeless(curve, standings)]
         return min(hopeful, key=lambda one: (_predicted(standings.waiting[one], standings), one), default=None)
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Return the waiting trial with the greatest predicted time; before the first hit that of the lowest rung."""
-        if not standings.waiting:
-            return None
+        """Return the waiting trial with the greatest predicted time; before a hit, the worst on the lowest rung."""
+        waiting, limit = standings.waiting, standings.limit
         if not standings.winners:
-            return least_promising(standings)
-        return max(standings.waiting, key=lambda one: (_predicted(standings.waiting[one], standings), one))
+            return min(waiting, key=lambda one: (rung_of(waiting[one], limit), waiting[one].gain), default=None)
+        return max(waiting, key=lambda one: (_predicted(waiting[one], standings), one), default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
         """Return whether trials wait for each other before any has reached the target."""
@@ -176,28 +172,18 @@ class Pace(Cap):
 class Safe(Pace):
     """Pace that misses the winner in at most 1 % of the draws of ``tests/benchmarks/pruning.py``."""
 
-    def __init__(self) -> None:
-        super().__init__(PATIENCE["safe"])
-
 
 class Balanced(Pace):
     """Pace that misses the winner in at most 5 % of the draws of ``tests/benchmarks/pruning.py``."""
 
-    def __init__(self) -> None:
-        super().__init__(PATIENCE["balanced"])
+    usual_patience = 2.7
 
 
 class Fast(Pace):
     """Pace that misses the winner in at most 12 % of the draws of ``tests/benchmarks/pruning.py``."""
 
+    usual_patience = 2.1
     heeds_seed_noise = False
-
-    def __init__(self) -> None:
-        super().__init__(PATIENCE["fast"])
-
-
-PATIENCE = {"safe": 4.0, "balanced": 2.7, "fast": 2.1}
-"""The operating points, by name: chosen on six recorded tables, ``tests/benchmarks/pruning.py``."""
 
 
 def _share(curve: Progress, standings: Standings) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated
 
-from bssearch.pruners.base import Action, Standings
-from bssearch.pruners.cap import Cap
-from bssearch.spec.parts import PrunerSpec
+from pydantic import Field
+
+from bssearch.pruners.base import Action, Cap, Standings
 
 FROM = 0.1
 """Before this share of the cap nothing is stopped: the first evaluations say little. A choice."""
@@ -15,13 +15,8 @@ FROM = 0.1
 class Race(Cap):
     """Cap, and stop what is worse at t than the incumbent was at t / ``lag``, from a tenth of the cap on."""
 
-    def __init__(self, lag: float = 3.0) -> None:
+    def __init__(self, lag: Annotated[float, Field(gt=1)] = 3.0) -> None:
         self.lag = lag
-
-    @classmethod
-    def of(cls, settings: PrunerSpec) -> Self:
-        """Return a race with the lag of a spec."""
-        return cls(settings.lag)
 
     def judge(self, number: int, standings: Standings) -> Action:
         """Stop a trial that lags behind the incumbent."""

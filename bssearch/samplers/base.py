@@ -1,25 +1,32 @@
-"""What a sampler is: it chooses the next configuration of a search from what the search has seen."""
+"""A sampler chooses the next configuration of a search from the search's history."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Annotated
+
+from pydantic import Field
 
 from bssearch import registry
 from bssearch.analysis.objectives.base import objective_of
-from bssearch.errors import UsageError
 from bssearch.history import History
 from bssearch.records import Configuration, ParameterValue
 from bssearch.spec import StudySpec
+from bssearch.spec.parts import made_with
+
+StartupTrials = Annotated[int, Field(ge=1)]
+STARTUP_TRIALS = 6
+"""Trials that a sampler of Optuna's chooses at random before it has a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A configuration to try, with its coordinates in the space; None where it lies outside.
+    """A configuration to try, with its coordinates in the space; None if it is outside the space.
 
     ``uncapped``: no other trial's time ends it early. ``expected_improvement`` is the share of the incumbent's time
-    that a further trial is expected to gain, None where the sampler cannot say.
+    that a further trial is expected to gain, None if unknown.
     """
 
     configuration: Configuration
@@ -28,46 +35,37 @@ class Choice:
     expected_improvement: float | None = None
 
 
-class Sampler(Protocol):
-    """Chooses the trials of a search one by one. What it chooses follows from the history and the study's seed alone.
+class Sampler(ABC):
+    """Chooses the trials of a search one by one. A choice follows from the history and the study's seed alone.
 
-    ``models_time``: it chooses batch sizes by what it expects of them, so that those which the answer compares with get
-    their trials beside it.
+    It is made from the spec. The further parameters of its constructor are the options that a spec may give.
+    ``models_time``: it chooses batch sizes by a model of time, so that evidence trials are chosen beside it.
     """
 
-    models_time: bool
+    models_time = False
 
-    @classmethod
-    def of(cls, spec: StudySpec) -> Self:
-        """Return the sampler of a spec."""
-        ...
-
+    @abstractmethod
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return what to try next, at a batch size where one is given; None where there is nothing."""
-        ...
+        """Return the next configuration, at a batch size if one is given; None if there is nothing left to try."""
 
     def contenders(self, history: History) -> Sequence[int]:
-        """Return the batch sizes that may well be as good as the best, so far as the sampler has a model of that."""
-        ...
+        """Return the batch sizes that may be as good as the best, if the sampler has a model of them."""
+        return ()
 
     def ending(self, history: History) -> str | None:
-        """Say why there is nothing left to choose, None while there is."""
-        ...
+        """Say why no choice is left; None while there is one."""
+        return None
 
 
 def make_sampler(spec: StudySpec) -> Sampler:
-    """Return the sampler that a spec names: `auto` where it has no model of the objective is TPE.
+    """Return the sampler that a spec names, with its options: `auto` is TPE if it has no model of the objective.
 
-    Raises `UsageError` for a name that is not known.
+    Raises `UsageError` for an unknown name or option, and an option out of its bounds.
     """
     models_time = objective_of(spec).trials_race
     name = "tpe" if spec.sampler.name == "auto" and not models_time else spec.sampler.name
-    kind = registry.load("samplers", name)
-    missing = [one for one in ("of", "choose", "contenders", "ending", "models_time") if not hasattr(kind, one)]
-    if missing:
-        raise UsageError(f"sampler = {name!r} stands for {kind!r}, which has no {', '.join(missing)}")
-    made: Sampler = kind.of(spec)
-    return made
+    kind: Callable[..., Sampler] = registry.load_class("samplers", name, Sampler)  # type: ignore[type-abstract]
+    return made_with(kind, spec.sampler.options, "sampler.options", spec)
 
 
 def decoded(

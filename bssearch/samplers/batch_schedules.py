@@ -7,10 +7,9 @@ that are usually advised, around the batch size that is best where it stays.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from bssearch.batch_schedule import (
     MOST_STAGES,
@@ -224,29 +223,20 @@ def _asked(
     """Return what Optuna's TPE asks for next."""
     import optuna  # some tenths of a second, which only a search for a schedule shall take
 
-    from bssearch.samplers.optuna import Told, distribution, from_optuna, to_optuna
+    from bssearch.samplers.optuna import TPE_OPTIONS, Asker
 
-    distributions = {one.name: distribution(one) for one in dimensions}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.TPESampler(
-            seed=history.spec.seed + count, n_startup_trials=startup, multivariate=True, constant_liar=True
-        )
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="minimize", sampler=sampler)
+    asker = Asker(dimensions, optuna.samplers.TPESampler, {**TPE_OPTIONS, "n_startup_trials": startup})
+    states = optuna.trial.TrialState
+    told = []
     for trial in tried:
-        params: dict[str, Any] = {one.name: to_optuna(one, (trial.sampled or {})[one.name]) for one in dimensions}
         value = history.value(trial)
         if not trial.state.is_finished:
-            told = Told.of(trial, params, distributions, optuna.trial.TrialState.RUNNING)
+            told.append(asker.told(trial, states.RUNNING))
         elif trial.state is TrialState.REACHED and math.isfinite(value):
-            told = Told.of(trial, params, distributions, optuna.trial.TrialState.COMPLETE, value=math.log(value))
+            told.append(asker.told(trial, states.COMPLETE, value=math.log(value)))
         else:
-            missed = {1: MISSED}
-            told = Told.of(trial, params, distributions, optuna.trial.TrialState.PRUNED, intermediate_values=missed)
-        study.add_trial(told)
-    asked = study.ask(distributions).params
-    return {one.name: from_optuna(one, asked[one.name]) for one in dimensions}
+            told.append(asker.told(trial, states.PRUNED, shortfall=MISSED))
+    return asker.ask(told, history.spec.seed + count)
 
 
 def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configuration:

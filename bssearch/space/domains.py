@@ -20,7 +20,7 @@ UNKNOWN_KEY: Final = "unknown_key"
 class StrictModel(BaseModel):
     """A part of a spec: unknown keys are errors, values do not change, infinities are no numbers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -29,7 +29,7 @@ class StrictModel(BaseModel):
         if unknown:
             key = str(unknown[0])
             near = difflib.get_close_matches(key, cls.model_fields, n=1, cutoff=0.4)
-            advice = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(cls.model_fields)}"
+            advice = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(cls.model_fields) or 'none'}"
             raise PydanticCustomError(UNKNOWN_KEY, "unknown key; {advice}", {"key": key, "advice": advice})
         return data
 

@@ -135,11 +135,8 @@ class SearchSpace(StrictModel):
         """Return the coordinates searched at each batch size; fixed parameters are no dimensions."""
         return tuple(dimension for name, domain in self._domains() if (dimension := _dimension(name, domain)))
 
-    def cells(self, batch_sizes: Sequence[int]) -> Sequence[tuple[int, Mapping[str, ParameterValue]]] | None:
-        """Return all that the space has at some batch sizes, where it lists that: batch size and coordinates of each.
-
-        None where it is made of ranges and lists that go together in every way.
-        """
+    def candidates(self, batch_sizes: Sequence[int]) -> Any:
+        """Return the points at some batch sizes if a sampler's model may choose no others, else None."""
         return None
 
     def decode(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> Configuration:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from bssearch import registry
 from bssearch.batch_schedule import NOISE_SCALE
 from bssearch.records import (
     MAKE_TRAINER,
@@ -30,6 +28,7 @@ from bssearch.spec.parts import (
     ConfirmSpec,
     DefaultSpec,
     ExecutorSpec,
+    ObjectiveName,
     PrunerSpec,
     SamplerSpec,
     TargetSpec,
@@ -54,16 +53,9 @@ Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
 
 IMPORTED = "imported"
 """Stands for the workload in the spec of an imported study, whose runs were made elsewhere."""
-MOST_CELLS = 1_000_000
-"""Combinations of a grid at one batch size: a choice; all of them are kept in memory."""
 
 GIVEN_IN_PYTHON = "given in Python"
 """Stands for the workload in a spec that names none: it is given to `bssearch.run_study`, as an object or a class."""
-
-
-def _list_objectives(schema: dict[str, Any]) -> None:
-    """Add the names of the objectives to the JSON Schema of the field."""
-    schema["enum"] = list(registry.names("objectives"))
 
 
 class StudySpec(StrictModel):
@@ -81,7 +73,7 @@ class StudySpec(StrictModel):
     command: tuple[Argument, ...] = Field(default=(), max_length=MOST_ARGUMENTS)
     report: dict[str, Argument] = Field(default_factory=dict, max_length=MOST_EXPRESSIONS)
     target: TargetSpec
-    objective: str = Field(default="time_to_target", json_schema_extra=_list_objectives)
+    objective: ObjectiveName = "time_to_target"
     price_per_device_hour: float | None = Field(default=None, gt=0, le=1e9)
     space: SearchSpace
     default: DefaultSpec
@@ -104,13 +96,6 @@ class StudySpec(StrictModel):
             if not isinstance(one, str):
                 raise ValueError(f"{one!r} must be a text, in quotes: as in '5' and '{{batch_size}}'")
         return given
-
-    @field_validator("objective")
-    @classmethod
-    def _objective_is_known(cls, name: str) -> str:
-        if not registry.is_known("objectives", name):
-            raise ValueError(f"{name!r} is not known; there are {', '.join(registry.names('objectives'))}")
-        return name
 
     @field_validator("log")
     @classmethod
@@ -135,23 +120,6 @@ class StudySpec(StrictModel):
             raise ValueError(
                 f"budget.trials = {self.budget.trials} must be >= {trials_needed}, one for each batch size to try"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _grid_of_lists(self) -> Self:
-        if self.sampler.name == "grid":
-            ranges = [
-                dimension.name.removeprefix("reference_")  # the learning rate's coordinate
-                for dimension in self.space.dimensions()
-                if not dimension.choices
-            ]
-            if ranges:
-                raise ValueError(f"sampler = grid needs lists of values: {', '.join(ranges)} is given as a range")
-            cells = math.prod(len(one.choices) for one in self.space.dimensions())
-            if cells > MOST_CELLS:
-                raise ValueError(
-                    f"sampler = grid would try {cells} combinations at each batch size; it must be at most {MOST_CELLS}"
-                )
         return self
 
     @model_validator(mode="before")

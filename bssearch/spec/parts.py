@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, Self
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    JsonValue,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from bssearch import registry
+from bssearch.errors import UsageError
 from bssearch.records import LARGEST_METRIC, OWN_GROUPS, Configuration, Goal, ParameterValue
 from bssearch.space import (
     DECAY_SHARE,
     OPTIONAL,
     TRAINING_PARAMETERS,
+    UNKNOWN_KEY,
     Domain,
     Optimizer,
     ScheduleName,
@@ -25,6 +38,7 @@ from bssearch.space import (
 from bssearch.space.domains import Range
 from bssearch.space.own_parameters import OwnRange, OwnValues, as_in_domain
 
+T = TypeVar("T")
 Positive = Annotated[float, Field(gt=0)]
 
 MOST_SLOTS = 65536
@@ -36,7 +50,7 @@ def _known(kind: registry.Kind) -> Callable[[str], str]:
 
     def validate(name: str) -> str:
         if not registry.is_known(kind, name):
-            raise ValueError(f"must be one of {', '.join(registry.names(kind))}")
+            raise ValueError(f"must be one of {registry.choices(kind)}")
         return name
 
     return validate
@@ -50,6 +64,7 @@ def _schema(kind: registry.Kind) -> dict[str, Any]:
 ExecutorName = Annotated[str, AfterValidator(_known("executors")), WithJsonSchema(_schema("executors"))]
 SamplerName = Annotated[str, AfterValidator(_known("samplers")), WithJsonSchema(_schema("samplers"))]
 PrunerName = Annotated[str, AfterValidator(_known("pruners")), WithJsonSchema(_schema("pruners"))]
+ObjectiveName = Annotated[str, AfterValidator(_known("objectives")), WithJsonSchema(_schema("objectives"))]
 BoardName = Annotated[str, AfterValidator(_known("boards")), WithJsonSchema(_schema("boards"))]
 
 
@@ -100,34 +115,89 @@ class DefaultSpec(StrictModel):
     _limits = field_validator(*TRAINING_PARAMETERS, *OPTIONAL, "horizon_samples", "decay_share")(within_limits)
 
 
-class SamplerSpec(StrictModel):
-    """How the configurations to try are chosen.
+def _with_option(data: Any, name: str, default: Any) -> Any:
+    """Return the fields of a part; an option that stands beside the part's name is moved into ``options``.
 
-    ``auto`` chooses batch size and all else by a model of the time to the target. ``tpe``, ``gp`` and ``random`` are
-    Optuna's: they choose the rest once the batch size has been allocated, at random for the first ``startup_trials``.
-    ``grid`` tries every combination of a space of lists.
+    Specs that earlier versions stored have it for every name, with its default.
+    """
+    if not isinstance(data, Mapping) or name not in data or not isinstance(data.get("options", {}), Mapping):
+        return data
+    rest = {key: value for key, value in data.items() if key != name}
+    return rest if data[name] == default else {**rest, "options": {name: data[name], **rest.get("options", {})}}
+
+
+def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *given: Any) -> T:
+    """Return ``kind(*given, **options)`` if the annotations of its parameters allow the options.
+
+    Raises `UsageError` that names the option below ``place``, its value and its bound.
+    """
+    known = list(parameters_of(kind).values())[len(given) :]
+    fields: dict[str, Any] = {
+        one.name: (one.annotation, Field() if one.default is one.empty else one.default) for one in known
+    }
+    try:
+        found = create_model("Options", __base__=StrictModel, **fields).model_validate(options)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        is_there = problem["type"] not in {UNKNOWN_KEY, "missing"}
+        option = ".".join(map(str, problem["loc"])) or problem["ctx"]["key"]
+        said = f"{place}.{option}" + (f" = {problem['input']!r}" if is_there else "")
+        raise UsageError(f"{said}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from None
+    return kind(*given, **{name: getattr(found, name) for name in options})
+
+
+def parameters_of(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the named parameters of a class, their annotations evaluated; `Any` if that is impossible."""
+    scope = getattr(inspect.unwrap(kind.__init__), "__globals__", {})
+    named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    parameters = inspect.signature(kind).parameters
+    return {
+        name: one.replace(annotation=_evaluated(one.annotation, scope))
+        for name, one in parameters.items()
+        if one.kind in named
+    }
+
+
+def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
+    try:
+        found = eval(annotation, scope) if isinstance(annotation, str) else annotation
+    except NameError:  # a name that only type checkers import
+        return Any
+    return Any if found is inspect.Parameter.empty else found
+
+
+class SamplerSpec(StrictModel):
+    """How the configurations to try are chosen, with the options of the sampler's class.
+
+    ``bssearch guide searching`` has the samplers. ``optuna:CLASS`` is any sampler of Optuna, ``optunahub:PACKAGE`` any
+    of OptunaHub: they choose the rest once the batch size has been allocated.
     """
 
     name: SamplerName = "auto"
-    startup_trials: int = Field(default=6, ge=1)
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _startup_trials(cls, data: Any) -> Any:
+        return _with_option(data, "startup_trials", 6)
 
 
 class PrunerSpec(StrictModel):
-    """When a trial is stopped early.
+    """When a trial is stopped early, with the options of the pruner's class: `bssearch guide searching` has them.
 
-    ``cap``: past ``slack`` × the incumbent's time-to-target. ``safe``, ``balanced`` and ``fast``: also paused while its
-    pace leaves it no chance, the sooner the later the name. ``race``: also stopped where it is worse now than the
-    incumbent was at 1/``lag`` of the time. ``median``, ``asha`` and ``hyperband``: also what Optuna's pruner of that
-    name prunes. ``none``: only at the budget's limit.
-
-    Without ``slack`` it follows from how much the study's own seeds differ. Paused trials take at most
-    ``checkpoint_gib`` of disk.
+    With every pruner but ``none`` a trial ends at ``slack`` × the incumbent's time-to-target. Without ``slack`` it
+    follows from how much the study's own seeds differ. Paused trials take at most ``checkpoint_gib`` of disk.
     """
 
     name: PrunerName = "balanced"
+    options: dict[str, JsonValue] = Field(default_factory=dict)
     slack: float | None = Field(default=None, ge=1)
-    lag: float = Field(default=3.0, gt=1)
     checkpoint_gib: float = Field(default=10.0, ge=0, le=1e6)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lag(cls, data: Any) -> Any:
+        return _with_option(data, "lag", 3.0)
 
 
 class ConfirmSpec(StrictModel):

@@ -20,16 +20,14 @@ import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
 
 from bssearch.executors.base import Event
 from bssearch.history import History
 from bssearch.records import TrialEnded, TrialObserved, TrialRequest
-from bssearch.samplers.base import Choice
+from bssearch.samplers.base import Choice, Sampler
 from bssearch.search.driver import Driver
 from bssearch.search.engine import Engine
 from bssearch.search.listener import Listener
@@ -80,23 +78,12 @@ class EmptyTrials(law.LawExecutor):
 
 
 @dataclass
-class MadeBeforehand:
+class MadeBeforehand(Sampler):
     """Chooses at once, from all batch sizes in turn with random learning rates."""
 
     spec: StudySpec
-    models_time: bool = False
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     asked: int = 0
-
-    @classmethod
-    def of(cls, spec: StudySpec) -> Self:
-        return cls(spec)
-
-    def contenders(self, history: History) -> Sequence[int]:
-        return ()
-
-    def ending(self, history: History) -> str | None:
-        return None
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice:
         size = self.spec.batch_sizes[self.asked % len(self.spec.batch_sizes)]

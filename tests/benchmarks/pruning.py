@@ -21,10 +21,11 @@ from typing import Annotated
 
 import typer
 
-from bssearch.pruners.pace import PATIENCE
+from bssearch.pruners.base import make_pruner
+from bssearch.pruners.pace import Pace
 from bssearch.recorded import RecordedTable
 from tests.benchmarks.harness import script
-from tests.benchmarks.simulate.draws import PRUNERS, Draw, Summary, by_policy, simulate, summarize
+from tests.benchmarks.simulate.draws import PRUNERS, Draw, Summary, by_policy, pruner_settings, simulate, summarize
 from tests.benchmarks.simulate.tables import read_table
 
 PROCESSES = 2
@@ -34,6 +35,7 @@ SEEDS = range(10)
 DRAWS = 60
 TRIALS = 50
 BARS = {"safe": (0.39, 0.01), "balanced": (0.31, 0.05), "fast": (0.23, 0.12)}
+PACE = "safe:patience="
 PATIENCES = (1.7, 1.9, 2.0, 2.1, 2.2, 2.4, 2.6, 2.7, 3.0, 3.5, 4.0, 4.5)
 
 
@@ -80,7 +82,7 @@ def against_the_bars(tables: Sequence[RecordedTable]) -> bool:
 
 def leave_one_out(tables: Sequence[RecordedTable]) -> None:
     """Print what the patience chosen on the other tables comes to on each."""
-    by_table = all_draws(tables, [f"pace-{patience:g}" for patience in PATIENCES], SEEDS[:3])
+    by_table = all_draws(tables, [f"{PACE}{patience:g}" for patience in PATIENCES], SEEDS[:3])
     for name, (_, bar) in BARS.items():
         left_out: list[Draw] = []
         chosen = []
@@ -89,9 +91,11 @@ def leave_one_out(tables: Sequence[RecordedTable]) -> None:
             joined = {patience: summarize(draws, repeats=2) for patience, draws in by_policy(others)}
             allowed = [patience for patience, one in joined.items() if one.miss_rate.mean <= 0.75 * bar]
             best = min(allowed or joined, key=lambda patience: joined[patience].relative_cost.mean)
-            chosen.append(best.removeprefix("pace-"))
+            chosen.append(best.removeprefix(PACE))
             left_out += by_table[table][best]
-        print(f"{told(name, summarize(left_out))}   patience {', '.join(chosen)} (in use: {PATIENCE[name]:g})")
+        pace = make_pruner(pruner_settings(name))
+        assert isinstance(pace, Pace)
+        print(f"{told(name, summarize(left_out))}   patience {', '.join(chosen)} (in use: {pace.patience:g})")
 
 
 def main(paths: Annotated[list[Path], typer.Argument(metavar="TABLE.csv.gz")]) -> bool:

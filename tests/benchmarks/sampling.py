@@ -34,7 +34,7 @@ DEFAULT = "batch_size=32,learning_rate=1e-3,weight_decay=0.01,dropout=0"
 WORKERS = (1, 8)
 OURS = "auto+balanced"
 REFERENCES = ("tpe+median", "tpe+asha", "tpe+hyperband")
-OTHERS = ("auto+safe", "auto+fast", "random+none", "tpe+cap", "tpe+lag-2")
+OTHERS = ("auto+safe", "auto+fast", "random+none", "tpe+cap", "tpe+race:lag=2")
 DEFAULTS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
     "median": optuna.pruners.MedianPruner,
     "asha": optuna.pruners.SuccessiveHalvingPruner,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from bssearch.cli import run
+from bssearch.cli import run, study
 from bssearch.cli.arguments import launched, typed
 from bssearch.commands.launch import HERE, OPTIONS, Launch
 from bssearch.options import Option
@@ -17,8 +17,8 @@ from bssearch.options import Option
     ("command", "names"),
     [
         (run.run, {"db", "data_dir", "allow_changed_workload", "allow_busy"}),
-        (run.confirm, {"db", "workload", "data_dir", "allow_busy"}),
-        (run.audit, {"db", "workload", "data_dir", "allow_busy"}),
+        (study.confirm, {"db", "workload", "data_dir", "allow_busy"}),
+        (study.audit, {"db", "workload", "data_dir", "allow_busy"}),
     ],
 )
 def test_a_command_has_the_help_and_the_default_of_the_class(command: Any, names: set[str]) -> None:

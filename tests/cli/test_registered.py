@@ -1,36 +1,73 @@
-"""Importers, probes, pruners and samplers of another package, found by its entry points."""
+"""Kinds of another package, found by its entry points: bssearch itself stays as it is."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bssearch.recorded import RecordedTable, RecordedTrial, write_table
+from bssearch.records import Target, TrialState
+from tests.benchmarks.simulate import pruning
 from tests.cli.task import bssearch, printed, read, refused, write_task
 from tests.packages import installed
+from tests.search.law import LawExecutor
+from tests.simulation.test_scripts import script
 
 CODE = '''
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+from pydantic import Field
+
+from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import described
 from bssearch.commands.probe.report import ProbeReport
+from bssearch.commands.transfer.exported import Exported
 from bssearch.importers.runs import import_runs
 from bssearch.options import Option
-from bssearch.pruners.cap import Cap
+from bssearch.pruners.base import Action, Cap
 from bssearch.samplers.optuna import Random
 from bssearch.spec import StudySpec
 
 
 class Patient(Cap):
-    """A pruner of this package."""
+    """Stops a trial after so many evaluations."""
+
+    def __init__(self, evaluations: Annotated[int, Field(ge=1)] = 3) -> None:
+        self.evaluations = evaluations
+
+    def judge(self, number, standings):
+        is_over = len(standings.curves[number].gains) >= self.evaluations
+        return Action.STOP if standings.winners and is_over else Action.GO_ON
 
 
 class Lucky(Random):
-    """A sampler of this package."""
+    """Random, with one seed for every choice."""
+
+    def __init__(self, spec: StudySpec, rate: Annotated[float, Field(gt=0)]) -> None:
+        super().__init__(spec)
+        self.rate = rate
+
+    def ask(self, history, batch_size):
+        return {**super().ask(history, batch_size), "reference_learning_rate": self.rate}
+
+
+class Rows(SamplesToTarget):
+    """Rows of a table."""
+
+    name = "rows_to_target"
+
+
+def numbers(store, name: str, file: str | None = None) -> Exported:
+    """Write the numbers of a study's trials."""
+    path = Path(file or f"{name}.numbers")
+    path.write_text(" ".join(str(trial.number) for trial in store.trials(name)))
+    return Exported([str(path)])
 
 
 def lines(
@@ -68,6 +105,12 @@ patient = extra.kinds:Patient
 
 [bssearch.samplers]
 lucky = extra.kinds:Lucky
+
+[bssearch.objectives]
+rows_to_target = extra.kinds:Rows
+
+[bssearch.exporters]
+numbers = extra.kinds:numbers
 """
 
 
@@ -79,7 +122,24 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def test_an_importer_of_another_package_is_a_subcommand_with_its_options(folder: Path) -> None:
+def test_each_kind_is_added_from_outside_and_used_through_the_command_line(folder: Path, by_law: LawExecutor) -> None:
+    said = {"sampler.name": "lucky", "sampler.options.rate": "0.125", "pruner.name": "patient", "confirm.runs": "0"}
+    said |= {"pruner.options.evaluations": "1", "budget.trials": "20"}
+    changes = [word for name, value in said.items() for word in ("--set", f"{name}={value}")]
+    assert bssearch("run", "task.yaml", *changes, cwd=folder).returncode == 0
+    trials = read(folder, "trials", "task")
+    rates = [trial["learning_rate"] / (trial["batch_size"] / 32) ** 0.5 for trial in trials]
+    assert sum(abs(rate - 0.125) < 1e-9 for rate in rates) >= 5, "the sampler's, with its option"
+    assert TrialState.PRUNED in {state for state, _ in by_law.stopped.values()}, "by the pruner, with its option"
+    exported = bssearch("export", "task", "--to", "numbers", cwd=folder)
+    assert exported.stdout == "task.numbers\n"
+    assert (folder / "task.numbers").read_text().split() == [str(trial["number"]) for trial in trials]
+
+    others = ["name=rows", "objective=rows_to_target", "budget.trials=6", "confirm.runs=0"]
+    assert bssearch("run", "task.yaml", *(w for one in others for w in ("--set", one)), cwd=folder).returncode == 0
+    assert read(folder, "best", "rows")["objective"] == "rows_to_target"
+
+    assert read(folder, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 3000}
     listed = bssearch("import", "--help", cwd=folder).stdout
     assert "Make a study of a list of batch sizes." in listed and "rcp" in listed
     (folder / "sizes.txt").write_text("8\n16\n")
@@ -87,19 +147,51 @@ def test_an_importer_of_another_package_is_a_subcommand_with_its_options(folder:
     assert bssearch("import", "lines", "sizes.txt", "--steps", "0", cwd=folder).returncode == 2
 
 
+@pytest.mark.usefixtures("by_law")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["pruner.name=hasty"], "pruner.name = 'hasty': must be one of safe, balanced"),
+        (["sampler.name=oracle"], "lucky, optuna:NAME, optunahub:NAME"),
+        (["objective=rows"], "rows_to_target"),
+        (["pruner.name=patient", "pruner.options.evaluations=0"], "pruner.options.evaluations = 0: input should be"),
+        (
+            ["pruner.name=patient", "pruner.options.lag=2"],
+            "pruner.options.lag: unknown key; it takes evaluations",
+        ),
+        (["sampler.name=lucky"], "sampler.options.rate: field required"),
+        (["sampler.name=lucky", "sampler.options.rate=x"], "sampler.options.rate = 'x'"),
+        (["sampler.name=optuna:CmaSampler"], "choose from BruteForceSampler, CmaEsSampler"),
+        (["sampler.name=optuna:TPESampler", "sampler.options.gama=2"], "did you mean 'gamma'?"),
+        (["sampler.name=optuna:BruteForceSampler"], "cannot be made: ValueError"),
+        (["sampler.name=optunahub:samplers/x"], "optunahub"),
+        (["sampler.name=grid"], "sampler = grid needs lists of values: learning_rate"),
+    ],
+)
+def test_a_wrong_name_or_option_is_refused_before_a_study_begins(folder: Path, changes: list[str], said: str) -> None:
+    words = [word for one in changes for word in ("--set", one)]
+    told = refused(folder, "run", "task.yaml", "--dry-run", *words, code=2)
+    assert said in told
+
+
+def test_a_pruner_of_another_package_is_simulated_with_its_options(folder: Path) -> None:
+    trials = [
+        RecordedTrial(
+            number, {}, 0, (0, 1, 2, 3), (0.0, 1.0 * number, 2.0 * number, 3.0 * number), (0.1, 0.4, 0.6, 0.9)
+        )
+        for number in range(1, 7)
+    ]
+    write_table(RecordedTable("lines", Target(metric="accuracy", value=0.9), 30.0, tuple(trials)), folder / "t.csv.gz")
+    names = ["patient:evaluations=2", "none"]
+    words = [word for name in names for word in ("--pruner", name)]
+    words += ["--draws", "3", "--trials", "4", "--format", "json"]
+    done = script(pruning.simulate, "t.csv.gz", *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    policies = json.loads(done.stdout)["policies"]
+    assert policies["patient:evaluations=2"]["relative_cost"] < policies["none"]["relative_cost"] == 1.0
+
+
 def test_an_importer_that_cannot_be_loaded_is_named_and_takes_no_other_with_it(folder: Path) -> None:
     assert "no_such_module" in printed(folder, "import", "--help")
     assert "importer broken cannot be loaded" in refused(folder, "import", "broken", "sizes.txt", code=2)
     assert bssearch("import", "unheard-of", cwd=folder).returncode == 2
-
-
-@pytest.mark.usefixtures("by_law")
-def test_a_probe_of_another_package_is_a_subcommand_with_its_options(folder: Path) -> None:
-    assert read(folder, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 3000}
-
-
-def test_a_spec_may_name_a_pruner_and_a_sampler_of_another_package(folder: Path) -> None:
-    plan = ["run", "task.yaml", "--dry-run", "--set"]
-    assert bssearch(*plan, "pruner.name=patient", "--set", "sampler.name=lucky", cwd=folder).returncode == 0
-    told = refused(folder, *plan, "pruner.name=hasty", code=2)
-    assert "pruner.name = 'hasty': must be one of safe, balanced" in told and "patient" in told

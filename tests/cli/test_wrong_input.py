@@ -192,7 +192,7 @@ def test_a_pruner_that_cannot_be_loaded_is_refused_before_anything_is_written(
 ) -> None:
     modules = {
         "raising": "from bssearch.pruners.base import Pruner as Base\n"
-        "class Pruner(Base):\n    @classmethod\n    def of(cls, settings):\n        raise OSError('no such file')\n",
+        "class Pruner(Base):\n    def __init__(self):\n        raise OSError('no such file')\n",
         "another": "Pruner = 3\n",
     }
     points = "[bssearch.pruners]\n" + "".join(f"{one} = {value}\n" for one, value in BROKEN_PRUNERS.items())

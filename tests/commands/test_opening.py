@@ -41,11 +41,12 @@ def test_a_new_study_says_where_its_default_lies_outside_the_space(tmp_path: Pat
 def test_a_setting_that_is_no_longer_given_is_said_to_be_so(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'study.db'}"
     ear = Ear()
-    for confirm in ({"runs": 2, "max_runs": 2}, {"runs": 2}):
-        spec = make_spec(confirm=confirm)
+    for confirm, options in (({"runs": 2, "max_runs": 2}, {}), ({"runs": 2}, {"lag": 2})):
+        spec = make_spec(confirm=confirm, pruner={"name": "race", "options": options})
         with opened(spec, Launch(db=url, listener=ear, make_executor=lambda *_: LawExecutor())):
             pass
     assert "confirm.max_runs was 2, from now on it is not given" in ear.notes
+    assert "pruner.options.lag was not given, from now on it is 2" in ear.notes
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from bssearch.errors import UsageError
-from bssearch.pruners.base import Action, Pruner, make_pruner, slack_for
-from bssearch.pruners.cap import Cap
-from bssearch.pruners.pace import PATIENCE, Pace
+from bssearch.pruners.base import Action, Cap, Pruner, make_pruner, slack_for
+from bssearch.pruners.pace import Pace
 from bssearch.pruners.race import FROM, Race
 from bssearch.spec.parts import PrunerSpec
 from tests.pruners.field import Field
@@ -46,14 +47,44 @@ def test_a_race_stops_what_lags_behind_the_incumbent() -> None:
 
 
 def test_a_spec_has_its_pruner_with_its_settings() -> None:
-    race = make_pruner(PrunerSpec(name="race", lag=2.5))
+    race = make_pruner(PrunerSpec(name="race", options={"lag": 2.5}))
     assert isinstance(race, Race) and race.lag == 2.5
-    for name in ("safe", "balanced", "fast"):
-        pace = make_pruner(PrunerSpec.model_validate({"name": name}))
-        assert isinstance(pace, Pace) and pace.patience == PATIENCE[name]
+    for name, usual in {"safe": 4.0, "balanced": 2.7, "fast": 2.1}.items():
+        pace = make_pruner(PrunerSpec(name=name))
+        assert isinstance(pace, Pace) and pace.patience == usual
+        other = make_pruner(PrunerSpec(name=name, options={"patience": 3}))
+        assert isinstance(other, Pace) and other.patience == 3
     assert type(make_pruner(PrunerSpec(name="none"))) is Pruner
     with pytest.raises(UsageError):
         make_pruner(PrunerSpec.model_construct(name="nobody"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("race", {"lag": 1}, "pruner.options.lag = 1: input should be greater than 1"),
+        ("race", {"lag": "slow"}, "pruner.options.lag = 'slow': input should be a valid number"),
+        ("race", {"lagg": 2}, "pruner.options.lagg: unknown key; did you mean 'lag'?"),
+        ("race", {"x": 2}, "pruner.options.x: unknown key; it takes lag"),
+        ("fast", {"patience": 1.0}, "pruner.options.patience = 1.0: input should be greater than 1"),
+        ("none", {"lag": 2}, "pruner.options.lag: unknown key; it takes none"),
+        ("asha", {"lag": 2}, "pruner.options.lag: unknown key; it takes none"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_its_value_and_its_bound(name: str, options: Any, said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        make_pruner(PrunerSpec(name=name, options=options))
+    assert raised.value.message.startswith(said)
+
+
+def test_a_lag_beside_the_name_is_an_option_of_a_race_and_the_usual_one_is_none() -> None:
+    beside = PrunerSpec.model_validate({"name": "race", "lag": 2.5})
+    assert beside == PrunerSpec(name="race", options={"lag": 2.5})
+    assert PrunerSpec.model_validate({"name": "safe", "lag": 3.0}) == PrunerSpec(name="safe")
+    with pytest.raises(UsageError):
+        make_pruner(PrunerSpec.model_validate({"name": "safe", "lag": 2.5}))
+    with pytest.raises(ValidationError):
+        PrunerSpec.model_validate({"name": "race", "lag": 2.5, "options": "lag"})
 
 
 def test_the_slack_allows_two_deviations_between_seeds() -> None:

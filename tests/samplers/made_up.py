@@ -20,6 +20,7 @@ from tests.search.law import step_seconds, steps_needed
 TARGET = 0.9
 RAN_HALF = frozenset(state for state in TrialState if state.is_censored) | {TrialState.DIVERGED, TrialState.RUNNING}
 EVALUATIONS = 10
+WITH_STARTUP_TRIALS = ("auto", "tpe", "gp")
 
 SecondsOf = Callable[[Configuration], float]
 
@@ -39,10 +40,11 @@ def seconds_near_64(configuration: Configuration) -> float:
     return step_seconds_near_64(size) * steps
 
 
-def study_spec(sampler: str = "auto", **changes: Any) -> StudySpec:
+def study_spec(sampler: str = "auto", options: Mapping[str, Any] | None = None, **changes: Any) -> StudySpec:
     """Return a spec whose search ends by its budget of 1000 trials alone."""
     budget = {"trials": 1000, "trial_train_seconds": 100.0, "least_improvement": 0.0}
-    settings = {"name": sampler, "startup_trials": 4}
+    usual = {"startup_trials": 4} if sampler in WITH_STARTUP_TRIALS else {}
+    settings = {"name": sampler, "options": usual if options is None else options}
     return make_spec(**{"sampler": settings, "pruner": {"name": "balanced"}, "budget": budget, **changes})
 
 

@@ -18,9 +18,9 @@ from bssearch.samplers.time_model.acquisition import (
     _after,
     _improvements,
 )
-from bssearch.samplers.time_model.candidates import GridCandidates
 from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.samplers.time_model.posterior import Posterior
+from tests.benchmarks.simulate.cells import GridCandidates
 
 SIZES = (8, 32, 128, 512)
 RATES = (0.001, 0.01, 0.1, 1.0)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from bssearch.records import ParameterValue
-from bssearch.samplers.time_model.candidates import MOST, SPREAD, GridCandidates, SpaceCandidates
+from bssearch.samplers.time_model.candidates import SPREAD, SpaceCandidates
 from bssearch.space import SearchSpace
+from tests.benchmarks.simulate.cells import MOST, GridCandidates
 
 RNG = np.random.default_rng(0)
 RATE = {"reference_batch": 32, "low": 0.01, "high": 1.0, "rule": "sqrt"}

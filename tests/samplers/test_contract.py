@@ -19,7 +19,7 @@ from bssearch.samplers.time_model.sampler import TimeModelSampler
 from tests.factories import not_none
 from tests.samplers.made_up import MadeUpStudy, study_spec
 
-NAMES = registry.names("samplers")
+NAMES = (*registry.names("samplers"), "optuna:NSGAIISampler")
 SIZES = (8, 16, 32, 64, 128)
 LISTS: Mapping[str, Any] = {
     "batch_size": list(SIZES),

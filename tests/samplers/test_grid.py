@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from bssearch.errors import UsageError
 from bssearch.records import TrialState
+from bssearch.samplers.base import make_sampler
 from tests.factories import not_none
 from tests.samplers.made_up import MadeUpStudy, study_spec
 
@@ -84,3 +88,11 @@ def test_what_a_combination_does_not_use_makes_it_no_other() -> None:
         study.run(choice)
     assert len(study.trials) == 6, "AdamW once, SGD with either momentum, at two batch sizes"
     assert ending(study) == "all 6 combinations of the grid have been tried"
+
+
+def test_a_space_with_a_range_or_too_many_combinations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="learning_rate, dropout is given as a range"):
+        make_sampler(study_spec("grid"))
+    monkeypatch.setattr("bssearch.samplers.grid.MOST_CELLS", 5)
+    with pytest.raises(UsageError, match="6 combinations at each batch size; it must be at most 5"):
+        grid()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -12,7 +12,7 @@ from bssearch.history import INTERRUPTED, History
 from bssearch.pruners.base import Pruner
 from bssearch.pruners.controller import PruningController
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
-from bssearch.samplers.base import Choice, default_choice
+from bssearch.samplers.base import Choice, Sampler, default_choice
 from bssearch.search.planner import RETUNED, RETUNED_IN_VAIN, Planner
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
@@ -25,7 +25,7 @@ FULL = 100.0
 DEFAULT = {"batch_size": 32, "learning_rate": 0.1, "weight_decay": 0.0, "dropout": 0.1}
 
 
-class Scripted:
+class Scripted(Sampler):
     """A sampler that chooses a fixed configuration, with what a test says of it."""
 
     models_time = True
@@ -36,10 +36,6 @@ class Scripted:
         self.at = at
         self.has_more = True
         self.asked: list[int | None] = []
-
-    @classmethod
-    def of(cls, spec: StudySpec) -> Self:
-        return cls()
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
         self.asked.append(batch_size)

@@ -78,9 +78,10 @@ def test_a_table_with_one_winner_gives_no_interval() -> None:
     ("options", "said"),
     [
         ({"names": ["cap", "nobody"]}, "pruner = 'nobody'"),
-        ({"names": ["lag-1"]}, "pruner = 'lag-1'"),
-        ({"names": ["pace-inf"]}, "pruner = 'pace-inf'"),
-        ({"names": ["pace-x"]}, "pruner = 'pace-x'"),
+        ({"names": ["race:lag=1"]}, "pruner.options.lag = 1"),
+        ({"names": ["safe:patience=.inf"]}, "pruner.options.patience = inf"),
+        ({"names": ["safe:patience=x"]}, "pruner.options.patience = 'x'"),
+        ({"names": ["safe:lag=2"]}, "pruner.options.lag"),
         ({"trials": 9}, "trials = 9 must be <= 4, the trials of table 'lines'"),
         ({"draws": 0}, "draws = 0 must be >= 1"),
         ({"workers": 0}, "workers = 0 must be >= 1"),

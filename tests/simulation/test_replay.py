@@ -7,8 +7,7 @@ import math
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.pruners.base import Action, Pruner, Standings
-from bssearch.pruners.cap import Cap
+from bssearch.pruners.base import Action, Cap, Pruner, Standings
 from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
 from tests.benchmarks.simulate.replay import Playing, Replay, ended_before, replays, with_target
 from tests.factories import make_plan

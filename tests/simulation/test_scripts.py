@@ -189,7 +189,7 @@ SEARCH = ("cells.csv.gz", "--sampler", "random", "--budget", "9")
         (searching.simulate, ("lines.csv.gz", *SEARCH[1:]), 2, "'param.batch_size'"),
         (searching.simulate, ("lines.csv.gz", "--study"), 2, "'param.batch_size'"),
         (searching.simulate, ("cells.csv.gz", "--study", "--sampler", "best"), 2, "'best'"),
-        (searching.simulate, ("cells.csv.gz", "--study", "--pruner", "lag-2"), 2, "'lag-2'"),
+        (searching.simulate, ("cells.csv.gz", "--study", "--pruner", "race:lag=1"), 2, "lag = 1"),
     ],
 )
 def test_what_is_wrong_is_named(

@@ -99,7 +99,7 @@ def plan(cells: Seconds = SMALL, **options: Any) -> Plan:
     return Plan(table_space(grid(cells)), **{"budget": 120.0, "default": 0, **options})
 
 
-PAIRS = [("random", "none"), ("tpe", "median"), ("tpe", "lag-2"), ("auto", "balanced")]
+PAIRS = [("random", "none"), ("tpe", "median"), ("tpe", "race:lag=2"), ("auto", "balanced")]
 
 
 @pytest.mark.slow

@@ -171,8 +171,8 @@ class Objective(ABC):
 
 def make_objective(name: str, target: Target | None = None, price_per_device_hour: float | None = None) -> Objective:
     """Return an objective by its name. Raises `UsageError` for one that is not known."""
-    made: Objective = registry.load("objectives", name)(target=target, price_per_device_hour=price_per_device_hour)
-    return made
+    kind = registry.load_class("objectives", name, Objective)  # type: ignore[type-abstract]
+    return kind(target=target, price_per_device_hour=price_per_device_hour)
 
 
 def objective_of(spec: StudySpec, target: Target | None = None) -> Objective:

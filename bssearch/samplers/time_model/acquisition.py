@@ -17,7 +17,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from bssearch.intervals import FLAT_RATIO
-from bssearch.samplers.time_model.candidates import GridCandidates, Indices, Numbers, Points, SpaceCandidates
+from bssearch.samplers.time_model.candidates import Indices, Numbers, Points, SpaceCandidates
 from bssearch.samplers.time_model.extrapolation import ERROR, Extrapolation, Run, extrapolate
 from bssearch.samplers.time_model.posterior import LawPrior, Posterior, condition, prior
 
@@ -67,7 +67,7 @@ class KnowledgeGradient:
 
     def __init__(
         self,
-        candidates: GridCandidates | SpaceCandidates,
+        candidates: SpaceCandidates,
         *,
         default: int,
         target_gain: float,

@@ -1,7 +1,6 @@
 """The configurations a sampler chooses among, as points: batch size, log of the learning rate, the others in [0, 1].
 
-A grid has its points from the start; of a space with ranges those are made for each choice: what has been tried, points
-spread over the space, and neighbours of the best.
+They are made for each choice: what has been tried, points spread over the space, and neighbours of the best.
 """
 
 from __future__ import annotations
@@ -21,11 +20,8 @@ from bssearch.space.search_space import REFERENCE_LEARNING_RATE
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-MOST = 450
-"""A grid of so many points is looked at whole."""
-
 SPREAD = 220
-"""Points looked at of a larger grid, spread over it; the tried ones and their neighbours are added."""
+"""Points looked at, spread over the space; the tried ones and their neighbours are added."""
 
 STEPS = (0.05, 0.2)
 """How far a neighbour lies in a range, of its width: one close by and one further off."""
@@ -51,76 +47,8 @@ class Points:
         octaves: Numbers = np.log2(self.batch_sizes)
         return octaves
 
-    def take(self, indices: Indices) -> Points:
-        """Return some of the points."""
-        return Points(self.batch_sizes[indices], self.log_rates[indices], self.others[indices])
-
-
-class GridCandidates:
-    """The cells of a grid, each a combination of values in the order of ``names``; not all need be there."""
-
-    def __init__(self, names: Sequence[str], cells: Sequence[tuple[ParameterValue, ...]]) -> None:
-        columns = {name: [cell[place] for cell in cells] for place, name in enumerate(names)}
-        sizes = [_number(size) for size in columns["batch_size"]]
-        rates = [_number(rate) for rate in columns.get("learning_rate", [1.0] * len(cells))]
-        others = [
-            column
-            for name in names
-            if name not in {"batch_size", "learning_rate"}
-            for column in _columns(columns[name], sorted(set(columns[name]), key=_order))
-        ]
-        self._points = Points(
-            np.array(sizes),
-            np.log(rates),
-            np.array(others).T.reshape(len(cells), len(others)),
-        )
-        self.batch_sizes = sorted({int(size) for size in sizes})
-        self.log_rate_width = float(np.ptp(self._points.log_rates))
-        ordered = {name: sorted(set(values), key=_order) for name, values in columns.items()}
-        places = {name: {value: place for place, value in enumerate(values)} for name, values in ordered.items()}
-        # The place of each cell's value among those of its column, shape (cells, columns).
-        self._places = np.array([[places[name][value] for value in values] for name, values in columns.items()]).T
-
-    def take(self, indices: Indices) -> Points:
-        """Return cells as numbers."""
-        return self._points.take(indices)
-
-    def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
-        """Return all cells of a grid that is not large; else those tried, neighbours of the best, and some others."""
-        count = len(self._points)
-        if count <= MOST:
-            return np.arange(count)
-        near = [np.flatnonzero(np.abs(self._places - self._places[one]).sum(axis=1) == 1) for one in best]
-        return np.unique(np.concatenate([np.array(tried, int), *near, rng.choice(count, SPREAD, replace=False)]))
-
 
 Coordinates = Mapping[str, ParameterValue]
-
-
-class CellCandidates(GridCandidates):
-    """The combinations that a space lists at some batch sizes, and no others."""
-
-    def __init__(self, cells: Sequence[tuple[int, Coordinates]]) -> None:
-        names = ["batch_size", *cells[0][1]]
-        super().__init__(names, [(size, *(values[name] for name in names[1:])) for size, values in cells])
-        self._cells = cells
-        self._index = {(size, *values.values()): index for index, (size, values) in enumerate(cells)}
-
-    def __getitem__(self, index: int) -> tuple[int, Coordinates]:
-        """Return the batch size and the coordinates of a cell."""
-        return self._cells[index]
-
-    def add(self, batch_size: int, coordinates: Coordinates) -> int:
-        """Return the index of a cell; of what is none, the first cell of its batch size."""
-        key = (batch_size, *(coordinates[name] for name in self._cells[0][1]))
-        at_size = (index for index, (size, _) in enumerate(self._cells) if size == batch_size)
-        return self._index.get(key, next(at_size, 0))
-
-
-def candidates_of(space: SearchSpace, batch_sizes: Sequence[int]) -> CellCandidates | SpaceCandidates:
-    """Return the points of a space at some batch sizes: all that it lists, or points of its ranges."""
-    cells = space.cells(batch_sizes)
-    return SpaceCandidates(space, batch_sizes) if cells is None else CellCandidates(cells)
 
 
 class SpaceCandidates:
@@ -215,7 +143,7 @@ class SpaceCandidates:
         return _shares(dimension, value) if known is None else known
 
 
-def _columns(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]) -> list[list[float]]:
+def columns_of(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]) -> list[list[float]]:
     """Return a parameter's columns in [0, 1]: its place in the order, or one for each of what has none."""
     if all(_is_number(value) for value in ordered):
         last = max(1, len(ordered) - 1)
@@ -226,7 +154,7 @@ def _columns(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]
 def _shares(dimension: Dimension, value: ParameterValue) -> list[float]:
     """Return a coordinate as its columns in [0, 1]."""
     if dimension.choices:
-        return [column[0] for column in _columns([value], sorted(set(dimension.choices), key=_order))]
+        return [column[0] for column in columns_of([value], sorted(set(dimension.choices), key=order_of))]
     return [_share(dimension, value)]
 
 
@@ -241,7 +169,7 @@ def _share(dimension: Dimension, value: ParameterValue) -> float:
 def _value(dimension: Dimension, share: float) -> ParameterValue:
     """Return the coordinate at a share of its range, or of the list of its choices in their order."""
     if dimension.choices:
-        ordered = sorted(dimension.choices, key=_order)
+        ordered = sorted(dimension.choices, key=order_of)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
     return dimension.at_share(share)
 
@@ -249,7 +177,7 @@ def _value(dimension: Dimension, share: float) -> ParameterValue:
 def _beside(dimension: Dimension, value: ParameterValue, rng: np.random.Generator) -> list[ParameterValue]:
     """Return coordinates next to one: other choices, or to either side in a range, closer by and further off."""
     if dimension.choices:
-        ordered = sorted(dimension.choices, key=_order)
+        ordered = sorted(dimension.choices, key=order_of)
         if not all(_is_number(one) for one in ordered):
             return [one for one in ordered if one != value]
         place = ordered.index(value)
@@ -281,15 +209,10 @@ def latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> Nu
     return spread
 
 
-def _number(value: ParameterValue) -> float:
-    assert isinstance(value, int | float), "batch sizes and learning rates are numbers"
-    return float(value)
-
-
 def _is_number(value: ParameterValue) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _order(value: ParameterValue) -> tuple[str, object]:
+def order_of(value: ParameterValue) -> tuple[str, object]:
     """Return what sorts values of one kind among themselves, and kinds one after the other."""
     return ("", value) if _is_number(value) else (type(value).__name__, str(value))

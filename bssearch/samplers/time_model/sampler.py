@@ -5,39 +5,34 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Self
 
 from bssearch.curves import Progress
 from bssearch.history import History, measured_seconds, octaves
 from bssearch.records import TrialRecord, TrialState
-from bssearch.samplers.base import Choice, decoded
+from bssearch.samplers.base import STARTUP_TRIALS, Choice, Sampler, StartupTrials, decoded
 from bssearch.samplers.time_model.acquisition import KnowledgeGradient
-from bssearch.samplers.time_model.candidates import CellCandidates, SpaceCandidates, candidates_of
+from bssearch.samplers.time_model.candidates import SpaceCandidates
 from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.spec import StudySpec
 
 
-class TimeModelSampler:
+class TimeModelSampler(Sampler):
     """Asks `KnowledgeGradient` over what the trials of a history have shown.
 
+    ``startup_trials`` are those of `tpe`, which stands in for this sampler if it has no model of the objective.
     What is kept between two choices over one history only saves time: the points of the trials, in the order of their
     numbers.
     """
 
     models_time = True
 
-    def __init__(self, spec: StudySpec) -> None:
+    def __init__(self, spec: StudySpec, startup_trials: StartupTrials = STARTUP_TRIALS) -> None:
         self._spec = spec
         self._history: History | None = None
-        self._candidates: CellCandidates | SpaceCandidates | None = None
+        self._candidates: SpaceCandidates | None = None
         self._default = 0
         self._runs: dict[int, Run] = {}
         self._settled: set[int] = set()
-
-    @classmethod
-    def of(cls, spec: StudySpec) -> Self:
-        """Return the sampler of a spec."""
-        return cls(spec)
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
         """Return what to try next; with a batch size what promises most for it. None where none is feasible.
@@ -72,10 +67,6 @@ class TimeModelSampler:
         assert self._candidates is not None, "made with the model"
         return decoded(self._spec, *self._candidates[point])
 
-    def ending(self, history: History) -> str | None:
-        """Return None: there is always something to try."""
-        return None
-
     def _model(self, history: History) -> KnowledgeGradient | None:
         """Return the model of what the trials have shown; the points of a space that has changed are new ones."""
         space, feasible = self._spec.space, history.feasible
@@ -86,7 +77,7 @@ class TimeModelSampler:
         is_known = history is self._history and not self._has_late(new, sizes)
         if self._candidates is None or self._candidates.batch_sizes != sizes or not is_known:
             self._history = history
-            self._candidates = candidates_of(space, sizes)
+            self._candidates = space.candidates(sizes) or SpaceCandidates(space, sizes)
             self._runs, self._settled = {}, set()
             size, sampled = space.nearest(self._spec.default_configuration)
             self._default = self._candidates.add(min(sizes, key=lambda one: octaves(one, size)), sampled)
@@ -109,7 +100,7 @@ class TimeModelSampler:
         last = max(self._runs, default=0)
         return any(trial.number < last and trial.number not in self._runs and _has_point(trial, sizes) for trial in new)
 
-    def _take(self, trial: TrialRecord, history: History, candidates: CellCandidates | SpaceCandidates) -> None:
+    def _take(self, trial: TrialRecord, history: History, candidates: SpaceCandidates) -> None:
         """Take in how far a trial has come."""
         number, state = trial.number, trial.state
         if state.is_finished and state is not TrialState.PAUSED:

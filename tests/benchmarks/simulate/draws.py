@@ -11,25 +11,23 @@ import math
 import random
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import betaincinv
 
-from bssearch import registry
 from bssearch.errors import UsageError
 from bssearch.history import measured_seconds
 from bssearch.intervals import CONFIDENCE, FLAT_RATIO, student_t
-from bssearch.pruners.base import Pruner, pruner_class
-from bssearch.pruners.pace import Pace
-from bssearch.pruners.race import Race
+from bssearch.pruners.base import Pruner, make_pruner
 from bssearch.recorded import RecordedTable
 from bssearch.records import Configuration, ProbeRecord, Target, TrialState
 from bssearch.search.engine import Engine
 from bssearch.space import SearchSpace
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import BudgetSpec, ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, TargetSpec
+from bssearch.spec.reader import parse_value
 from tests.benchmarks.simulate.plain import plain
 from tests.benchmarks.simulate.replay import Replay, VirtualClock, replays
 
@@ -81,7 +79,7 @@ def simulate(
 
     Raises `UsageError` for an unknown policy, numbers below 1, and a table with fewer trials or no hit at all.
     """
-    makers = {name: pruner_of(name) for name in names}
+    settings = {name: pruner_settings(name) for name in names}
     for what, value in (("draws", draws), ("trials", trials), ("workers", workers)):
         if value < 1:
             raise UsageError(f"{what} = {value} must be >= 1")
@@ -89,14 +87,14 @@ def simulate(
     if trials > len(pool):
         raise UsageError(f"trials = {trials} must be <= {len(pool)}, the trials of table {table.name!r}")
     rng = random.Random(seed)
-    found: dict[str, list[Draw]] = {name: [] for name in makers}
+    found: dict[str, list[Draw]] = {name: [] for name in settings}
     for _ in range(draws):
         order = rng.sample(pool, trials)
         best = min(one.replay.target_seconds for one in order)
         if math.isinf(best):
             continue
-        for name, make in makers.items():
-            found[name].append(_draw(table, order, make(), best, workers))
+        for name, one in settings.items():
+            found[name].append(_draw(table, order, make_pruner(one), best, workers))
     if not all(found.values()):
         raise UsageError(
             f"none of {draws} draws of {trials} trials of table {table.name!r} has one that reaches the target",
@@ -193,32 +191,32 @@ UNTIMED = ProbeRecord(
 """The step time of trials for which it makes no difference."""
 
 
-FACTORS: dict[str, Callable[[float], Pruner]] = {"lag": Race, "pace": Pace}
-"""Pruners with a factor of one's own, by what stands before it."""
+def pruner_settings(text: str) -> PrunerSpec:
+    """Return the settings of a study's pruner, given as ``NAME`` or ``NAME:OPTION=VALUE,…``: ``race:lag=2``.
 
-
-def pruner_of(name: str) -> Callable[[], Pruner]:
-    """Return what makes a pruner of a name: one of a study's, or one with a factor > 1.
-
-    ``lag-X`` is a race with a lag of X, ``pace-X`` a pace with a patience of X. Raises `UsageError` for a name that is
-    not known.
+    Raises `UsageError` for an unknown name or option, and a value out of its bounds.
     """
-    made, _, text = name.partition("-")
-    if made in FACTORS:
-        try:
-            factor = float(text)
-        except ValueError:
-            factor = math.nan
-        if factor > 1 and math.isfinite(factor):
-            return lambda: FACTORS[made](factor)
-    if name not in registry.names("pruners"):
-        there = ", ".join([*registry.names("pruners"), "lag-X", "pace-X"])
-        raise UsageError(f"pruner = {name!r} is not known; there are {there}")
-    kind = pruner_class(name)
-    return lambda: kind.of(PrunerSpec())
+    name, _, given = text.partition(":")
+    pairs = [one.partition("=") for one in given.split(",") if one]
+    options = {option: parse_value(value, f"--pruner {text}") for option, _, value in pairs}
+    settings = PrunerSpec.model_construct(name=name, options=options)
+    make_pruner(settings)
+    return settings
 
 
-PRUNERS = ("none", "cap", "lag-1.5", "lag-2", "lag-3", "safe", "balanced", "fast", "median", "asha", "hyperband")
+PRUNERS = (
+    "none",
+    "cap",
+    "race:lag=1.5",
+    "race:lag=2",
+    "race:lag=3",
+    "safe",
+    "balanced",
+    "fast",
+    "median",
+    "asha",
+    "hyperband",
+)
 """What is compared where nobody says: no pruning, races, ours, Optuna's."""
 
 

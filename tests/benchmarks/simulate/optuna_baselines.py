@@ -14,11 +14,15 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState
 
 from bssearch.pruners.base import Action, Pruner, Standings
-from bssearch.pruners.optuna import GRID, asha, hyperband, median
+from bssearch.pruners.optuna import GRID, Asha, Hyperband, Median
 from bssearch.samplers.time_model.extrapolation import Run
 from tests.benchmarks.simulate.table_space import TableSpace, is_ordinal
 
-PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {"median": median, "asha": asha, "hyperband": hyperband}
+PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
+    "median": Median.pruner,
+    "asha": Asha.pruner,
+    "hyperband": Hyperband.pruner,
+}
 """Optuna's pruners by name, on the common grid of `bssearch.pruners.optuna`."""
 
 SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {

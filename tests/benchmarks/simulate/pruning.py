@@ -1,7 +1,7 @@
 """What pruning policies would have cost, and lost, on recorded curves.
 
 Run as ``python tests/benchmarks/simulate/pruning.py TABLE.csv.gz… [--pruner NAME …] [--draws 60] [--trials 50]``. Any
-pruner of a study can be named, those of installed packages too, and ``lag-X`` and ``pace-X`` with a factor X > 1.
+pruner of a study can be named, those of installed packages too, with options as in ``race:lag=2``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bssearch.errors import UsageError
 from bssearch.recorded import RecordedTable
 from tests.benchmarks.harness import script
 from tests.benchmarks.simulate import draws as policies
-from tests.benchmarks.simulate.draws import PRUNERS, Interval, Summary, by_policy, pruner_of, summarize
+from tests.benchmarks.simulate.draws import PRUNERS, Interval, Summary, by_policy, pruner_settings, summarize
 from tests.benchmarks.simulate.script import SeedOption, TargetOption, WorkersOption, read
 
 TRIALS = 50
@@ -57,7 +57,7 @@ def simulate(
     """
     names = list(dict.fromkeys(pruner or PRUNERS))
     for name in names:
-        pruner_of(name)
+        pruner_settings(name)
     tables = _tables(paths, target)
     trials = trials or min(TRIALS, max(1, int(SHARE * min(len(table.trials) for table in tables.values()))))
     found = {

@@ -19,13 +19,14 @@ from bssearch import registry
 from bssearch.curves import Progress
 from bssearch.errors import UsageError
 from bssearch.history import measured_seconds
+from bssearch.pruners.base import make_pruner
 from bssearch.records import Configuration, TrialPlan, TrialState
 from bssearch.samplers.base import make_sampler
 from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.samplers.time_model.sampler import TimeModelSampler
 from bssearch.search.engine import Engine
 from bssearch.spec.parts import ConfirmSpec, PrunerSpec
-from tests.benchmarks.simulate.draws import UNTIMED, pruner_of
+from tests.benchmarks.simulate.draws import UNTIMED, pruner_settings
 from tests.benchmarks.simulate.plain import plain
 from tests.benchmarks.simulate.processes import PROCESSES, run_pairs
 from tests.benchmarks.simulate.replay import Replay, VirtualClock
@@ -107,7 +108,7 @@ class Plan:
 def check_pair(sampler: str, pruner: str) -> None:
     """Raise `UsageError` for a sampler or a pruner that is not known."""
     registry.load("samplers", sampler)
-    pruner_of(pruner)
+    pruner_settings(pruner)
 
 
 def search(plan: Plan, sampler: str, pruner: str, repeat: int) -> Search:
@@ -142,7 +143,7 @@ def _study_search(plan: Plan, name: str, pruner: str, seed: int) -> Search:
     )
     probes = table_probes(table)
     sampler = make_sampler(spec)
-    engine = Engine(spec, slots=plan.workers, sampler=sampler, pruner=pruner_of(pruner)())
+    engine = Engine(spec, slots=plan.workers, sampler=sampler, pruner=make_pruner(pruner_settings(pruner)))
     clock = VirtualClock(
         engine,
         TableRows(table, space),
@@ -206,7 +207,7 @@ def _peer_search(plan: Plan, sampler: str, pruner: str, seed: int, rng: np.rando
     engine = Engine(
         spec,
         slots=plan.workers,
-        pruner=PrunedByStudy(study) if own else pruner_of(pruner)(),
+        pruner=PrunedByStudy(study) if own else make_pruner(pruner_settings(pruner)),
         make_planner=plain(Asked(study, space, runs)),
     )
 

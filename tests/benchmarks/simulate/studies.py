@@ -14,21 +14,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bssearch import registry
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.certainty import standing
 from bssearch.analysis.report import build_answer
 from bssearch.errors import TargetNotReachedError, UsageError
-from bssearch.pruners.base import pruner_class
 from bssearch.records import Environment, Phase, StudyRecord, TrialPlan, TrialRecord
 from bssearch.search import confirmation
 from bssearch.search.engine import Engine
 from bssearch.space import UNKNOWN
 from bssearch.spec import StudySpec
-from bssearch.spec.parts import ConfirmSpec, PrunerSpec
+from bssearch.spec.parts import ConfirmSpec
+from tests.benchmarks.simulate.draws import pruner_settings
 from tests.benchmarks.simulate.processes import PROCESSES, run_pairs
 from tests.benchmarks.simulate.replay import BEGIN, Replay, VirtualClock
-from tests.benchmarks.simulate.searches import Plan, Progressed
+from tests.benchmarks.simulate.searches import Plan, Progressed, check_pair
 from tests.benchmarks.simulate.table_study import TableRows, TableSearchSpace, probes_cost, table_probes, table_study
 from tests.benchmarks.simulate.truth import Truth
 
@@ -109,8 +108,7 @@ def simulate_studies(
     Raises `UsageError` for names that a study does not know, fewer than 1 repeat, and a table without step times.
     """
     for sampler, pruner in pairs:
-        registry.load("samplers", sampler)
-        pruner_class(pruner)
+        check_pair(sampler, pruner)
     table = plan.space
     if unknown := [size for size in table.seconds_by_batch_size if size not in table.step_seconds]:
         raise UsageError(f"no trial of table {table.table!r} with batch size {unknown[0]} has a step > 0")
@@ -127,7 +125,7 @@ def simulate_study(shared: StudyPlan, sampler: str, pruner: str, repeat: int) ->
         table,
         default=table.middle if plan.default is None else plan.default,
         sampler=sampler,
-        pruner=PrunerSpec.model_validate({"name": pruner}),
+        pruner=pruner_settings(pruner),
         workers=plan.workers,
         seed=seed,
         budget=plan.budget,

@@ -10,6 +10,7 @@ from bssearch.records import Configuration, ParameterValue, ProbeRecord, TrialPl
 from bssearch.space import Dimension, SearchSpace
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, SamplerSpec, TargetSpec
+from tests.benchmarks.simulate.cells import CellCandidates
 from tests.benchmarks.simulate.draws import unbounded_budget
 from tests.benchmarks.simulate.replay import Replay
 from tests.benchmarks.simulate.table_space import BATCH_SIZE, LEARNING_RATE, TableSpace
@@ -40,6 +41,10 @@ class TableSearchSpace(SearchSpace):
         """Return the cells at some batch sizes, in the order of their points."""
         points = range(len(self._table.cells))
         return [self.coordinates(point) for point in points if self._table.batch_size(point) in batch_sizes]
+
+    def candidates(self, batch_sizes: Sequence[int]) -> CellCandidates:
+        """Return the cells at some batch sizes."""
+        return CellCandidates(self.cells(batch_sizes))
 
     def coordinates(self, point: int) -> tuple[int, dict[str, ParameterValue]]:
         """Return a cell's batch size and its values of the other parameters."""
