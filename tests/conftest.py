@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, settings
 
 from bssearch.settings import DATABASE_URL_FILE_VARIABLE, DATABASE_URL_VARIABLE, STATE_DIR_VARIABLE
 from bssearch.storage import migrate
+from bssearch.storage.connection import engine
 from tests.postgres import own_postgres, postgres
-from tests.schema import make_tables
+from tests.schema import make_engine, make_tables
 
 __all__ = ["own_postgres", "postgres"]  # fixtures for all tests
 
@@ -95,9 +96,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _schema_is_made_once() -> Iterator[None]:
-    """Run the migrations once in a process; tests of the migrations themselves take `migrations` (tests/storage)."""
+    """Run the migrations and compile each statement once in a process.
+
+    Tests of the migrations themselves take `migrations` (tests/storage).
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(migrate, "_run_migrations", make_tables)
+        patch.setattr(engine, "create_engine", make_engine)
         yield
 
 
