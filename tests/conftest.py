@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, settings
 
 from bssearch.settings import DATABASE_URL_FILE_VARIABLE, DATABASE_URL_VARIABLE, STATE_DIR_VARIABLE
 from bssearch.storage import migrate
+from bssearch.storage.connection import engine
 from tests.postgres import own_postgres, postgres
-from tests.schema import make_tables
+from tests.schema import make_engine, make_tables
 
 __all__ = ["own_postgres", "postgres"]  # fixtures for all tests
 
@@ -55,12 +56,17 @@ def pytest_configure() -> None:
     settings.load_profile("loaded")
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out the modules whose package is not installed; where all must run, their imports fail."""
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out modules of slow tests alone unless slow tests run, and modules whose package is not installed.
+
+    In CI a slow run imports all of them, and fails if a package is missing.
+    """
     package = _package_of(collection_path)
-    if package is None or os.environ.get("CI"):
+    if package is None:
         return None
-    return True if importlib.util.find_spec(package) is None else None
+    if "not slow" in config.option.markexpr:
+        return True
+    return True if importlib.util.find_spec(package) is None and not os.environ.get("CI") else None
 
 
 def _package_of(path: Path) -> str | None:
@@ -90,9 +96,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _schema_is_made_once() -> Iterator[None]:
-    """Run the migrations once in a process; tests of the migrations themselves take `migrations` (tests/storage)."""
+    """Run the migrations and compile each statement once in a process.
+
+    Tests of the migrations themselves take `migrations` (tests/storage).
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(migrate, "_run_migrations", make_tables)
+        patch.setattr(engine, "create_engine", make_engine)
         yield
 
 

@@ -1,12 +1,15 @@
-"""The schema of a new SQLite file: the migrations run once in a process, later files get the tables they made."""
+"""What a new SQLite file costs once in a process instead of once a file: the migrations, and compiling statements."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import URL, Connection, Engine, create_engine
 
 from bssearch.storage import migrate
+from bssearch.storage.connection import engine as engines
 
 run_migrations = migrate._run_migrations
 _statements: dict[Path, list[str]] = {}
@@ -30,3 +33,25 @@ def make_tables(connection: Connection) -> None:
 def _objects(connection: Connection) -> list[str]:
     query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY type = 'index'"
     return list(connection.exec_driver_sql(query).scalars())
+
+
+def make_engine(url: URL, **options: Any) -> Engine:
+    """Make an engine that shares its dialect and its compiled statements with all engines for SQLite files."""
+    engine = create_engine(url, **options)
+    if engine.dialect.name == "sqlite":
+        shared = _shared_engine()
+        engine.dialect = engine.pool._dialect = shared.dialect
+        engine._compiled_cache = shared._compiled_cache
+    return engine
+
+
+@cache
+def _shared_engine() -> Engine:
+    engine = create_engine(
+        "sqlite://",
+        json_serializer=engines._to_json,
+        json_deserializer=engines.from_json,
+        query_cache_size=10_000,
+    )
+    engine.connect().close()  # the dialect asks for the version of SQLite
+    return engine
