@@ -27,7 +27,7 @@ from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import described
 from bssearch.commands.probe.report import ProbeReport
-from bssearch.commands.transfer.exported import Exported
+from bssearch.commands.transfer.exports import Exported
 from bssearch.importers.runs import import_runs
 from bssearch.options import Option
 from bssearch.pruners.base import Action, Cap
@@ -127,7 +127,7 @@ def test_each_kind_is_added_from_outside_and_used_through_the_command_line(folde
     said |= {"pruner.options.evaluations": "1", "budget.trials": "20"}
     changes = [word for name, value in said.items() for word in ("--set", f"{name}={value}")]
     assert bssearch("run", "task.yaml", *changes, cwd=folder).returncode == 0
-    trials = read(folder, "trials", "task")
+    trials = read(folder, "trial", "list", "task")
     rates = [trial["learning_rate"] / (trial["batch_size"] / 32) ** 0.5 for trial in trials]
     assert sum(abs(rate - 0.125) < 1e-9 for rate in rates) >= 5, "the sampler's, with its option"
     assert TrialState.PRUNED in {state for state, _ in by_law.stopped.values()}, "by the pruner, with its option"
