@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from bssearch.commands.check import advise_target, check
     from bssearch.commands.enqueue import enqueue
     from bssearch.commands.launch import Launch
-    from bssearch.commands.optuna_study import load_optuna_study
     from bssearch.commands.plan import plan_learning_rate, plan_scale
     from bssearch.commands.queue.submissions import (
         cancel_study,
@@ -53,12 +52,13 @@ if TYPE_CHECKING:
         UsageError,
         WorkloadError,
     )
-    from bssearch.integrations.current import current_trial
+    from bssearch.exchange.optuna_study import load_optuna_study
+    from bssearch.executors.loops.current import current_trial
     from bssearch.planning.accumulation import plan_accumulation
     from bssearch.planning.memory import plan_memory
     from bssearch.planning.start import plan_start
     from bssearch.records import Configuration, MetricInfo
-    from bssearch.samplers.time_model.optuna_sampler import TimeToTargetSampler
+    from bssearch.search.samplers.time_model.optuna_sampler import TimeToTargetSampler
     from bssearch.spec import StudySpec, load_spec
     from bssearch.storage.repository import Store, open_store
     from bssearch.workloads.base import WeightedLoss, Workload
@@ -88,7 +88,7 @@ _HOMES = {
     "StudySpec": "bssearch.spec",
     "TargetNotReachedError": "bssearch.errors",
     "TrialStopped": "bssearch.errors",
-    "TimeToTargetSampler": "bssearch.samplers.time_model.optuna_sampler",
+    "TimeToTargetSampler": "bssearch.search.samplers.time_model.optuna_sampler",
     "TrainingStep": "bssearch.workloads.training_step",
     "UnknownFieldError": "bssearch.errors",
     "UsageError": "bssearch.errors",
@@ -101,10 +101,10 @@ _HOMES = {
     "best_across": "bssearch.commands.across.answers",
     "cancel_study": "bssearch.commands.queue.submissions",
     "check": "bssearch.commands.check",
-    "current_trial": "bssearch.integrations.current",
+    "current_trial": "bssearch.executors.loops.current",
     "confirm_study": "bssearch.commands.run",
     "enqueue": "bssearch.commands.enqueue",
-    "load_optuna_study": "bssearch.commands.optuna_study",
+    "load_optuna_study": "bssearch.exchange.optuna_study",
     "load_spec": "bssearch.spec",
     "open_store": "bssearch.storage.repository",
     "pause_study": "bssearch.commands.queue.submissions",

@@ -32,22 +32,22 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "metric_in_budget": "bssearch.analysis.objectives.metric_in_budget:MetricInBudget",
     },
     "pruners": {
-        "safe": "bssearch.pruners.pace:Safe",
-        "balanced": "bssearch.pruners.pace:Balanced",
-        "fast": "bssearch.pruners.pace:Fast",
-        "race": "bssearch.pruners.race:Race",
-        "cap": "bssearch.pruners.base:Cap",
-        "median": "bssearch.pruners.optuna:Median",
-        "asha": "bssearch.pruners.optuna:Asha",
-        "hyperband": "bssearch.pruners.optuna:Hyperband",
-        "none": "bssearch.pruners.base:Pruner",
+        "safe": "bssearch.search.pruners.pace:Safe",
+        "balanced": "bssearch.search.pruners.pace:Balanced",
+        "fast": "bssearch.search.pruners.pace:Fast",
+        "race": "bssearch.search.pruners.race:Race",
+        "cap": "bssearch.search.pruners.base:Cap",
+        "median": "bssearch.search.pruners.optuna:Median",
+        "asha": "bssearch.search.pruners.optuna:Asha",
+        "hyperband": "bssearch.search.pruners.optuna:Hyperband",
+        "none": "bssearch.search.pruners.base:Pruner",
     },
     "samplers": {
-        "auto": "bssearch.samplers.time_model.sampler:TimeModelSampler",
-        "tpe": "bssearch.samplers.optuna:TPE",
-        "gp": "bssearch.samplers.optuna:GP",
-        "random": "bssearch.samplers.optuna:Random",
-        "grid": "bssearch.samplers.grid:Grid",
+        "auto": "bssearch.search.samplers.time_model.sampler:TimeModelSampler",
+        "tpe": "bssearch.search.samplers.optuna:TPE",
+        "gp": "bssearch.search.samplers.optuna:GP",
+        "random": "bssearch.search.samplers.optuna:Random",
+        "grid": "bssearch.search.samplers.grid:Grid",
     },
     "executors": {
         "local": "bssearch.executors.slots:LocalExecutor",
@@ -55,17 +55,17 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "ray": "bssearch.executors.ray.executor:RayExecutor",
     },
     "importers": {
-        "runs": "bssearch.importers.runs:import_runs",
-        "rcp": "bssearch.importers.rcp:import_rcp",
-        "study": "bssearch.importers.importer:import_study",
-        "optuna": "bssearch.importers.optuna_runs:import_optuna",
+        "runs": "bssearch.exchange.importers.runs:import_runs",
+        "rcp": "bssearch.exchange.importers.rcp:import_rcp",
+        "study": "bssearch.exchange.importers.importer:import_study",
+        "optuna": "bssearch.exchange.importers.optuna_runs:import_optuna",
     },
     "exporters": {
-        "curves": "bssearch.commands.transfer.exports:export_curves",
-        "optuna": "bssearch.commands.transfer.optuna_export:export_to_optuna",
-        "csv": "bssearch.commands.transfer.exports:export_csv",
-        "parquet": "bssearch.commands.transfer.exports:export_parquet",
-        "study": "bssearch.commands.transfer.exports:export_study",
+        "curves": "bssearch.exchange.exporters.exports:export_curves",
+        "optuna": "bssearch.exchange.exporters.optuna_export:export_to_optuna",
+        "csv": "bssearch.exchange.exporters.exports:export_csv",
+        "parquet": "bssearch.exchange.exporters.exports:export_parquet",
+        "study": "bssearch.exchange.exporters.exports:export_study",
     },
     "probes": {
         "memory": "bssearch.commands.probe.memory:memory",
@@ -74,17 +74,17 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "branch": "bssearch.commands.probe.branch:branch",
     },
     "boards": {
-        "tensorboard": "bssearch.boards.tensorboard:TensorBoard",
-        "mlflow": "bssearch.boards.mlflow:MLflow",
-        "wandb": "bssearch.boards.wandb:WeightsAndBiases",
+        "tensorboard": "bssearch.exchange.boards.tensorboard:TensorBoard",
+        "mlflow": "bssearch.exchange.boards.mlflow:MLflow",
+        "wandb": "bssearch.exchange.boards.wandb:WeightsAndBiases",
     },
 }
 """Of each kind the module and the attribute, ``module:attribute``, by name."""
 
 FAMILIES: Mapping[Kind, Mapping[str, str]] = {
     "samplers": {
-        "optuna": "bssearch.samplers.optuna:optuna_sampler",
-        "optunahub": "bssearch.samplers.optuna:hub_sampler",
+        "optuna": "bssearch.search.samplers.optuna:optuna_sampler",
+        "optunahub": "bssearch.search.samplers.optuna:hub_sampler",
     },
 }
 """Of a kind the functions that load a member by its own name, by family: ``optuna:CmaEsSampler``."""

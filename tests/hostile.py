@@ -21,11 +21,11 @@ from bssearch.commands.enqueue import configuration_of
 from bssearch.commands.report import svg_of
 from bssearch.commands.trials import status, trial_table
 from bssearch.errors import BSSearchError, UsageError
+from bssearch.exchange.importers.rcp import import_rcp
+from bssearch.exchange.importers.runs import import_runs
 from bssearch.executors.messages import Lines, decode_reply
 from bssearch.executors.programs.reported_trial import ReportedTrial
 from bssearch.executors.programs.reports import ReportReader
-from bssearch.importers.rcp import import_rcp
-from bssearch.importers.runs import import_runs
 from bssearch.records import Configuration, Observation, Target, TrialRequest, TrialState, to_json
 from bssearch.search.finding import compute_answer
 from bssearch.settings import shipped_studies

@@ -20,12 +20,12 @@ from pydantic import BaseModel
 import bssearch
 from bssearch import registry
 from bssearch.cli.app import app
-from bssearch.queue.templates import load_templates
 from bssearch.search.planner import RETUNED, RETUNED_IN_VAIN
 from bssearch.settings import presets, shipped_studies
-from bssearch.space.training import TrainingSpec
 from bssearch.spec import load_spec
 from bssearch.spec.model import StudySpec
+from bssearch.spec.space.training import TrainingSpec
+from bssearch.spec.templates import load_templates
 from bssearch.storage.database import RETRY_FOR_S
 from tests.cli.task import bssearch as run
 from tests.documents import (

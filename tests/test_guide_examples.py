@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from bssearch import registry
-from bssearch.boards import process as board_process
 from bssearch.commands.opening import program_of
+from bssearch.exchange.boards import process as board_process
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.messages import Load
 from bssearch.executors.programs.command import LoadedCommand
@@ -103,8 +103,8 @@ def test_a_study_runs_with_those_that_a_spec_names_and_is_exported(
 
 
 def test_the_pruner_of_the_guide_stops_what_is_far_behind(folder: Path) -> None:
-    from bssearch.curves import Progress
-    from bssearch.pruners.base import Action, Standings, make_pruner
+    from bssearch.records.curves import Progress
+    from bssearch.search.pruners.base import Action, Standings, make_pruner
     from bssearch.spec.parts import PrunerSpec
 
     def line(slope: float, until: float) -> Progress:

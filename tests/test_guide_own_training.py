@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bssearch.space import OPTIMIZERS
-from bssearch.space.usual_rates import SCRATCH_RATES
+from bssearch.spec.space import OPTIMIZERS
+from bssearch.spec.space.usual_rates import SCRATCH_RATES
 from tests.cli.task import bssearch
 from tests.documents import DOCUMENTS, blocks
 

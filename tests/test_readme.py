@@ -13,7 +13,7 @@ import pytest
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import headline
 from bssearch.cli.answer import print_answer
-from bssearch.pages.plots import objective_picture
+from bssearch.figures.plots import objective_picture
 from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
 from tests.cli.task import bssearch

@@ -18,9 +18,9 @@ from bssearch.analysis.objectives.seconds import Basis
 from bssearch.analysis.optimum import Rule
 from bssearch.analysis.rules.regret import Regret
 from bssearch.analysis.shape import Interval, Model, Notice, Parameters
-from bssearch.batch_schedule import BatchScheduleName
 from bssearch.records import MemoryBasis, Target
-from bssearch.scaling import LearningRateRule
+from bssearch.records.batch_schedule import BatchScheduleName
+from bssearch.records.scaling import LearningRateRule
 
 SavesTime = Literal["yes", "no", "undecided", "not_run"]
 """Whether letting the batch grow saves time."""

@@ -21,7 +21,6 @@ from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.optimum import Candidate, Verdict, least_of, median_samples, median_steps
 from bssearch.analysis.shape import Interval, parameters_of
-from bssearch.intervals import FEWEST_RUNS, student_t
 from bssearch.records import (
     Configuration,
     MemoryBasis,
@@ -33,6 +32,7 @@ from bssearch.records import (
     TrialState,
     model_parameters,
 )
+from bssearch.records.intervals import FEWEST_RUNS, student_t
 from bssearch.spec import StudySpec
 
 MODELS_DIFFER = "models_differ"

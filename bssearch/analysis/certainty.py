@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from bssearch.analysis.law.learning_rate_valley import BADLY_TUNED, TUNING_GAP, heights
 from bssearch.analysis.optimum import LAW_MISFIT, Candidate, Verdict, is_shown_flat
 from bssearch.analysis.time_to_target import ratio_interval
-from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Phase, TrialRecord
+from bssearch.records.intervals import FLAT_RATIO
 
 ENOUGH = 0.9
 """Below this probability an answer is provisional: a choice."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.time_to_target import TIME
-from bssearch.intervals import at_most
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
+from bssearch.records.intervals import at_most
 
 ENOUGH_RUNS = 3
 """Confirmation runs of each configuration without which there is no interval, and so no verdict: a choice."""

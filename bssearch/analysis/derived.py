@@ -11,7 +11,6 @@ from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.analysis.objectives.time_to_target import TimeToTarget
 from bssearch.analysis.report import build_answer
 from bssearch.analysis.shape import Notice
-from bssearch.curves import first_crossing, with_crossing
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import (
     Goal,
@@ -24,6 +23,7 @@ from bssearch.records import (
     TrialState,
     model_parameters,
 )
+from bssearch.records.curves import first_crossing, with_crossing
 from bssearch.spec import StudySpec
 
 

@@ -13,8 +13,8 @@ from bssearch.analysis.objectives.seconds import ran_to_its_end
 from bssearch.analysis.optimum import Verdict
 from bssearch.analysis.shape import Interval, Model, Parameters, parameters_of
 from bssearch.analysis.time_to_target import welch_half_width
-from bssearch.intervals import FEWEST_RUNS
 from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
+from bssearch.records.intervals import FEWEST_RUNS
 
 
 class MetricOverSeeds(Model):

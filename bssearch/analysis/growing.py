@@ -10,7 +10,9 @@ from bssearch.analysis.answer import BatchScheduleAnswer, SavesTime, StageAnswer
 from bssearch.analysis.optimum import Candidate, Verdict, median_steps
 from bssearch.analysis.rules.regret import Judgement, judge
 from bssearch.analysis.shape import parameters_of
-from bssearch.batch_schedule import (
+from bssearch.errors import UsageError
+from bssearch.records import Configuration, Phase, TrialRecord, TrialState, model_parameters
+from bssearch.records.batch_schedule import (
     PARAMETERS,
     BatchSchedule,
     Stage,
@@ -18,11 +20,9 @@ from bssearch.batch_schedule import (
     constant_configurations,
     with_batch_schedule,
 )
-from bssearch.errors import UsageError
-from bssearch.records import Configuration, Phase, TrialRecord, TrialState, model_parameters
-from bssearch.scaling import learning_rate_factor
+from bssearch.records.scaling import learning_rate_factor
+from bssearch.records.step_times import StepSeconds
 from bssearch.spec import StudySpec
-from bssearch.step_times import StepSeconds
 
 
 def batch_schedule_answer(

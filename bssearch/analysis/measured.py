@@ -11,10 +11,10 @@ from typing import Any
 from bssearch.analysis.law.affine_step_time import fit_memory, fit_step_time, throughput_knee
 from bssearch.analysis.objectives.seconds import Kind, kind_of
 from bssearch.analysis.shape import Model
-from bssearch.intervals import FLAT_RATIO
-from bssearch.noise import pooled
 from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord
-from bssearch.space import MemoryBoundary
+from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records.noise_scale import pooled
+from bssearch.spec.space import MemoryBoundary
 
 FEWEST_TRIALS = 3
 """Trials that a device must have had before it is called slower than others: a choice."""

@@ -19,9 +19,9 @@ from bssearch.analysis.objectives.samples_to_target import samples_after
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.time_to_target import Estimate, estimate, pooled_deviation, ratio_interval
-from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
-from bssearch.step_times import StepSeconds
+from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records.step_times import StepSeconds
 
 BOOTSTRAPS = 1000
 """Draws of the means of all candidates: a bias of a few per cent is then known to a tenth of one."""

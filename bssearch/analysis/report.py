@@ -46,7 +46,6 @@ from bssearch.analysis.shape import Parameters, parameters_of
 from bssearch.analysis.time_to_target import coefficient_of_variation, ratio_interval
 from bssearch.analysis.trade_offs import about_trade_offs, front
 from bssearch.errors import TargetNotReachedError
-from bssearch.intervals import FLAT_RATIO, at_most
 from bssearch.records import (
     MemoryUse,
     NoiseMeasurement,
@@ -56,10 +55,11 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
+from bssearch.records.intervals import FLAT_RATIO, at_most
+from bssearch.records.step_times import step_seconds_of
 from bssearch.settings import shipped_studies
-from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
-from bssearch.step_times import step_seconds_of
+from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 NEXT = 2
 """A batch size is the largest that fits where this many times as many samples do not: ladders double. A choice."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from bssearch.records import Configuration
-from bssearch.space import TRAINING_PARAMETERS
+from bssearch.spec.space import TRAINING_PARAMETERS
 
 Parameters = dict[str, bool | int | float | str | None]
 """The parameters of a configuration, by name."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from bssearch.analysis.objectives.base import LARGEST_LOG_RATIO, Objective
 from bssearch.analysis.objectives.seconds import Basis, Kind
 from bssearch.analysis.objectives.time_to_target import TIME
-from bssearch.intervals import student_t
 from bssearch.records import TrialRecord
-from bssearch.step_times import PooledStepTime
+from bssearch.records.intervals import student_t
+from bssearch.records.step_times import PooledStepTime
 
 WIDEST_GAP = 1.0
 """The logarithm of first hit over last miss counts as this at most, as where the last miss was before the first step: a

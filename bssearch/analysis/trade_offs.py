@@ -9,8 +9,8 @@ from bssearch.analysis.answer import Answer, Batch, FrontPoint
 from bssearch.analysis.numbers import memory, metric_over_seeds, noise_scale, number
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.shape import Notice
-from bssearch.intervals import FLAT_RATIO
 from bssearch.records import MemoryBasis
+from bssearch.records.intervals import FLAT_RATIO
 
 NOTHING = "–"
 

@@ -27,8 +27,8 @@ from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.cli.arguments import Export
 from bssearch.cli.output import Format, cell, console, print_table, show_model
 from bssearch.commands.growing import ScheduledTraining, training_loop
-from bssearch.pages.words import visible
 from bssearch.records import Goal
+from bssearch.records.text import visible
 
 TIME_COLUMN = "time_to_target"
 BATCH_COLUMNS = ("batch", TIME_COLUMN, "steps", "ms/step", "learning_rate", "regime", "trials")

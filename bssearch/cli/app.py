@@ -27,7 +27,7 @@ from bssearch.cli import (
 )
 from bssearch.cli.output import end_of_pipe
 from bssearch.errors import BSSearchError, UsageError
-from bssearch.pages.words import visible, without_passwords
+from bssearch.records.text import visible, without_passwords
 
 _ClickError: Any = typer.BadParameter.__mro__[2]
 """What Typer raises for words that it does not understand; it has no public name for it."""

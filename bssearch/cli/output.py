@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
-from bssearch.pages.csv_rows import Row, write_csv
-from bssearch.pages.words import visible
+from bssearch.exchange.csv_rows import Row, write_csv
+from bssearch.records.text import visible
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

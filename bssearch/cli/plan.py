@@ -22,7 +22,7 @@ from bssearch.cli.output import Format, FormatOption, console, note, print_table
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
-    from bssearch.pages.plans import Shown
+    from bssearch.figures.plans import Shown
     from bssearch.planning.requests import Plan, Request
 
 SPLIT = ("micro_batch", "accumulation_steps", "devices", "batch")
@@ -160,7 +160,7 @@ def _write_spec(text: str, path: Path) -> None:
 
 def _show(form: Format, plan: Plan, shown: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a plan; ``shown`` is what makes it of the plan that people read, imported only for them."""
-    show(form, lambda: _print(resolve_name(f"bssearch.pages.plans:{shown}")(plan)), plan.document, lambda: rows)
+    show(form, lambda: _print(resolve_name(f"bssearch.figures.plans:{shown}")(plan)), plan.document, lambda: rows)
 
 
 def _print(shown: Shown) -> None:

@@ -21,7 +21,7 @@ from bssearch.cli.arguments import (
 from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model, tell
 from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
-from bssearch.pages.words import visible
+from bssearch.records.text import visible
 
 if TYPE_CHECKING:
     from bssearch.commands.queue.submissions import Asked, QueueListing
@@ -73,7 +73,7 @@ def submit(
 ) -> None:
     """Queue a study: a worker's template with your values."""
     from bssearch.commands.queue.submissions import submit_study
-    from bssearch.queue.submission import check_template_name
+    from bssearch.spec.submission import check_template_name
 
     asked = _asked(template, values or [])
     check_template_name(asked.template)

@@ -32,7 +32,7 @@ from bssearch.records import TrialState
 
 if TYPE_CHECKING:
     from bssearch.commands.probe.report import Probe
-    from bssearch.importers.importer import Importer, Studies, WholeStudies
+    from bssearch.exchange.importers.importer import Importer, Studies, WholeStudies
 
 
 _ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -72,7 +72,7 @@ class _Importers(_Registered):
     @staticmethod
     def command_of(entry: Importer) -> Callable[..., None]:
         def command(*, db: str | None, form: Format, **given: Any) -> None:
-            from bssearch.importers.importer import WholeStudies
+            from bssearch.exchange.importers.importer import WholeStudies
 
             made = entry(**given)
             if isinstance(made, WholeStudies):

@@ -12,8 +12,8 @@ import typer
 from bssearch.cli.arguments import DatabasesOption, StudyArgument, study_to_read
 from bssearch.cli.output import Format, FormatOption, print_named
 from bssearch.errors import UsageError
+from bssearch.exchange.csv_rows import write_csv
 from bssearch.files import check_file, check_folder, naming, replacing
-from bssearch.pages.csv_rows import write_csv
 
 if TYPE_CHECKING:
     from bssearch.storage.repository import Store
@@ -54,7 +54,7 @@ def report(
     """Write a study as a page, a picture or CSV tables."""
     from bssearch.cli.answer import print_found
     from bssearch.commands.report import picture_of, svg_of
-    from bssearch.pages.page import render
+    from bssearch.figures.page import render
     from bssearch.search.finding import answer
 
     for path in filter(None, (html, svg)):
@@ -84,8 +84,8 @@ def report(
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
     """Write a study's trials, batch sizes and observations, or none of them."""
     from bssearch.commands.report import observations_of
-    from bssearch.commands.transfer.exports import write_observations
     from bssearch.commands.trials import flat_table, trial_table
+    from bssearch.exchange.exporters.exports import write_observations
     from bssearch.search.finding import answer
 
     found, trials = answer(store, name), store.trials(name)

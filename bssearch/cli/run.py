@@ -17,8 +17,8 @@ from bssearch.cli.arguments import (
 )
 from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model
 from bssearch.commands.launch import Launch
-from bssearch.intervals import FLAT_RATIO
-from bssearch.pages.words import plural
+from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records.text import plural
 
 if TYPE_CHECKING:
     from bssearch.analysis.law.quick import QuickAnswer

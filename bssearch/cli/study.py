@@ -29,7 +29,7 @@ from bssearch.cli.arguments import (
 from bssearch.cli.output import Format, FormatOption, cell, console, print_rows, print_table, show, show_model, tell
 from bssearch.commands.launch import Launch
 from bssearch.errors import CheckpointError, UsageError
-from bssearch.pages.words import plural
+from bssearch.records.text import plural
 
 if TYPE_CHECKING:
     from bssearch.analysis.rules.audit import Audit, LearningRateSlope, RuleFinding
@@ -318,7 +318,7 @@ def delete(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Delete a study for good, with all its trials and observations."""
-    from bssearch.pruners.checkpoints import Checkpoints
+    from bssearch.search.pruners.checkpoints import Checkpoints
 
     with existing_store(db) as store:
         trials, observations = len(store.trials(study)), store.observation_count(study)

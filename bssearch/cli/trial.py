@@ -36,8 +36,8 @@ from bssearch.cli.output import (
 )
 from bssearch.commands.launch import Launch
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.pages.words import visible
 from bssearch.records import BATCH_STAGES, Environment, Observation, ParameterValue, Phase, TrialRecord, TrialState
+from bssearch.records.text import visible
 
 if TYPE_CHECKING:
     from bssearch.commands.rerun import Ran, Reproduction, Rerun
@@ -92,7 +92,7 @@ def list_trials(
     kept = matching_trials(found, phase=phase, state=state, batch_size=batch_size)
     rows = [trial_row(trial) for trial in kept]
     if form is Format.TABLE:
-        from bssearch.batch_schedule import sizes_in_words
+        from bssearch.records.batch_schedule import sizes_in_words
 
         rows = [
             {**row, "batch_size": sizes_in_words(trial.configuration)} if trial.configuration.grows else row
@@ -158,7 +158,7 @@ def _print_reproduction(found: Reproduction) -> None:
 def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], environment: Environment | None) -> None:
     """Print a trial for people."""
     from bssearch.commands.trials import trial_row
-    from bssearch.curves import sparkline
+    from bssearch.records.curves import sparkline
 
     out = console()
     outcome = found.outcome
@@ -186,7 +186,7 @@ def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], e
 
 def _print_stages(found: TrialRecord, curve: Sequence[Observation]) -> None:
     """Print how a trial's batch was to grow, and what it ran of each stage."""
-    from bssearch.batch_schedule import batch_schedule_of, run_stages
+    from bssearch.records.batch_schedule import batch_schedule_of, run_stages
 
     schedule = batch_schedule_of(found.configuration)
     assert schedule is not None, "its batch grows"

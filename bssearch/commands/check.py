@@ -18,11 +18,9 @@ from bssearch.commands.dry_run import longest_seconds, longest_trial_seconds, pr
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import batch_normalisation_caveats, check_target, described
 from bssearch.commands.unstored import run_default, run_request, step_time_of_default
-from bssearch.curves import first_crossing
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Executor
 from bssearch.planning.claims import notes_on_spec
-from bssearch.probes.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
 from bssearch.records import (
     Configuration,
     Goal,
@@ -37,11 +35,13 @@ from bssearch.records import (
     TrialState,
     WorkloadDescription,
 )
-from bssearch.scaling import WARMUP_RATIO, is_said_to_need_warmup
+from bssearch.records.curves import first_crossing
+from bssearch.records.scaling import WARMUP_RATIO, is_said_to_need_warmup
 from bssearch.search.seeds import trial_seed
-from bssearch.space import WORKLOAD_PARAMETERS, bounds, split_batch
-from bssearch.space.usual_rates import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
 from bssearch.spec import StudySpec
+from bssearch.spec.space import WORKLOAD_PARAMETERS, bounds, split_batch
+from bssearch.spec.space.usual_rates import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
+from bssearch.training.probes.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
 
 STEPS = 3
 """Optimizer steps of each run: a choice; dropout and label smoothing change the loss of the first one."""

@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from bssearch.analysis.objectives.seconds import seconds_to_target, trial_basis
-from bssearch.batch_schedule import sizes_in_words
-from bssearch.history import History
-from bssearch.pages.words import visible
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
+from bssearch.records.batch_schedule import sizes_in_words
+from bssearch.records.text import visible
+from bssearch.search.history import History
 from bssearch.search.listener import Listener
 from bssearch.search.progress import confirmation_left, search_left
 

@@ -8,16 +8,16 @@ from typing import Literal
 from bssearch.analysis.shape import Model
 from bssearch.commands.known_workloads import refuse_where_in_no_file
 from bssearch.commands.opening import check_parts
-from bssearch.probes.cadence import EVALUATION_SHARE
-from bssearch.pruners.base import make_pruner
-from bssearch.pruners.controller import first_slack
 from bssearch.records import ProbeRecord
 from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
 from bssearch.search.growing import REPEATED
+from bssearch.search.pruners.base import make_pruner
+from bssearch.search.pruners.controller import first_slack
 from bssearch.spec import StudySpec, checked
+from bssearch.training.probes.cadence import EVALUATION_SHARE
 
 UNCAPPED_TRIALS = 4
-"""Search trials that run to the full limit whatever the pruner says, about: see `bssearch.samplers.allocation`."""
+"""Search trials that run to the full limit whatever the pruner says, about: see `bssearch.search.samplers.allocation`."""
 
 
 def most_finalists(spec: StudySpec) -> int:

@@ -11,15 +11,6 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from bssearch.batch_schedule import (
-    NOISE_SCALE,
-    NOISE_SHARE,
-    PARAMETERS,
-    RATE_RULE,
-    BatchScheduleName,
-    batch_schedule_of,
-    with_batch_schedule,
-)
 from bssearch.errors import UsageError, problem_in_words
 from bssearch.records import (
     BATCH_SCHEDULE,
@@ -31,12 +22,21 @@ from bssearch.records import (
     ProbeRecord,
     TrialPlan,
 )
+from bssearch.records.batch_schedule import (
+    NOISE_SCALE,
+    NOISE_SHARE,
+    PARAMETERS,
+    RATE_RULE,
+    BatchScheduleName,
+    batch_schedule_of,
+    with_batch_schedule,
+)
 from bssearch.search.calibration import refuse_where_nothing_fits
 from bssearch.search.seeds import trial_seed
-from bssearch.space import OPTIMIZER_SETTINGS, OPTIMIZERS
 from bssearch.spec import StudySpec
 from bssearch.spec.model import OBJECTIVE
 from bssearch.spec.parts import DefaultSpec, whole_configuration
+from bssearch.spec.space import OPTIMIZER_SETTINGS, OPTIMIZERS
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
 from bssearch.storage.starting import archived
@@ -48,7 +48,7 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
     Parameters that ``values`` leave out are the default's; a learning rate left out follows the space's rule to the
     batch size and its scale to the optimizer. The trial runs to the study's full limit, never pruned, and accumulates
     micro-batches where the batch does not fit into memory. With ``batch_stages`` the batch grows
-    (`bssearch.batch_schedule`), and the trial is one of the search for that. Raises `UsageError` for an unknown name
+    (`bssearch.records.batch_schedule`), and the trial is one of the search for that. Raises `UsageError` for an unknown name
     and for a configuration outside the space, naming each value and its bound, `LaunchError` where nothing fits.
     """
     record = store.study(study)

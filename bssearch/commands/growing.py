@@ -9,10 +9,10 @@ from typing import Any
 from bssearch.analysis.answer import Answer, BatchScheduleAnswer, SavesTime
 from bssearch.analysis.growing import typical_run
 from bssearch.analysis.shape import Parameters
-from bssearch.batch_schedule import NOISE_SHARE, RATE_RULE, BatchSchedule, Stage, run_stages
 from bssearch.errors import UsageError
 from bssearch.records import BATCH_SCHEDULE, BATCH_STAGES
-from bssearch.space import DECAY_SHARE
+from bssearch.records.batch_schedule import NOISE_SHARE, RATE_RULE, BatchSchedule, Stage, run_stages
+from bssearch.spec.space import DECAY_SHARE
 from bssearch.storage.repository import Store
 from bssearch.training.schedule import ONE_CYCLE_END, ONE_CYCLE_RISE, ONE_CYCLE_START, horizon_steps
 

@@ -14,28 +14,28 @@ from typing import Any
 from bssearch import registry
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
-from bssearch.boards.named import boards_of, check_boards
 from bssearch.commands.display import watched
 from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, refuse_where_in_no_file, remember
 from bssearch.commands.launch import Launch
 from bssearch.commands.reporting import reported
 from bssearch.errors import BSSearchError, QuestionChangedError, SpecError, UsageError, WorkloadError
+from bssearch.exchange.boards.named import boards_of, check_boards
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
-from bssearch.history import History
-from bssearch.pruners.base import make_pruner
-from bssearch.pruners.checkpoints import check_checkpoint_place
 from bssearch.records import Environment, StudyRecord, WorkloadDescription
-from bssearch.samplers.base import make_sampler
 from bssearch.search.driver import Driver
 from bssearch.search.finding import answer
+from bssearch.search.history import History
 from bssearch.search.listener import Listener
+from bssearch.search.pruners.base import make_pruner
+from bssearch.search.pruners.checkpoints import check_checkpoint_place
+from bssearch.search.samplers.base import make_sampler
 from bssearch.search.shift import Shift
 from bssearch.settings import DATA_DIR_VARIABLE, user_name
-from bssearch.space import split_batch
-from bssearch.space.batch_norm import batch_norm_caveats
 from bssearch.spec import StudySpec, checked
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE
 from bssearch.spec.parts import BudgetSpec
+from bssearch.spec.space import split_batch
+from bssearch.spec.space.batch_norm import batch_norm_caveats
 from bssearch.spec.stored import changed_fields, spec_of
 from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.starting import archived

@@ -11,7 +11,7 @@ from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.law.quick import QuickCriticalBatch
 from bssearch.commands.audit import audit_stored
 from bssearch.errors import TargetNotReachedError, UsageError
-from bssearch.importers.step_times import read_step_times
+from bssearch.exchange.importers.step_times import read_step_times
 from bssearch.planning.learning_rate import AuditedRule, LearningRatePlan, LearningRateRequest, plan_rules
 from bssearch.planning.requests import planned, read, require
 from bssearch.planning.scale import ScalePlan, ScaleRequest, plan_devices

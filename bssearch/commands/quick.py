@@ -28,7 +28,6 @@ from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.noise import probe_noise
 from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError
-from bssearch.history import History
 from bssearch.records import (
     Configuration,
     GradientNoise,
@@ -43,9 +42,10 @@ from bssearch.records import (
 from bssearch.search.confirmation import repeat
 from bssearch.search.engine import NextRun
 from bssearch.search.finding import answer, save_quick, stored_end, stored_quick
+from bssearch.search.history import History
 from bssearch.search.seeds import trial_seed
-from bssearch.space.usual_rates import FINE_TUNING
 from bssearch.spec import StudySpec
+from bssearch.spec.space.usual_rates import FINE_TUNING
 from bssearch.storage.repository import Store
 
 SHARE_OF_A_RUN = 0.25

@@ -18,13 +18,13 @@ from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
 from bssearch.analysis.shape import Model, Notice
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
-from bssearch.pages.page import StudyPicture
-from bssearch.pages.plots import curve_trials, objective_picture
-from bssearch.pages.words import plural
+from bssearch.figures.page import StudyPicture
+from bssearch.figures.plots import curve_trials, objective_picture
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord
+from bssearch.records.step_times import step_seconds_of
+from bssearch.records.text import plural
 from bssearch.search.finding import answer
 from bssearch.spec.stored import spec_of
-from bssearch.step_times import step_seconds_of
 from bssearch.storage.repository import Store
 
 TRIALS_AT_ONCE = 200

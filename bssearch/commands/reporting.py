@@ -12,13 +12,13 @@ import yaml
 
 from bssearch.analysis.headline import headline
 from bssearch.analysis.shape import parameters_of
-from bssearch.boards.base import without_secrets
-from bssearch.boards.named import boards_of, check_boards
-from bssearch.boards.process import BoardProcess
 from bssearch.errors import BSSearchError, TargetNotReachedError
-from bssearch.history import History
+from bssearch.exchange.boards.base import without_secrets
+from bssearch.exchange.boards.named import boards_of, check_boards
+from bssearch.exchange.boards.process import BoardProcess
 from bssearch.records import StudyRecord, TrialObserved, TrialRecord, TrialState
 from bssearch.search.finding import answer
+from bssearch.search.history import History
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store

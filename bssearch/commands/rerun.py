@@ -20,7 +20,6 @@ from pydantic import Field
 
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.shape import Model
-from bssearch.batch_schedule import sizes_in_words
 from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import described
@@ -38,6 +37,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
+from bssearch.records.batch_schedule import sizes_in_words
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import admitted

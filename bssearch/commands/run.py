@@ -13,11 +13,11 @@ from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.quick import SECONDS, QuickPlan, stored_quick_answer
 from bssearch.errors import UsageError, problem_in_words
-from bssearch.history import History
 from bssearch.records import Phase
 from bssearch.search import confirmation as confirm
 from bssearch.search import growing, to_budget
 from bssearch.search.finding import answer, quick_prior, stored_end, stored_quick
+from bssearch.search.history import History
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec
 

@@ -28,8 +28,8 @@ from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import opened, program_of
 from bssearch.errors import TrialStopped, UsageError
 from bssearch.executors.base import Executor
-from bssearch.integrations.called import CalledExecutor, Piece
-from bssearch.integrations.own_loop import LoopTrial
+from bssearch.executors.loops.called import CalledExecutor, Piece
+from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.search.driver import Driver
 from bssearch.search.finding import answer
 from bssearch.search.interrupts import Interrupts

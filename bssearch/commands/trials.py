@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from bssearch.analysis.objectives.seconds import Basis, seconds_to_target, trial_basis
 from bssearch.analysis.optimum import fastest
-from bssearch.batch_schedule import run_stages
 from bssearch.records import Environment, Observation, Phase, TrialRecord, TrialState, outcome_fields
+from bssearch.records.batch_schedule import run_stages
 from bssearch.search.finding import stored_end
 from bssearch.spec import StudySpec
 from bssearch.spec.stored import spec_of

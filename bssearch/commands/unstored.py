@@ -21,8 +21,8 @@ from bssearch.records import (
 from bssearch.search.calibration import measure_step_time_at
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.seeds import trial_seed
-from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
+from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 POLL_SECONDS = 0.2
 """Seconds between two looks for Ctrl-C: a choice, too short to be felt."""

@@ -26,8 +26,8 @@ from bssearch.records import (
     TrialStop,
     WorkloadDescription,
 )
-from bssearch.space import TRAINING_PARAMETERS
-from bssearch.space.training import TrainingSpec
+from bssearch.spec.space import TRAINING_PARAMETERS
+from bssearch.spec.space.training import TrainingSpec
 
 AskStop = Callable[[], tuple[TrialState, str] | None]
 """Returns how a running trial is to end, and why; None while it is to go on."""

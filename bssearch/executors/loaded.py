@@ -127,9 +127,9 @@ class LoadedWorkload:
         """Measure what is asked. Lets the workload's own exceptions through."""
         import torch
 
-        from bssearch.probes.memory import bytes_within_reserve, measure_memory
-        from bssearch.probes.noise_scale import measure_noise
-        from bssearch.probes.step_time import measure_step_time
+        from bssearch.training.probes.memory import bytes_within_reserve, measure_memory
+        from bssearch.training.probes.noise_scale import measure_noise
+        from bssearch.training.probes.step_time import measure_step_time
 
         torch.set_num_threads(request.threads)
         loaded = self._workload, self._data, self._computation

@@ -12,8 +12,8 @@ from bssearch.errors import UsageError
 from bssearch.options import Option
 from bssearch.planning.claims import MANY_STEPS, Note, notes_on
 from bssearch.planning.requests import LARGEST_COUNT, Plan, Request, planned, require
-from bssearch.space import split_batch
-from bssearch.space.batch_norm import TINY_BATCH, batch_norm_caveats
+from bssearch.spec.space import split_batch
+from bssearch.spec.space.batch_norm import TINY_BATCH, batch_norm_caveats
 
 Batch = Annotated[int, Field(ge=1, le=10**9)]
 Micro = Annotated[int, Field(ge=1, le=10**6)]  # the sizes up to it are tried one by one

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bssearch.scaling import LearningRateRule, is_said_to_need_warmup
-from bssearch.space import split_batch
-from bssearch.space.parts import RelativeLearningRate
+from bssearch.records.scaling import LearningRateRule, is_said_to_need_warmup
 from bssearch.spec import StudySpec
+from bssearch.spec.space import split_batch
+from bssearch.spec.space.parts import RelativeLearningRate
 
 LARGE_BATCH = 8192
 """From this batch size on layerwise optimizers are said to be needed."""

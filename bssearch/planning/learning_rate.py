@@ -20,7 +20,7 @@ from bssearch.planning.requests import (
     ShareBelowOne,
     require,
 )
-from bssearch.scaling import (
+from bssearch.records.scaling import (
     LARGEST_DROPOUT,
     LearningRateRule,
     is_said_to_need_warmup,
@@ -28,7 +28,7 @@ from bssearch.scaling import (
     rule_of_optimizer,
     sqrt_dropout,
 )
-from bssearch.space import OPTIMIZERS, BatchRules
+from bssearch.spec.space import OPTIMIZERS, BatchRules
 
 WARMUP_EPOCHS = 5.0
 """Epochs of gradual warmup where one is said to be needed and none is given: of 90 (Goyal et al. 2017, § 2.2)."""

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from bssearch.options import Option
 from bssearch.planning.claims import LARGE_BATCH, Note, notes_on
 from bssearch.planning.requests import Database, NotNegative, Parameters, Plan, Positive, Request, Share, require
-from bssearch.space import split_batch
+from bssearch.spec.space import split_batch
 
 MOST_DEVICES = 4096
 """The most devices that are planned."""

@@ -24,9 +24,9 @@ from bssearch.planning.memory.parameters import FORMATS, parameter_bytes
 from bssearch.planning.memory.plan import GIB
 from bssearch.planning.memory.request import HEADROOM, MemoryRequest
 from bssearch.planning.requests import Count, Finite, Name, Parameters, Plan, Positive, Request, planned, require
-from bssearch.scaling import rule_of_optimizer
-from bssearch.space.usual_rates import FINE_TUNING_FACTOR, SCRATCH_RATES
+from bssearch.records.scaling import rule_of_optimizer
 from bssearch.spec import StudySpec, load_spec
+from bssearch.spec.space.usual_rates import FINE_TUNING_FACTOR, SCRATCH_RATES
 
 MIB = 2**20
 

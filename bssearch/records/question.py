@@ -132,7 +132,7 @@ class Configuration:
 
     ``batch_size`` is the effective one: micro-batch × accumulation steps × world size.
     ``parameters`` holds the optimizer's and the schedule's own (momentum, beta1, horizon_samples, clip_norm, …), and
-    what lets the batch grow (`bssearch.batch_schedule`): ``batch_size`` is then the one that it begins with.
+    what lets the batch grow (`bssearch.records.batch_schedule`): ``batch_size`` is then the one that it begins with.
     """
 
     batch_size: int
@@ -172,7 +172,7 @@ class Configuration:
 
     @property
     def grows(self) -> bool:
-        """Return whether the batch size is that of a first stage (`bssearch.batch_schedule`)."""
+        """Return whether the batch size is that of a first stage (`bssearch.records.batch_schedule`)."""
         return BATCH_SCHEDULE in self.parameters
 
 

@@ -17,8 +17,6 @@ from dataclasses import replace
 from bssearch.analysis.objectives.seconds import Kind, kind_of
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import Executor, TimesSideBySide
-from bssearch.intervals import FLAT_RATIO
-from bssearch.probes.cadence import probe_record
 from bssearch.records import (
     Environment,
     MemoryRequest,
@@ -29,10 +27,12 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
-from bssearch.space import MemoryBoundary, choose_micro_batch
+from bssearch.records.intervals import FLAT_RATIO
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import problem_with
+from bssearch.spec.space import MemoryBoundary, choose_micro_batch
 from bssearch.storage.repository import Store
+from bssearch.training.probes.cadence import probe_record
 
 SECONDS_LIMIT = 0.25
 """Seconds after which the steps of a visit to a batch size end, even where their median is not known well: a choice."""

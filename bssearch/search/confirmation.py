@@ -16,11 +16,11 @@ from typing import Self
 from bssearch.analysis.certainty import Standing, standing
 from bssearch.analysis.confirmation_runs import PlainMiss, plain_misses, plainly_missed, says_something
 from bssearch.analysis.optimum import Verdict, decide
-from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.records.step_times import step_seconds_of
+from bssearch.search.history import History
 from bssearch.search.seeds import trial_seed
 from bssearch.spec.admission import problem_with
-from bssearch.step_times import step_seconds_of
 
 CONFIGURATIONS_PER_BATCH = 2
 """Configurations that are confirmed of each contending batch size: the best by one seed is partly luck. A choice."""

@@ -17,9 +17,6 @@ from typing import Protocol
 from bssearch.analysis.confirmation_runs import says_something
 from bssearch.analysis.law.quick import QuickPrior
 from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError
-from bssearch.history import FAILURES, INTERRUPTED, History, is_interrupted
-from bssearch.pruners.base import Pruner
-from bssearch.pruners.controller import PruningController
 from bssearch.records import (
     COULD_NOT_PAUSE,
     Observation,
@@ -32,7 +29,6 @@ from bssearch.records import (
     TrialState,
     TrialStop,
 )
-from bssearch.samplers.base import Sampler, make_sampler
 from bssearch.search import confirmation
 from bssearch.search.actions import (
     Action,
@@ -47,7 +43,11 @@ from bssearch.search.actions import (
     TimeSteps,
     Wait,
 )
+from bssearch.search.history import FAILURES, INTERRUPTED, History, is_interrupted
 from bssearch.search.planner import Planner
+from bssearch.search.pruners.base import Pruner
+from bssearch.search.pruners.controller import PruningController
+from bssearch.search.samplers.base import Sampler, make_sampler
 from bssearch.spec import StudySpec
 
 CONTINUE = "the same command goes on where this one stopped"

@@ -17,10 +17,10 @@ from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.report import build_answer
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Configuration, TrialRecord, model_parameters
+from bssearch.records.step_times import step_seconds_of, with_step_time
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.stored import spec_of
-from bssearch.step_times import step_seconds_of, with_step_time
 from bssearch.storage.repository import Store
 
 ANSWERS = 19

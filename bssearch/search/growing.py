@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from bssearch.analysis.growing import has_grown
-from bssearch.history import History
 from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
-from bssearch.samplers.batch_schedules import Tuned, in_known_micro_batches, propose
 from bssearch.search.confirmation import CompletedRuns, confirmation_trials, interleaved, verdict_of
+from bssearch.search.history import History
+from bssearch.search.samplers.batch_schedules import Tuned, in_known_micro_batches, propose
 from bssearch.search.seeds import trial_seed
 
 REPEATED = 2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bssearch.history import History
 from bssearch.records import StudyRecord, TrialObserved, TrialRecord
+from bssearch.search.history import History
 
 
 class Listener:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isfinite
 
-from bssearch.history import History
-from bssearch.pruners.controller import PruningController
 from bssearch.records import (
     Configuration,
     Phase,
@@ -15,8 +13,10 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
-from bssearch.samplers import allocation
-from bssearch.samplers.base import Choice, Sampler, decoded, default_choice
+from bssearch.search.history import History
+from bssearch.search.pruners.controller import PruningController
+from bssearch.search.samplers import allocation
+from bssearch.search.samplers.base import Choice, Sampler, decoded, default_choice
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 

@@ -6,9 +6,9 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialState
 from bssearch.search.confirmation import most_left
+from bssearch.search.history import History
 
 
 @dataclass(frozen=True, slots=True)

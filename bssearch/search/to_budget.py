@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from bssearch.analysis.generalisation import REGULARISERS, is_to_budget
-from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialPlan
 from bssearch.search.confirmation import CompletedRuns, interleaved, verdict_of
-from bssearch.space import Domain, SearchSpace, bounds
+from bssearch.search.history import History
+from bssearch.spec.space import Domain, SearchSpace, bounds
 
 
 def next_run(runs: int) -> Callable[[History], TrialPlan | None]:

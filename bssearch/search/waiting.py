@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from bssearch.errors import CheckpointError
-from bssearch.history import INTERRUPTED
-from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.records import COULD_NOT_PAUSE, Phase, TrialOutcome, TrialPlan, TrialRecord, TrialState
+from bssearch.search.history import INTERRUPTED
 from bssearch.search.leases import Leases, is_alive
+from bssearch.search.pruners.checkpoints import Checkpoints
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 

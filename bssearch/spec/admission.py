@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bssearch.batch_schedule import PARAMETERS, batch_schedule_of
 from bssearch.errors import UsageError
 from bssearch.records import BATCH_STAGES, Configuration, Phase, TrialPlan, TrialRequest
-from bssearch.space import OPTIONAL, TRAINING_PARAMETERS
-from bssearch.space.domains import LIMITS, Range, describe, holds
-from bssearch.space.optimizers import OPTION_LIMITS
-from bssearch.space.own_parameters import LARGEST_NUMBER, OwnRange, kind_of_value
+from bssearch.records.batch_schedule import PARAMETERS, batch_schedule_of
 from bssearch.spec.model import StudySpec
 from bssearch.spec.parts import whole_configuration
+from bssearch.spec.space import OPTIONAL, TRAINING_PARAMETERS
+from bssearch.spec.space.domains import LIMITS, Range, describe, holds
+from bssearch.spec.space.optimizers import OPTION_LIMITS
+from bssearch.spec.space.own_parameters import LARGEST_NUMBER, OwnRange, kind_of_value
 
 COUNTS = ("batch_size", "micro_batch_size", "accumulation_steps", "world_size")
 NUMBERS = ("learning_rate", *TRAINING_PARAMETERS)

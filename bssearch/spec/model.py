@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from bssearch.batch_schedule import NOISE_SCALE
 from bssearch.records import (
     MAKE_TRAINER,
     OWN_GROUPS,
@@ -19,8 +18,7 @@ from bssearch.records import (
     Target,
     model_parameters,
 )
-from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, BatchRules, SearchSpace, StrictModel
-from bssearch.space.training import TrainingSpec
+from bssearch.records.batch_schedule import NOISE_SCALE
 from bssearch.spec.command_line import check_command
 from bssearch.spec.parts import (
     BoardName,
@@ -34,6 +32,8 @@ from bssearch.spec.parts import (
     TargetSpec,
     whole_configuration,
 )
+from bssearch.spec.space import OPTIONAL, TRAINING_PARAMETERS, BatchRules, SearchSpace, StrictModel
+from bssearch.spec.space.training import TrainingSpec
 
 OF_PROGRAMS = ("arguments", "command", "report")
 QUESTION_FIELDS = ("workload", "workload_settings", *OF_PROGRAMS, "target", "objective", "space", "default", "training")

@@ -21,7 +21,7 @@ from pydantic import (
 from bssearch import registry
 from bssearch.errors import UsageError
 from bssearch.records import LARGEST_METRIC, OWN_GROUPS, Configuration, Goal, ParameterValue
-from bssearch.space import (
+from bssearch.spec.space import (
     DECAY_SHARE,
     OPTIONAL,
     TRAINING_PARAMETERS,
@@ -35,8 +35,8 @@ from bssearch.space import (
     split_batch,
     within_limits,
 )
-from bssearch.space.domains import Range
-from bssearch.space.own_parameters import OwnRange, OwnValues, as_in_domain
+from bssearch.spec.space.domains import Range
+from bssearch.spec.space.own_parameters import OwnRange, OwnValues, as_in_domain
 
 T = TypeVar("T")
 Positive = Annotated[float, Field(gt=0)]

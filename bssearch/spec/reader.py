@@ -15,12 +15,12 @@ from pydantic import ValidationError
 
 from bssearch import settings
 from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words
-from bssearch.space import UNKNOWN_KEY
 from bssearch.spec.model import StudySpec
+from bssearch.spec.space import UNKNOWN_KEY
 from bssearch.spec.yaml_values import MOST_BITS, MOST_LEVELS, is_unicode, read_yaml, shortened
 
 WRITTEN = {"fixed": "a value", "range": "a mapping", "choices": "a list"}
-"""How each kind of `bssearch.space.domains.domain_kind` is written."""
+"""How each kind of `bssearch.spec.space.domains.domain_kind` is written."""
 
 Location = tuple[str | int, ...]
 SUFFIXES = (".yaml", ".yml", ".toml")

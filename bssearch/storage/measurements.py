@@ -18,9 +18,9 @@ from bssearch.records import (
     Visit,
     model_parameters,
 )
-from bssearch.space import MemoryBoundary, in_force
+from bssearch.records.step_times import step_seconds_of, with_step_time, with_visits
 from bssearch.spec import StudySpec
-from bssearch.step_times import step_seconds_of, with_step_time, with_visits
+from bssearch.spec.space import MemoryBoundary, in_force
 from bssearch.storage.columns import now
 from bssearch.storage.database import Database, Notify, patiently
 from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow, VisitRow

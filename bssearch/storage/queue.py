@@ -26,8 +26,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.queue.submission import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
 from bssearch.records import TrialState
+from bssearch.spec.submission import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
 from bssearch.storage.columns import Sentences, are_finite, enum, not_negative, now, positive
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.database import Database, patiently

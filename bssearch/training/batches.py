@@ -23,9 +23,9 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bssearch.batch_schedule import Stage, batch_schedule_of, stages_of
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.records import Configuration
+from bssearch.records.batch_schedule import Stage, batch_schedule_of, stages_of
 from bssearch.training.computation import Computation
 from bssearch.workloads.data import Batch, BatchStream, Data, DatasetPart, HostPart, Part, pair_of
 from bssearch.workloads.nested import moved, tensors

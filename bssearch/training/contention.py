@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from bssearch.process_times import children_of, descendants_seconds, process_seconds
 from bssearch.settings import BOARD_PROCESS
 from bssearch.training.nvml import POWER_CAP, computing_processes, known_other_processes, throttle_reasons
+from bssearch.training.process_times import children_of, descendants_seconds, process_seconds
 
 FULL_SHARE = 0.6
 """The share of all CPUs in use from which work slows other work: a choice. Caches, memory and boost clock are shared,

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from bssearch.curves import Crossing, crossing, with_crossing
 from bssearch.records import (
     COULD_NOT_PAUSE,
     LARGEST_METRIC,
@@ -19,6 +18,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
+from bssearch.records.curves import Crossing, crossing, with_crossing
 
 CHANCE_MARGIN = 0.05
 """The share of the way from chance to the target within which a metric is no better than chance: a choice."""

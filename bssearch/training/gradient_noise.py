@@ -4,7 +4,7 @@ A pass takes the gradients of a few small batches, in fp32 and uncompiled, at th
 stays: no gradient, no running statistic, no random state; its samples and its dropout come from generators of its own.
 
 A trial that has the time for an interval of its own makes long passes. A short one makes short passes, of two small
-batches, the fewest from which both moments follow; they are pooled over trials (`bssearch.noise.pooled`).
+batches, the fewest from which both moments follow; they are pooled over trials (`bssearch.records.noise_scale.pooled`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from bssearch.errors import WorkloadError
-from bssearch.noise import FEWEST_PASSES, Norms, Pass, gradient_noise, moments
 from bssearch.records import Configuration, GradientNoise, Target, TrialRequest
+from bssearch.records.noise_scale import FEWEST_PASSES, Norms, Pass, gradient_noise, moments
 from bssearch.training.batches import Growth
 from bssearch.training.computation import Computation
 from bssearch.training.course import Approach

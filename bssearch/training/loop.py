@@ -39,7 +39,7 @@ from bssearch.records import (
     TrialState,
     is_metric,
 )
-from bssearch.space.batch_norm import batch_norm_caveats
+from bssearch.spec.space.batch_norm import batch_norm_caveats
 from bssearch.training.branch import continue_from
 from bssearch.training.clock import Clock
 from bssearch.training.computation import NO_PARAMETERS, Computation

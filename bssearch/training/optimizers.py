@@ -15,7 +15,7 @@ from torch import nn
 
 from bssearch.errors import LaunchError, UsageError, WorkloadError
 from bssearch.records import Configuration
-from bssearch.space import OPTIMIZERS
+from bssearch.spec.space import OPTIMIZERS
 from bssearch.workloads.base import Workload
 
 ParameterGroups = list[dict[str, Any]]

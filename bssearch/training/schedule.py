@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration
-from bssearch.space import DECAY_SHARE, ScheduleName
+from bssearch.spec.space import DECAY_SHARE, ScheduleName
 from bssearch.workloads.base import Workload
 
 KINDS: tuple[ScheduleName, ...] = get_args(ScheduleName)

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from bssearch.batch_schedule import constant_configurations
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.records import Configuration, parameters_of_group
+from bssearch.records.batch_schedule import constant_configurations
 from bssearch.training.batches import Growth, micro_batches, placement_of
 from bssearch.training.computation import Computation
 from bssearch.training.memory import is_out_of_memory

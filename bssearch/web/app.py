@@ -20,8 +20,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, TargetNotReachedError, UsageError
-from bssearch.pages.html import page_style, templates
-from bssearch.pages.words import in_words, plural, visible, without_passwords
+from bssearch.figures.html import page_style, templates
+from bssearch.records.text import in_words, plural, visible, without_passwords
 from bssearch.web.access import Access, Guard
 from bssearch.web.calculator.page import calculator_page
 from bssearch.web.studies import best_page, compare_page, studies_page

@@ -12,7 +12,7 @@ from bssearch.commands.across.databases import found_study
 from bssearch.commands.across.matching import StudyFilter, study_rows
 from bssearch.commands.report import COMPARED, compare, compared_row
 from bssearch.errors import UsageError
-from bssearch.pages.words import in_words
+from bssearch.records.text import in_words
 from bssearch.storage.repository import Store
 from bssearch.web.views import Answered, Asked, Document, View, numbered, shortened
 

@@ -11,17 +11,17 @@ from urllib.parse import urlencode
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.numbers import number
-from bssearch.batch_schedule import sizes_in_words
 from bssearch.commands.report import picture_of
 from bssearch.commands.rerun import Reproduction, reproduction
 from bssearch.commands.trials import Status, matching_trials, status, trial_document, trial_row
 from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError
-from bssearch.pages.chart import Chart
-from bssearch.pages.html import Page
-from bssearch.pages.page import facts_of, page_of
-from bssearch.pages.plots import recent_curves_chart
-from bssearch.pages.words import NOTHING, in_words
+from bssearch.figures.chart import Chart
+from bssearch.figures.html import Page
+from bssearch.figures.page import facts_of, page_of
+from bssearch.figures.plots import recent_curves_chart
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord, TrialState
+from bssearch.records.batch_schedule import sizes_in_words
+from bssearch.records.text import NOTHING, in_words
 from bssearch.search.finding import answer
 from bssearch.storage.repository import Store
 from bssearch.web.views import Answered, Asked, Document, View

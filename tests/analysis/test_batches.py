@@ -12,7 +12,7 @@ from bssearch.analysis.batches import steps_to_target
 from bssearch.analysis.optimum import Candidate, median_steps
 from bssearch.records import DeviceUse, Phase, TrialRecord, TrialState
 from tests.factories import make_spec, make_trial, not_none
-from tests.pages.test_plots import answer_of
+from tests.figures.test_plots import answer_of
 
 
 def two_runs(*steps: int, **changes: Any) -> list[TrialRecord]:

@@ -9,9 +9,9 @@ import pytest
 
 from bssearch.analysis.law.affine_step_time import fit_memory
 from bssearch.analysis.measured import about_devices, measured, noise_of_batches
-from bssearch.noise import pooled
 from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, Phase, TrialRecord, TrialState
-from bssearch.space import UNKNOWN, MemoryBoundary
+from bssearch.records.noise_scale import pooled
+from bssearch.spec.space import UNKNOWN, MemoryBoundary
 from tests.analysis.test_report import answer, confirmed, searched
 from tests.factories import make_probe, make_trial, not_none, with_outcome
 

@@ -15,9 +15,9 @@ from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.optimum import decide, median_samples
 from bssearch.analysis.time_to_target import estimate, half_width, ratio_interval
 from bssearch.errors import UsageError
-from bssearch.intervals import FLAT_RATIO, student_t
 from bssearch.records import Configuration, DeviceUse, Goal, Target, TrialRecord, TrialState
-from bssearch.step_times import MIDMEAN_ERROR, STEP_DEVIATION, VISIT_DEVIATION, VISIT_FREEDOM, step_seconds_of
+from bssearch.records.intervals import FLAT_RATIO, student_t
+from bssearch.records.step_times import MIDMEAN_ERROR, STEP_DEVIATION, VISIT_DEVIATION, VISIT_FREEDOM, step_seconds_of
 from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
 
 ACCURACY = Target(metric="accuracy", value=0.9)

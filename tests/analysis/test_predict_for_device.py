@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from bssearch.analysis.derived import at_step_time, predict_for_device
-from bssearch.batch_schedule import with_batch_schedule
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Phase, TrialRecord, TrialState
+from bssearch.records.batch_schedule import with_batch_schedule
 from tests.analysis.test_report import study
 from tests.factories import make_probe, make_spec, make_trial, with_outcome
-from tests.test_batch_schedule import milestones
+from tests.records.test_batch_schedule import milestones
 
 SIZES = (16, 32, 64)
 SPEC = make_spec()

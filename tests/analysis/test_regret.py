@@ -13,8 +13,8 @@ from bssearch.analysis.objectives.base import Objective, make_objective
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.rules.regret import BROKE, HELD, Judgement, judge
-from bssearch.intervals import student_t
 from bssearch.records import Configuration, Phase, Target, TrialRecord, TrialState
+from bssearch.records.intervals import student_t
 from tests.factories import make_trial, not_none
 
 LIMIT = 20.0

@@ -13,8 +13,8 @@ from bssearch.analysis.headline import headline, shares_of_speedup
 from bssearch.analysis.report import build_answer
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
-from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
+from bssearch.spec.space import UNKNOWN, MemoryBoundary
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none, with_outcome
 
 SPEC = make_spec()

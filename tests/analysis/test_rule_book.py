@@ -9,8 +9,8 @@ import pytest
 
 from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER, RULES, Rule
 from bssearch.records import Configuration
-from bssearch.scaling import LARGEST_DROPOUT, WARMUP_RATIO
-from bssearch.space import SearchSpace
+from bssearch.records.scaling import LARGEST_DROPOUT, WARMUP_RATIO
+from bssearch.spec.space import SearchSpace
 
 SPACE = SearchSpace.model_validate({"batch_size": [16, 256], "learning_rate": 0.1, "warmup_epochs": [0.0, 1.0]})
 NO_WARMUP = SearchSpace.model_validate({"batch_size": [16, 256], "learning_rate": 0.1})

@@ -25,8 +25,8 @@ from bssearch.analysis.rules.audit import (
 from bssearch.analysis.rules.regret import NONE
 from bssearch.analysis.shape import Interval
 from bssearch.records import Phase, StepTime, TrialState
-from bssearch.space import MemoryBoundary
 from bssearch.spec.model import IMPORTED
+from bssearch.spec.space import MemoryBoundary
 from tests.analysis.test_rules import (
     AT_32,
     DEFAULT,

@@ -15,9 +15,9 @@ from bssearch.analysis.rules.audit import Audit, RuleFinding, audit
 from bssearch.analysis.rules.rule_book import Rule
 from bssearch.analysis.shape import Interval
 from bssearch.records import Configuration, Phase, StepTime, StudyRecord, TrialRecord, TrialState
-from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
+from bssearch.spec.space import UNKNOWN, MemoryBoundary
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none
 
 DEFAULT = {"batch_size": 16, "learning_rate": 0.1, "weight_decay": 1e-4, "dropout": 0.1, "warmup_epochs": 0.0}

@@ -8,8 +8,8 @@ import pytest
 
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.time_to_target import WIDEST_GAP, estimate, ratio_interval
-from bssearch.intervals import student_t
 from bssearch.records import TrialRecord, TrialState
+from bssearch.records.intervals import student_t
 from tests.factories import make_trial, not_none, with_outcome
 
 

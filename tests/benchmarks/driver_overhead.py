@@ -25,12 +25,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bssearch.executors.base import Event
-from bssearch.history import History
 from bssearch.records import TrialEnded, TrialObserved, TrialRequest
-from bssearch.samplers.base import Choice, Sampler
 from bssearch.search.driver import Driver
 from bssearch.search.engine import Engine
+from bssearch.search.history import History
 from bssearch.search.listener import Listener
+from bssearch.search.samplers.base import Choice, Sampler
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.benchmarks.harness import script

@@ -31,9 +31,9 @@ import optuna
 import typer
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from bssearch.history import History
 from bssearch.records import TrialState
 from bssearch.search.driver import Driver
+from bssearch.search.history import History
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store

@@ -558,7 +558,7 @@ def main(
     seed: int = 0,
     count: int = 100,
     jobs: int = 1,
-    only: Annotated[list[str] | None, typer.Option(help="a file to mutate, as bssearch/noise.py")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="a file to mutate, as bssearch/records/noise_scale.py")] = None,
     work: Path = TEMPORARY / "bssearch-mutations",
 ) -> None:
     """Measure coverage, run the mutants, print the table."""

@@ -34,10 +34,10 @@ import typer
 from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.executors.base import Program
+from bssearch.executors.loops.current import SocketLine
+from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.trial_run import TIMED_STEPS, TrialRun
 from bssearch.executors.messages import Assign
-from bssearch.integrations.current import SocketLine
-from bssearch.integrations.own_loop import LoopTrial
-from bssearch.integrations.trial_run import TIMED_STEPS, TrialRun
 from bssearch.records import Configuration, Target, TrialState
 from bssearch.workloads.digits import Digits
 from tests.benchmarks.harness import one_of, ratio, script, turned
@@ -167,7 +167,7 @@ def fit_lightning(batch_size: int, trial: LoopTrial, segments: Segments) -> None
     """Fit with a Lightning Trainer."""
     import lightning
 
-    from bssearch.integrations.lightning import TrialCallback
+    from bssearch.executors.loops.lightning import TrialCallback
 
     digits = Digits()
     data = digits.load(torch.device("cpu"))
@@ -215,7 +215,7 @@ def fit_transformers(batch_size: int, trial: LoopTrial, segments: Segments) -> N
     """Fit with a Hugging Face Trainer."""
     import transformers
 
-    from bssearch.integrations.transformers import TrialCallback
+    from bssearch.executors.loops.transformers import TrialCallback
 
     digits = Digits()
     data = digits.load(torch.device("cpu"))

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bssearch.commands.report import picture_of
-from bssearch.pages.html import html_page
-from bssearch.pages.page import page_of
+from bssearch.figures.html import html_page
+from bssearch.figures.page import page_of
 from bssearch.storage.repository import open_store
 from tests.benchmarks.harness import script, seconds_of
 from tests.benchmarks.query_scale import fill

@@ -21,9 +21,9 @@ from typing import Annotated
 
 import typer
 
-from bssearch.pruners.base import make_pruner
-from bssearch.pruners.pace import Pace
-from bssearch.recorded import RecordedTable
+from bssearch.exchange.recorded_curves import RecordedTable
+from bssearch.search.pruners.base import make_pruner
+from bssearch.search.pruners.pace import Pace
 from tests.benchmarks.harness import script
 from tests.benchmarks.simulate.draws import PRUNERS, Draw, Summary, by_policy, pruner_settings, simulate, summarize
 from tests.benchmarks.simulate.tables import read_table

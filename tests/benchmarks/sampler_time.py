@@ -27,15 +27,15 @@ import numpy as np
 import optuna
 import pytest
 
-from bssearch.curves import Progress
-from bssearch.history import History
-from bssearch.pruners.controller import PruningController
 from bssearch.records import TrialState
-from bssearch.samplers.base import make_sampler
-from bssearch.samplers.optuna import OptunaSampler, distribution
-from bssearch.samplers.time_model.acquisition import KnowledgeGradient
-from bssearch.samplers.time_model.extrapolation import Run
+from bssearch.records.curves import Progress
+from bssearch.search.history import History
 from bssearch.search.planner import Planner
+from bssearch.search.pruners.controller import PruningController
+from bssearch.search.samplers.base import make_sampler
+from bssearch.search.samplers.optuna import OptunaSampler, distribution
+from bssearch.search.samplers.time_model.acquisition import KnowledgeGradient
+from bssearch.search.samplers.time_model.extrapolation import Run
 from bssearch.spec import StudySpec
 from tests.benchmarks.harness import script, seconds_of
 from tests.benchmarks.simulate.cells import GridCandidates

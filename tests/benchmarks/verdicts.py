@@ -33,8 +33,8 @@ import typer
 
 from bssearch.analysis.answer import Answer
 from bssearch.errors import TargetNotReachedError
-from bssearch.intervals import FLAT_RATIO, student_t
 from bssearch.records import Configuration, Phase, ProbeRecord, StepTimeError, Target, TrialOutcome, TrialPlan
+from bssearch.records.intervals import FLAT_RATIO, student_t
 from bssearch.search.engine import Engine
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec, PrunerSpec

@@ -16,10 +16,10 @@ import torch
 import yaml
 
 from bssearch.analysis.answer import Answer
-from bssearch.batch_schedule import batch_schedule_of
 from bssearch.cli.answer import exported_schedule
 from bssearch.commands.growing import scheduled_training
 from bssearch.records import Phase
+from bssearch.records.batch_schedule import batch_schedule_of
 from bssearch.storage.repository import open_store
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, read, refused, space_of, write_task
 

@@ -17,8 +17,8 @@ from bssearch.commands.run import run_study
 from bssearch.storage.repository import open_store
 from tests.cli.task import bssearch, printed, read, refused
 from tests.factories import make_spec
-from tests.pruners.stores import troubled
 from tests.search.law import LawExecutor
+from tests.search.pruners.stores import troubled
 
 
 @pytest.fixture(scope="module")

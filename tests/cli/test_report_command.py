@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.transfer import exports
 from bssearch.commands.trials import trials_frame
+from bssearch.exchange.exporters import exports
 from bssearch.records import Lease, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import bssearch, refused
 from tests.factories import make_curve, make_environment, make_plan, make_probe, make_spec, make_trial
-from tests.pages.test_plots import SIZES, law_trials
+from tests.figures.test_plots import SIZES, law_trials
 
 FEW = (16, 32, 64)
 TABLES = ("trials.csv", "batches.csv", "observations.csv")

@@ -31,11 +31,11 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import status, trial_document
 from bssearch.errors import NotFoundError, UsageError
+from bssearch.exchange.csv_rows import write_csv
 from bssearch.executors.base import Event
-from bssearch.history import History
-from bssearch.pages.csv_rows import write_csv
-from bssearch.pruners.controller import PruningController
 from bssearch.records import GradientNoise, MemoryBasis, Observation, Phase, TrialEnded, TrialRecord, TrialState
+from bssearch.search.history import History
+from bssearch.search.pruners.controller import PruningController
 from bssearch.storage.repository import open_store
 from tests.analysis.test_report import answer, confirmed
 from tests.factories import make_curve, make_environment, make_probe, make_quick, make_spec, make_trial

@@ -191,7 +191,7 @@ def test_a_pruner_that_cannot_be_loaded_is_refused_before_anything_is_written(
     tmp_path: Path, name: str, words: list[str]
 ) -> None:
     modules = {
-        "raising": "from bssearch.pruners.base import Pruner as Base\n"
+        "raising": "from bssearch.search.pruners.base import Pruner as Base\n"
         "class Pruner(Base):\n    def __init__(self):\n        raise OSError('no such file')\n",
         "another": "Pruner = 3\n",
     }

@@ -21,9 +21,9 @@ from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, NotFoundError, TargetNotReachedError, UsageError, WorkloadError
 from bssearch.executors.base import Event
-from bssearch.history import History
 from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialPlan, TrialRecord, TrialState
 from bssearch.search.finding import compute_answer
+from bssearch.search.history import History
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store

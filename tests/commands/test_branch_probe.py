@@ -28,7 +28,7 @@ from bssearch.commands.probe.branch import (
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import Observation, TrialEnded, TrialObserved, TrialOutcome, TrialRequest, TrialState
-from bssearch.scaling import LearningRateRule
+from bssearch.records.scaling import LearningRateRule
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import INLINE, bssearch, printed, refused

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from bssearch.analysis.answer import BatchScheduleAnswer, StageAnswer
-from bssearch.batch_schedule import batch_schedule_of
 from bssearch.commands.growing import ScheduledTraining, schedule_values, training_loop
 from bssearch.records import Configuration
-from bssearch.scaling import LearningRateRule
+from bssearch.records.batch_schedule import batch_schedule_of
+from bssearch.records.scaling import LearningRateRule
 from bssearch.training.batches import Growth
 from bssearch.training.schedule import schedule_of
 

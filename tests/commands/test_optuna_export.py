@@ -21,11 +21,11 @@ import pytest
 import sqlalchemy
 
 import bssearch
-from bssearch.commands.optuna_study import OptunaStudy, quiet
-from bssearch.commands.transfer import optuna_export
-from bssearch.commands.transfer.optuna_export import write_study
 from bssearch.errors import DatabaseError, UsageError
-from bssearch.importers.optuna_database import optuna_database
+from bssearch.exchange.exporters import optuna_export
+from bssearch.exchange.exporters.optuna_export import write_study
+from bssearch.exchange.importers.optuna_database import optuna_database
+from bssearch.exchange.optuna_study import OptunaStudy, quiet
 from bssearch.storage.repository import open_store
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch as command

@@ -10,8 +10,8 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState as OptunaState
 
-from bssearch.commands.optuna_study import OptunaStudy, phases_of, quiet
 from bssearch.errors import UsageError
+from bssearch.exchange.optuna_study import OptunaStudy, phases_of, quiet
 from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from tests.factories import EPOCH, make_environment, make_spec, make_trial

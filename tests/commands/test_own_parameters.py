@@ -18,10 +18,10 @@ from bssearch.analysis.report import build_answer
 from bssearch.commands.check import check
 from bssearch.commands.enqueue import enqueue
 from bssearch.commands.launch import Launch
-from bssearch.commands.optuna_study import load_optuna_study
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import trial_table
 from bssearch.errors import WorkloadError
+from bssearch.exchange.optuna_study import load_optuna_study
 from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, model_parameters, own_parameters
 from bssearch.search import finding
 from bssearch.search.finding import compute_answer

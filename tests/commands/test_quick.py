@@ -17,7 +17,6 @@ from bssearch.commands.quick import SLOWER, quick, track_record
 from bssearch.commands.run import run_study
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Event
-from bssearch.history import History
 from bssearch.records import (
     Configuration,
     GradientNoise,
@@ -30,6 +29,7 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.search.finding import quick_prior, stored_quick
+from bssearch.search.history import History
 from bssearch.search.listener import Listener
 from bssearch.storage.repository import open_store
 from tests.commands.probing import ProbedExecutor

@@ -16,8 +16,8 @@ import torch
 
 import bssearch
 from bssearch.errors import InterruptedRunError, TrialStopped, UsageError, WorkloadError
-from bssearch.integrations import trial_run
-from bssearch.integrations.own_loop import LoopTrial
+from bssearch.executors.loops import trial_run
+from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.records import TrialRecord, TrialState
 from bssearch.storage.repository import open_store
 from bssearch.training.memory import SampledMemoryMeter

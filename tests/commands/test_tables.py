@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from bssearch.commands.transfer import exports
-from bssearch.commands.transfer.exports import column_type, export_csv, export_parquet, export_table, typed_frame
 from bssearch.errors import NotFoundError, UsageError
+from bssearch.exchange.exporters import exports
+from bssearch.exchange.exporters.exports import column_type, export_csv, export_parquet, export_table, typed_frame
 from bssearch.records import Configuration, Lease, ParameterValue, TrialOutcome, TrialState
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import printed

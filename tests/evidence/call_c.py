@@ -90,7 +90,7 @@ def slots(task: Task) -> Found:
     """Run six trials at once on one GPU against its isolated step time: what sharing a device does to a step."""
     from bssearch.records import TrialEnded, TrialOutcome
     from bssearch.search.calibration import measure_step_time_at
-    from bssearch.space import UNKNOWN
+    from bssearch.spec.space import UNKNOWN
     from tests.evidence.trials import for_seconds
 
     count, size, seconds = (2, 64, 1.0) if task.quick else (SLOTS, 512, 4.0)
@@ -152,7 +152,7 @@ def noise_scale(task: Task) -> Found:
 
 def compared(scale: float | None, b_crit: Found | None) -> Found:
     """Return how far the noise scale is from B_crit, and whether that is as far as the two usually are."""
-    from bssearch.noise import CRITICAL_BATCH_OCTAVES
+    from bssearch.records.noise_scale import CRITICAL_BATCH_OCTAVES
 
     if scale is None or b_crit is None or not b_crit["estimate"]:
         return {"octaves_apart": None, "passes": None}

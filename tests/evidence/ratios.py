@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from bssearch.intervals import student_t
+from bssearch.records.intervals import student_t
 from tests.evidence.task import Found
 
 FEWEST_PAIRS = 3

@@ -10,8 +10,8 @@ from bssearch.commands.unstored import run_request
 from bssearch.executors.base import Executor
 from bssearch.records import Configuration, Goal, ProbeRecord, TrialOutcome, TrialRequest, TrialState
 from bssearch.search.calibration import measure_step_time_at
-from bssearch.space import UNKNOWN
 from bssearch.spec import StudySpec
+from bssearch.spec.space import UNKNOWN
 from tests.evidence.task import Found
 from tests.factories import make_request
 

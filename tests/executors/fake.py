@@ -12,7 +12,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from bssearch.curves import Crossing, crossing, with_crossing
 from bssearch.executors.base import Event
 from bssearch.executors.loaded import failed
 from bssearch.records import (
@@ -34,6 +33,7 @@ from bssearch.records import (
     TrialStop,
     WorkloadDescription,
 )
+from bssearch.records.curves import Crossing, crossing, with_crossing
 from tests.factories import make_environment
 
 Play = Callable[[TrialRequest], Iterator[Observation | TrialOutcome]]

@@ -21,8 +21,8 @@ from bssearch.errors import LaunchError, SpecError, UsageError, WorkloadError
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.inline import PYTHON_THRESHOLDS, InlineExecutor
 from bssearch.records import StepTimeRequest, TrialEnded, TrialState
-from bssearch.space.training import TrainingSpec
 from bssearch.spec import StudySpec
+from bssearch.spec.space.training import TrainingSpec
 from tests.executors.line_workload import (
     outcomes,
     request_endless_trial,

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from bssearch.errors import LaunchError, WorkloadError
-from bssearch.history import History
 from bssearch.records import (
     Configuration,
     Lease,
@@ -34,8 +33,9 @@ from bssearch.search.calibration import (
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
-from bssearch.space import UNKNOWN, MemoryBoundary
+from bssearch.search.history import History
 from bssearch.spec import StudySpec
+from bssearch.spec.space import UNKNOWN, MemoryBoundary
 from bssearch.storage.repository import Store, open_store
 from tests.factories import SPEC as RAW
 from tests.factories import make_environment, make_plan, make_probe, make_spec, make_trial, with_outcome

@@ -19,9 +19,9 @@ from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import confirm_study, run_study, with_confirmation
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
 from bssearch.executors.base import Event
-from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialEnded, TrialPlan, TrialRecord, TrialState
 from bssearch.search.confirmation import beside, ending, finalists, remaining
+from bssearch.search.history import History
 from bssearch.search.leases import _start, is_alive, living, this_driver
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec

@@ -10,7 +10,6 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.report import build_answer
-from bssearch.batch_schedule import BatchSchedule, Stage, with_batch_schedule
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
@@ -25,14 +24,15 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
-from bssearch.scaling import LearningRateRule
+from bssearch.records.batch_schedule import BatchSchedule, Stage, with_batch_schedule
+from bssearch.records.scaling import LearningRateRule
 from bssearch.search.finding import ANSWERS, answer, compute_answer, save_finding
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_plan, make_probe, make_spec, not_none
+from tests.records.test_batch_schedule import milestones
 from tests.search.law import LawExecutor
 from tests.search.study import url_in
-from tests.test_batch_schedule import milestones
 
 HERE = make_environment()
 SPEC = make_spec(confirm={"runs": 0})

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bssearch.batch_schedule import batch_schedule_of, constant_configurations
 from bssearch.commands.audit import audit_study
 from bssearch.commands.dry_run import longest_seconds, pruned_seconds
 from bssearch.commands.enqueue import enqueue, with_schedule
@@ -27,6 +26,7 @@ from bssearch.records import (
     TrialOutcome,
     TrialState,
 )
+from bssearch.records.batch_schedule import batch_schedule_of, constant_configurations
 from bssearch.search.finding import answer
 from bssearch.search.seeds import trial_seed
 from bssearch.storage.repository import Store, open_store

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 from bssearch.search.confirmation import most_left, next_run
+from bssearch.search.history import History
 from bssearch.search.progress import confirmation_left, search_left
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec

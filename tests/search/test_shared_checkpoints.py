@@ -20,15 +20,15 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.executors.base import Event
-from bssearch.pruners.checkpoints import CheckpointFolder
 from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
 from bssearch.search import leases
 from bssearch.search.leases import Leases
+from bssearch.search.pruners.checkpoints import CheckpointFolder
 from bssearch.search.waiting import WaitingTrials
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_environment, make_plan, not_none
-from tests.pruners.stores import Troubled, troubled
+from tests.search.pruners.stores import Troubled, troubled
 from tests.search.study import Ear, trials_in, url_in
 from tests.search.test_pausing_driver import Dies, Doomed, SteppingLaw, study_spec
 
@@ -146,7 +146,7 @@ def test_two_drivers_share_what_waits_in_one_place(
     tmp_path: Path, place: str, on_host: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bssearch.search.driver.LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("bssearch.pruners.checkpoints.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("bssearch.search.pruners.checkpoints.LOOK_SECONDS", 0.05)
 
     class Slow(SteppingLaw):
         def events(self, timeout: float) -> list[Event]:
@@ -227,8 +227,8 @@ def test_where_the_store_is_away_the_run_goes_on_without_it_and_says_so(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that does nothing for 0.3 s counts as silent."""
-    monkeypatch.setattr("bssearch.pruners.checkpoint_store.PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr("bssearch.pruners.checkpoint_store.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("bssearch.search.pruners.checkpoint_store.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("bssearch.search.pruners.checkpoint_store.TICK_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("impatient")

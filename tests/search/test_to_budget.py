@@ -14,11 +14,11 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import confirm_study, run_study
 from bssearch.executors.base import Event
-from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialEnded, TrialRecord, TrialState
+from bssearch.search.history import History
 from bssearch.search.seeds import trial_seed
 from bssearch.search.to_budget import finalists, more_regularised, next_run
-from bssearch.space import SearchSpace
+from bssearch.spec.space import SearchSpace
 from tests.factories import SPEC as RAW
 from tests.factories import make_probe, make_spec, make_trial, not_none
 from tests.search import study

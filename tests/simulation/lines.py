@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from bssearch.recorded import RecordedTable, RecordedTrial
+from bssearch.exchange.recorded_curves import RecordedTable, RecordedTrial
 from bssearch.records import Goal, ParameterValue, Target
 from tests.benchmarks.simulate.replay import Replay
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bssearch.history import measured_seconds
-from bssearch.pruners.base import Pruner
 from bssearch.records import Configuration, TrialState
 from bssearch.search.engine import Engine
+from bssearch.search.history import measured_seconds
+from bssearch.search.pruners.base import Pruner
 from bssearch.spec import StudySpec
 from tests.benchmarks.simulate.draws import Order, Recorded
 from tests.benchmarks.simulate.plain import plain

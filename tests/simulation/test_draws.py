@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.recorded import RecordedTable, RecordedTrial
+from bssearch.exchange.recorded_curves import RecordedTable, RecordedTrial
 from tests.benchmarks.simulate.draws import (
     PRUNERS,
     Draw,

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from bssearch.history import History
-from bssearch.pruners.controller import PruningController
 from bssearch.records import TrialState
-from bssearch.samplers.base import make_sampler
+from bssearch.search.history import History
+from bssearch.search.pruners.controller import PruningController
+from bssearch.search.samplers.base import make_sampler
 from tests.benchmarks.simulate.draws import Order
 from tests.benchmarks.simulate.plain import PlainPlanner, plain
 from tests.factories import make_trial

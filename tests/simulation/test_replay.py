@@ -7,8 +7,8 @@ import math
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.pruners.base import Action, Cap, Pruner, Standings
 from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
+from bssearch.search.pruners.base import Action, Cap, Pruner, Standings
 from tests.benchmarks.simulate.replay import Playing, Replay, ended_before, replays, with_target
 from tests.factories import make_plan
 from tests.simulation.lines import TARGET, line, table

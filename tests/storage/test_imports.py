@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bssearch.errors import UsageError
-from bssearch.importers.imported_run import LARGEST, Run, make_configuration
-from bssearch.importers.runs import LARGEST_SEED
-from bssearch.importers.studies import make_studies
+from bssearch.exchange.importers.imported_run import LARGEST, Run, make_configuration
+from bssearch.exchange.importers.runs import LARGEST_SEED
+from bssearch.exchange.importers.studies import make_studies
 from bssearch.records import Configuration, NewStudy, Phase, Target, TrialOutcome, TrialRecord, TrialState
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial, Import

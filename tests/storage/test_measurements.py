@@ -8,7 +8,7 @@ import pytest
 
 from bssearch.errors import DatabaseError, NotFoundError
 from bssearch.records import MemoryUse, Observation, TrialOutcome, TrialState
-from bssearch.space import MemoryBoundary
+from bssearch.spec.space import MemoryBoundary
 from bssearch.storage.repository import Store
 from tests.factories import make_curve, make_environment, make_probe
 from tests.storage.conftest import OUTCOME, add_study, start

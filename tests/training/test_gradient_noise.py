@@ -12,8 +12,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from bssearch.noise import FEWEST_PASSES, gradient_noise, pooled
 from bssearch.records import Configuration, GradientNoise, Target
+from bssearch.records.noise_scale import FEWEST_PASSES, gradient_noise, pooled
 from bssearch.training.computation import Computation
 from bssearch.training.gradient_noise import (
     FEWEST_SMALL_BATCHES,

@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bssearch.batch_schedule import BatchSchedule, Stage, with_batch_schedule
 from bssearch.errors import WorkloadError
 from bssearch.records import Configuration, TrialState
-from bssearch.scaling import LearningRateRule
+from bssearch.records.batch_schedule import BatchSchedule, Stage, with_batch_schedule
+from bssearch.records.scaling import LearningRateRule
 from bssearch.training.batches import Growth, micro_batches
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.data import Part
-from tests.test_batch_schedule import milestones, schedules
+from tests.records.test_batch_schedule import milestones, schedules
 from tests.training.test_pausing import Parts, asked, check_goes_on
 from tests.training.toys import Run, Toy, configuration, curve, on_cpu, request, toy_data
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from bssearch.curves import crossing
 from bssearch.records import GradientNoise, MemoryBasis, MetricInfo, TrialOutcome, TrialState
+from bssearch.records.curves import crossing
 from bssearch.training import gradient_noise, loop
 from bssearch.training.clock import LEDGER_GAP_SECONDS
 from bssearch.training.contention import Contention, ContentionMeter

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bssearch.errors import LaunchError, UsageError
-from bssearch.space import OPTIMIZERS
+from bssearch.spec.space import OPTIMIZERS
 from bssearch.training.gradient_noise import _adam_divisors
 from bssearch.training.optimizers import OF_TIMM, build_optimizer, check_libraries
 from tests.torchvision import import_timm

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, TrialState
-from bssearch.space.training import TrainingSpec
+from bssearch.spec.space.training import TrainingSpec
 from bssearch.training.trainer import Trainer
 from bssearch.training.updates import own_training_step
 from bssearch.workloads.base import WeightedLoss, resolve

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from bssearch.pages.html import page_style, templates
+from bssearch.figures.html import page_style, templates
 from bssearch.web.access import HEADERS, Access
 from bssearch.web.app import create_app
 from bssearch.web.calculator.page import calculated

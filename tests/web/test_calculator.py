@@ -19,12 +19,12 @@ from starlette.datastructures import QueryParams
 
 import bssearch as api
 from bssearch.errors import BSSearchError
-from bssearch.pages.words import visible
 from bssearch.planning.accumulation import AccumulationRequest
 from bssearch.planning.learning_rate import LearningRateRequest
 from bssearch.planning.memory import MemoryRequest
 from bssearch.planning.requests import Request, read
 from bssearch.planning.scale import ScaleRequest, plan_trade_off
+from bssearch.records.text import visible
 from bssearch.web.calculator.fields import FIELDS, PRESETS, Field, Part
 from bssearch.web.calculator.page import LONGEST_ECHO, calculated
 from tests.cli.task import bssearch

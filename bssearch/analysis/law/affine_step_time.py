@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bssearch.intervals import FEWEST_SIZES
 from bssearch.records import MemoryUse, StepTime
+from bssearch.records.intervals import FEWEST_SIZES
 
 KNEE_SHARE = 0.9
 """Throughput has levelled off at this share of the highest one measured: a choice."""

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bssearch.analysis.law.fitted import Predicted
-from bssearch.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, student_t
 from bssearch.records import TrialRecord
+from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, student_t
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bssearch.errors import UsageError
-from bssearch.intervals import CONFIDENCE, student_t
 from bssearch.records import Goal
+from bssearch.records.intervals import CONFIDENCE, student_t
 
 FEWEST_REPEATS = 3
 """Branches at B, and at each larger batch size: below, their spread is not known to within a factor of five."""

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bssearch.analysis.law.batch_model import LawPoint, Numbers, RunnableStep, around, fastest_by_size
-from bssearch.intervals import FLAT_RATIO
-from bssearch.noise import CRITICAL_BATCH_OCTAVES
+from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records.noise_scale import CRITICAL_BATCH_OCTAVES
 
 BEYOND_OCTAVES = 4.0
 """How far outside the batch sizes that can be run B_crit may lie."""

@@ -12,8 +12,8 @@ from bssearch.analysis.law.batch_model import LawFit, LawPoint, RunnableStep, fi
 from bssearch.analysis.law.fitted import CriticalBatch, Fit, Law
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objectives.base import Objective
-from bssearch.intervals import student_t
 from bssearch.records import ProbeRecord
+from bssearch.records.intervals import student_t
 
 SIZES_PER_OCTAVE = 16
 """Batch sizes looked at between two neighbouring probes, an octave: 4 % apart, below the 5 % that counts. A choice."""

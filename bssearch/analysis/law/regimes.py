@@ -11,8 +11,8 @@ from typing import Literal
 
 from bssearch.analysis.optimum import Candidate, median_steps
 from bssearch.analysis.time_to_target import welch_half_width
-from bssearch.intervals import FEWEST_RUNS
 from bssearch.records import TrialState
+from bssearch.records.intervals import FEWEST_RUNS
 
 Regime = Literal["perfect", "diminishing", "maximal", "undecided"]
 

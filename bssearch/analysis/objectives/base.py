@@ -15,10 +15,10 @@ from typing import ClassVar, Self
 from bssearch import registry
 from bssearch.analysis.objectives.seconds import Basis, CommonSeconds, Kind, common_seconds, trial_basis
 from bssearch.errors import SpecError
-from bssearch.intervals import FLAT_RATIO
 from bssearch.records import ProbeRecord, Target, TrialRecord
+from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records.step_times import PooledStepTime, StepSeconds
 from bssearch.spec import StudySpec
-from bssearch.step_times import PooledStepTime, StepSeconds
 
 LARGEST_LOG_RATIO = 300.0
 """Ratios of figures are cut at e^±300, so that they and their squares stay finite in double precision: a choice."""

@@ -7,8 +7,8 @@ import math
 from bssearch.analysis.objectives.base import LARGEST_LOG_RATIO, Objective
 from bssearch.analysis.objectives.seconds import ran_to_its_end
 from bssearch.errors import UsageError
-from bssearch.intervals import FLAT_RATIO
 from bssearch.records import ProbeRecord, Target, TrialRecord
+from bssearch.records.intervals import FLAT_RATIO
 
 AS_GOOD = 0.005
 """Metrics that differ by this share of the target's value are 5 % apart on the scale of `log`: a choice."""

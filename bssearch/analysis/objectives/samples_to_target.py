@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from bssearch.analysis.objectives.base import Objective
-from bssearch.batch_schedule import batch_schedule_of
 from bssearch.records import ProbeRecord, TrialRecord, TrialState
+from bssearch.records.batch_schedule import batch_schedule_of
 
 
 class SamplesToTarget(Objective):

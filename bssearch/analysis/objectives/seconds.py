@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from bssearch.records import Configuration, SecondsBasis, TrialRecord, TrialState, model_parameters
-from bssearch.step_times import (
+from bssearch.records.step_times import (
     Pace,
     PooledStepTime,
     StepSeconds,

@@ -9,7 +9,7 @@ from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.seconds import Kind, seconds_to_target
 from bssearch.errors import LaunchError
 from bssearch.records import ProbeRecord, TrialRecord, TrialState
-from bssearch.step_times import PooledStepTime
+from bssearch.records.step_times import PooledStepTime
 
 
 class BySeconds(Objective):

@@ -18,12 +18,12 @@ from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.analysis.rules.rule_book import RULES, Rule
 from bssearch.analysis.shape import Model, Parameters, parameters_of
-from bssearch.intervals import FEWEST_SIZES, student_t
 from bssearch.planning.claims import LARGE_BATCH, LAYERWISE
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState
-from bssearch.space import UNKNOWN, MemoryBoundary
+from bssearch.records.intervals import FEWEST_SIZES, student_t
+from bssearch.records.step_times import StepSeconds, step_seconds_of
 from bssearch.spec import StudySpec
-from bssearch.step_times import StepSeconds, step_seconds_of
+from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 MEMORY_SHARE = 0.8
 """The share of the largest micro-batch that the rule "fill the memory to 80 %" gives."""

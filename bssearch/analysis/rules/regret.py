@@ -11,9 +11,9 @@ from typing import Literal
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.shape import Interval
 from bssearch.analysis.time_to_target import ratio_interval
-from bssearch.intervals import FEWEST_RUNS, FLAT_RATIO, student_t
 from bssearch.records import TrialState
-from bssearch.step_times import StepSeconds
+from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, student_t
+from bssearch.records.step_times import StepSeconds
 
 Finding = Literal["held", "broke", "undecided", "not_run"]
 

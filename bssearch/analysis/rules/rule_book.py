@@ -9,7 +9,7 @@ from functools import partial
 
 from bssearch.analysis.shape import parameters_of
 from bssearch.records import Configuration, ParameterValue
-from bssearch.scaling import (
+from bssearch.records.scaling import (
     WARMUP_RATIO,
     LearningRateRule,
     half_life,
@@ -21,7 +21,7 @@ from bssearch.scaling import (
     sqrt_weight_decay,
     timescale_weight_decay,
 )
-from bssearch.space import SearchSpace, bounds
+from bssearch.spec.space import SearchSpace, bounds
 
 
 class Rule(StrEnum):

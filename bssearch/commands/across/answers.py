@@ -18,8 +18,8 @@ from bssearch.analysis.shape import Model
 from bssearch.commands.across.databases import open_databases
 from bssearch.commands.across.matching import StudyFilter, device_of, nothing_matches, precision_of
 from bssearch.errors import DatabaseError, TargetNotReachedError, UsageError
-from bssearch.pages.words import plural
 from bssearch.records import Goal, StudyRecord, Target
+from bssearch.records.text import plural
 from bssearch.search.finding import answer
 from bssearch.spec.stored import changed_fields, spec_of
 from bssearch.storage.repository import Store

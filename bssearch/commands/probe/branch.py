@@ -38,10 +38,10 @@ from bssearch.records import (
     TrialState,
     to_json,
 )
-from bssearch.scaling import RULES_OF_OPTIMIZERS, LearningRateRule, learning_rate_factor, rule_of_optimizer
+from bssearch.records.scaling import RULES_OF_OPTIMIZERS, LearningRateRule, learning_rate_factor, rule_of_optimizer
 from bssearch.search.seeds import trial_seed
-from bssearch.space import choose_micro_batch, split_batch
 from bssearch.spec import StudySpec
+from bssearch.spec.space import choose_micro_batch, split_batch
 
 MOST_SAMPLES = 2**63 - 1
 """The largest number that a database keeps."""

@@ -2,7 +2,7 @@
 
 No size is named that was not run: what is between the largest that fits and the smallest that does not is not known.
 
-A size fits if it leaves the reserve of `bssearch.probes.memory` free; it does not if all of the memory is too
+A size fits if it leaves the reserve of `bssearch.training.probes.memory` free; it does not if all of the memory is too
 little. One in between is neither, for processes that do the same differ by a little: it is *marginal*. Where marginal
 sizes alone span more than `BRACKET`, both of its ends are brought next to them instead, within `FINE`.
 """
@@ -20,8 +20,8 @@ from bssearch.commands.probe.report import ProbeReport
 from bssearch.options import Option
 from bssearch.records import MemoryRequest, MemoryUse
 from bssearch.search.calibration import default_at, nothing_fits
-from bssearch.space import MemoryBoundary
 from bssearch.spec import StudySpec
+from bssearch.spec.space import MemoryBoundary
 
 BRACKET = 1.05
 """The search ends where the smallest size that does not fit is at most this many times the largest that fits: a
@@ -112,7 +112,7 @@ def sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
 
 
 def probe_memory(study: OpenStudy) -> MemoryProbe:
-    """Find the largest micro-batch of a study's default configuration that fits; see `bssearch.probes.memory`.
+    """Find the largest micro-batch of a study's default configuration that fits; see `bssearch.training.probes.memory`.
 
     Each size is stored, and told to the study's listener, as soon as it has been run, and none is run again on a device
     of the same kind and memory. Raises `LaunchError` where not even one sample fits.

@@ -34,16 +34,16 @@ from bssearch.errors import (
     TargetNotReachedError,
     UsageError,
 )
-from bssearch.history import History
-from bssearch.queue.submission import Submission, SubmissionState, WorkerRecord, check_tags
-from bssearch.queue.templates import Templates, load_templates
 from bssearch.records import TrialRecord
+from bssearch.search.history import History
 from bssearch.search.interrupts import SIGNALS
 from bssearch.search.leases import heartbeat, this_driver
 from bssearch.search.listener import Listener
 from bssearch.search.shift import Shift
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
+from bssearch.spec.submission import Submission, SubmissionState, WorkerRecord, check_tags
+from bssearch.spec.templates import Templates, load_templates
 from bssearch.storage.repository import Store, open_store
 
 STOPS_WITHIN_S = 25.0

@@ -38,7 +38,7 @@ from bssearch.records import (
     WorkloadDescription,
 )
 
-HOST = "bssearch.integrations.script_host"
+HOST = "bssearch.executors.loops.script_host"
 """The module that runs a script; it stands above this room, so it is started by its name."""
 
 

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
 
 from bssearch.errors import BSSearchError
-from bssearch.pages.chart import Chart
-from bssearch.pages.plans import Shown
+from bssearch.figures.chart import Chart
+from bssearch.figures.plans import Shown
 from bssearch.planning.accumulation import AccumulationRequest
 from bssearch.planning.learning_rate import LearningRateRequest
 from bssearch.planning.memory import MemoryRequest

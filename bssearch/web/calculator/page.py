@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Any
 from urllib.parse import urlencode
 
-from bssearch.pages.chart import (
+from bssearch.figures.chart import (
     ACCENT,
     INK,
     MUTED,
@@ -27,9 +27,8 @@ from bssearch.pages.chart import (
     extent,
     value_axis,
 )
-from bssearch.pages.html import Row, Table
-from bssearch.pages.plans import Cell, Shown, cell, shown_memory, shown_rules, shown_scale, shown_split
-from bssearch.pages.words import in_words, visible
+from bssearch.figures.html import Row, Table
+from bssearch.figures.plans import Cell, Shown, cell, shown_memory, shown_rules, shown_scale, shown_split
 from bssearch.planning.accumulation import AccumulationRequest, plan_accumulation
 from bssearch.planning.learning_rate import LearningRateRequest, plan_rules
 from bssearch.planning.memory import MemoryRequest
@@ -37,6 +36,7 @@ from bssearch.planning.memory.numbers import plan_numbers
 from bssearch.planning.memory.plan import GIB, MemoryPlan, Term
 from bssearch.planning.requests import options_of
 from bssearch.planning.scale import LARGEST_MICRO, ScaleRequest, TradeOff, plan_devices, plan_trade_off
+from bssearch.records.text import in_words, visible
 from bssearch.web.calculator.fields import (
     FIELDS,
     FIELDSETS,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bssearch.records import ParameterValue
-from bssearch.samplers.time_model.candidates import (
+from bssearch.search.samplers.time_model.candidates import (
     SPREAD,
     Coordinates,
     Indices,

@@ -18,16 +18,16 @@ import numpy as np
 from scipy.special import betaincinv
 
 from bssearch.errors import UsageError
-from bssearch.history import measured_seconds
-from bssearch.intervals import CONFIDENCE, FLAT_RATIO, student_t
-from bssearch.pruners.base import Pruner, make_pruner
-from bssearch.recorded import RecordedTable
+from bssearch.exchange.recorded_curves import RecordedTable
 from bssearch.records import Configuration, ProbeRecord, Target, TrialState
+from bssearch.records.intervals import CONFIDENCE, FLAT_RATIO, student_t
 from bssearch.search.engine import Engine
-from bssearch.space import SearchSpace
+from bssearch.search.history import measured_seconds
+from bssearch.search.pruners.base import Pruner, make_pruner
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import BudgetSpec, ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, TargetSpec
 from bssearch.spec.reader import parse_value
+from bssearch.spec.space import SearchSpace
 from tests.benchmarks.simulate.plain import plain
 from tests.benchmarks.simulate.replay import Replay, VirtualClock, replays
 

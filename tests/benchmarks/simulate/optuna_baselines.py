@@ -13,9 +13,9 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from bssearch.pruners.base import Action, Pruner, Standings
-from bssearch.pruners.optuna import GRID, Asha, Hyperband, Median
-from bssearch.samplers.time_model.extrapolation import Run
+from bssearch.search.pruners.base import Action, Pruner, Standings
+from bssearch.search.pruners.optuna import GRID, Asha, Hyperband, Median
+from bssearch.search.samplers.time_model.extrapolation import Run
 from tests.benchmarks.simulate.table_space import TableSpace, is_ordinal
 
 PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
@@ -23,7 +23,7 @@ PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
     "asha": Asha.pruner,
     "hyperband": Hyperband.pruner,
 }
-"""Optuna's pruners by name, on the common grid of `bssearch.pruners.optuna`."""
+"""Optuna's pruners by name, on the common grid of `bssearch.search.pruners.optuna`."""
 
 SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),

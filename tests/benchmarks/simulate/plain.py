@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from bssearch.history import History
-from bssearch.pruners.controller import PruningController
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
-from bssearch.samplers.base import Sampler
+from bssearch.search.history import History
+from bssearch.search.pruners.controller import PruningController
+from bssearch.search.samplers.base import Sampler
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from bssearch.errors import UsageError
-from bssearch.recorded import RecordedTable
+from bssearch.exchange.recorded_curves import RecordedTable
 from bssearch.records import (
     Lease,
     Observation,

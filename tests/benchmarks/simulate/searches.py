@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bssearch import registry
-from bssearch.curves import Progress
 from bssearch.errors import UsageError
-from bssearch.history import measured_seconds
-from bssearch.pruners.base import make_pruner
 from bssearch.records import Configuration, TrialPlan, TrialState
-from bssearch.samplers.base import make_sampler
-from bssearch.samplers.time_model.extrapolation import Run
-from bssearch.samplers.time_model.sampler import TimeModelSampler
+from bssearch.records.curves import Progress
 from bssearch.search.engine import Engine
+from bssearch.search.history import measured_seconds
+from bssearch.search.pruners.base import make_pruner
+from bssearch.search.samplers.base import make_sampler
+from bssearch.search.samplers.time_model.extrapolation import Run
+from bssearch.search.samplers.time_model.sampler import TimeModelSampler
 from bssearch.spec.parts import ConfirmSpec, PrunerSpec
 from tests.benchmarks.simulate.draws import UNTIMED, pruner_settings
 from tests.benchmarks.simulate.plain import plain

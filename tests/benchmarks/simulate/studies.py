@@ -21,9 +21,9 @@ from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Environment, Phase, StudyRecord, TrialPlan, TrialRecord
 from bssearch.search import confirmation
 from bssearch.search.engine import Engine
-from bssearch.space import UNKNOWN
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec
+from bssearch.spec.space import UNKNOWN
 from tests.benchmarks.simulate.draws import pruner_settings
 from tests.benchmarks.simulate.processes import PROCESSES, run_pairs
 from tests.benchmarks.simulate.replay import BEGIN, Replay, VirtualClock

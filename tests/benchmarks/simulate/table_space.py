@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bssearch.errors import UsageError
-from bssearch.recorded import RecordedTable, RecordedTrial
+from bssearch.exchange.recorded_curves import RecordedTable, RecordedTrial
 from bssearch.records import ParameterValue, Target
 from tests.benchmarks.simulate.replay import Replay, replays
 

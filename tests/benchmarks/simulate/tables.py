@@ -1,4 +1,4 @@
-"""Reads tables of recorded curves, as `bssearch.recorded` writes them."""
+"""Reads tables of recorded curves, as `bssearch.exchange.recorded_curves` writes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, NonNegativeInt, ValidationError
 
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.recorded import COLUMNS, PREFIX, RecordedTable, RecordedTrial, check_separator, description_path
+from bssearch.exchange.recorded_curves import (
+    COLUMNS,
+    PREFIX,
+    RecordedTable,
+    RecordedTrial,
+    check_separator,
+    description_path,
+)
 from bssearch.records import Goal, ParameterValue, Target
 
 LARGEST = 1e100

@@ -1,0 +1,1 @@
+"""What goes in and out: imports, exports, boards, Optuna studies."""

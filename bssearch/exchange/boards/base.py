@@ -1,0 +1,64 @@
+"""What a board is, and what it must not be told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from bssearch.records import ParameterValue
+from bssearch.records.text import without_passwords
+
+Words = Mapping[str, str]
+Parameters = Mapping[str, ParameterValue]
+Figures = Mapping[str, float]
+# An evaluation: its step, its epoch second (the trial's start plus its train seconds), its figures.
+Point = tuple[int, float, Figures]
+
+_SECRET = re.compile(r"passw|passphrase|secret|credential|api[_-]?key|token$", re.IGNORECASE)
+
+
+class Board(Protocol):
+    """Shows the trials of one driver. All calls come from one thread; a call that raises is repeated up to twice."""
+
+    def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
+        """Show a study. ``mark`` is unique; ``about`` has ``target``, ``objective``, ``device`` and ``spec`` (YAML)."""
+
+    def started(self, number: int, at: float, parameters: Parameters) -> None:
+        """Show a trial that started at an epoch second, or resumes. Its phase and seed are parameters, too."""
+
+    def observed(self, number: int, points: Sequence[Point]) -> None:
+        """Add evaluations. The figures of each include the metric and ``train_seconds``."""
+
+    def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
+        """Show the end of a trial, or that it is paused. With ``is_elsewhere`` a driver that died had started it."""
+
+    def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
+        """Show the answer after so many trials, with ``headline``, ``verdict`` and ``document`` (JSON) in words."""
+
+    def close(self) -> None:
+        """Write what is still in memory. No call follows."""
+
+
+def masked(value: Any) -> Any:
+    """Return values with ``***`` for the password of each URL in a text."""
+    if isinstance(value, str):
+        return without_passwords(value)
+    if isinstance(value, Mapping):
+        return {masked(key): masked(one) for key, one in value.items()}
+    return value
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """Return JSON values with ``***`` for texts that a key, ``--password=…`` or the argument before names a secret."""
+    if isinstance(value, Mapping):
+        return {key: without_secrets(one, str(key)) for key, one in value.items()}
+    if isinstance(value, list):
+        names = ["", *(one if isinstance(one, str) and one.startswith("-") else "" for one in value)]
+        return [without_secrets(one, before or name) for one, before in zip(value, names, strict=False)]
+    if not isinstance(value, str):
+        return value
+    key, equals, _ = value.partition("=")
+    if equals and _SECRET.search(key):
+        return f"{key}=***"
+    return "***" if _SECRET.search(name) and not value.startswith("-") else value

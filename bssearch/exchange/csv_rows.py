@@ -1,0 +1,35 @@
+"""Rows as CSV, in which a spreadsheet finds values and no formulas."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TextIO
+
+from bssearch.records.text import visible
+
+Row = Mapping[str, Any]
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""With what a cell begins that a spreadsheet computes, or passes on (https://owasp.org/www-community/attacks/CSV_Injection)."""
+
+
+def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None:
+    """Write rows as CSV with a head, of their values those that have a column; lists and mappings as JSON."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(map(_csv_cell, columns))
+    for row in rows:
+        writer.writerow(_csv_cell(row.get(column)) for column in columns)
+
+
+def _csv_cell(value: Any) -> Any:
+    """Return a value as a CSV cell; a text that a spreadsheet would take for a formula has a ' before it."""
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value, allow_nan=False)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if not isinstance(value, str):
+        return value
+    text = visible(value.replace("\r\n", "\n").replace("\r", "\n"))  # which the csv module does not quote
+    return f"'{text}" if value.startswith(FORMULA) else text

@@ -1,0 +1,282 @@
+"""``export`` of a study to files: tables of trials and observations, learning curves, or the whole study."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from datetime import datetime
+from functools import cache
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, Union, get_args, get_origin, get_type_hints
+
+from bssearch.analysis.shape import parameters_of
+from bssearch.commands.report import observations_of
+from bssearch.commands.trials import flat_table, traceback, trial_row
+from bssearch.errors import UsageError
+from bssearch.exchange.csv_rows import write_csv
+from bssearch.exchange.recorded_curves import RecordedTable, RecordedTrial, write_table
+from bssearch.files import check_file, naming, replacing
+from bssearch.records import (
+    Configuration,
+    DeviceUse,
+    Environment,
+    GradientNoise,
+    Observation,
+    Phase,
+    TrialOutcome,
+    TrialRecord,
+    TrialState,
+)
+from bssearch.spec.stored import spec_of
+from bssearch.storage.repository import Store
+from bssearch.storage.transfer.study_file import SUFFIX
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote, as lines for programs, and what there is to say about it, for people."""
+
+    written: Sequence[str]
+    notes: Sequence[str] = ()
+
+
+OBSERVED = tuple(one.name for one in fields(Observation))
+KINDS: Mapping[object, str] = {
+    bool: "boolean",
+    int: "Int64",
+    float: "float64",
+    datetime: "datetime64[us, UTC]",
+}
+"""The column type in pandas of a Python type, with a missing value of its own; of all others it is text."""
+
+TEXT = "string"
+MOST_INTEGER = 2**63
+LARGEST_FLOAT = int(sys.float_info.max)
+
+
+def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
+    """Write a study's trials as ``NAME.csv``, one row a trial, and beside it ``NAME.observations.csv``; both or none.
+
+    A text that a spreadsheet would take for a formula has a ' before it. Raises `NotFoundError`, and `UsageError` where
+    a file cannot be written.
+    """
+    paths = _paths(name, file, ".csv")
+    columns, rows = export_table(store, name)
+    with replacing(paths) as files:
+        with naming(paths[0]):
+            write_csv(files[0], columns, rows)
+        with naming(paths[1]):
+            write_observations(files[1], observations_of(store, name, store.trials(name)))
+    return Exported([str(path) for path in paths])
+
+
+def export_parquet(store: Store, name: str, file: str | None = None) -> Exported:
+    """Write a study's trials as ``NAME.parquet``, and ``NAME.observations.parquet``, with types; both or none.
+
+    Whole numbers are nullable 64-bit integers, times are of UTC, lists are JSON texts. Raises `NotFoundError`, and
+    `UsageError` where the extra ``parquet`` is not installed or a file cannot be written.
+    """
+    require_parquet()
+    paths = _paths(name, file, ".parquet")
+    columns, rows = export_table(store, name)
+    observed = [
+        {"trial": number, **dict(zip(OBSERVED, astuple(one), strict=True))}
+        for number, one in observations_of(store, name, store.trials(name))
+    ]
+    frames = [typed_frame(columns, rows), typed_frame(["trial", *OBSERVED], observed)]
+    with replacing(paths, binary=True) as files:
+        for path, opened, frame in zip(paths, files, frames, strict=True):
+            with naming(path):
+                frame.to_parquet(opened, engine="pyarrow", index=False)
+    return Exported([str(path) for path in paths])
+
+
+def require_parquet() -> None:
+    """Raise `UsageError` where the extra ``parquet`` is not installed."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "Parquet files need pyarrow, which is not installed", hint="pip install 'bssearch[parquet]'"
+        ) from error
+
+
+def export_table(store: Store, name: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the columns and the rows of a study's trials, with all that is known of each.
+
+    They are those of ``trials --format json``, nested ones with dotted names, the study, when each began and ended
+    (with the time zone), the traceback of its end, and where it ran (``environment.…``). Raises `NotFoundError`.
+    """
+    places = store.environments(name)
+    return flat_table([_row(name, trial, places.get(trial.number)) for trial in store.trials(name)])
+
+
+def _row(name: str, trial: TrialRecord, place: Environment | None) -> dict[str, Any]:
+    return {
+        "study": name,
+        **trial_row(trial),
+        "created_at": trial.created_at,
+        "ended_at": trial.ended_at,
+        "traceback": traceback(trial),
+        "environment": None if place is None else asdict(place),
+    }
+
+
+def write_observations(file: TextIO, observations: Iterable[tuple[int, Observation]]) -> None:
+    """Write observations with the numbers of their trials as CSV."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(("trial", *OBSERVED))
+    writer.writerows((number, *astuple(one)) for number, one in observations)
+
+
+def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return rows as a data frame whose columns have the types of their records' fields, or else of their values."""
+    import pandas as pd
+
+    found: dict[str, pd.Series[Any]] = {}
+    for column in columns:
+        values = [row.get(column) for row in rows]
+        kind = column_type(column, values)
+        found[column] = pd.Series([_text(one) for one in values] if kind == TEXT else values, dtype=kind)
+    return pd.DataFrame(found, columns=list(columns))
+
+
+def column_type(column: str, values: Sequence[Any]) -> str:
+    """Return the type in pandas of a column: what its field is declared to be, where the values are that, else theirs.
+
+    Numbers of both kinds are floats, and so are integers beyond 64 bits; beyond the range of floats they are text, and
+    so is what else is mixed.
+    """
+    kinds = {_kind_of(one) for one in values if one is not None}
+    declared = _declared().get(column)
+    if not kinds:
+        return declared or TEXT
+    if kinds <= {"Int64", "float64"} and "float64" in {declared, *kinds}:
+        return "float64"
+    return kinds.pop() if len(kinds) == 1 else TEXT
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and not -MOST_INTEGER <= value < MOST_INTEGER:
+        return "float64" if -LARGEST_FLOAT <= value <= LARGEST_FLOAT else TEXT
+    return KINDS.get(type(value), TEXT)
+
+
+def _text(value: Any) -> str | None:
+    """Return a value as a text: a list as JSON, a boolean as there."""
+    text = str(value) if isinstance(value, str) else json.dumps(value, allow_nan=False, default=str)
+    return None if value is None else text
+
+
+@cache
+def _declared() -> Mapping[str, str]:
+    """Return the types of the columns that are fields of records: of one that is empty its values tell none."""
+    records: dict[str, list[type]] = {
+        "": [TrialRecord, Configuration, TrialOutcome, DeviceUse, Observation],
+        "noise_": [GradientNoise],
+        "environment.": [Environment],
+    }
+    return {
+        f"{prefix}{name}": KINDS.get(_without_none(hint), TEXT)
+        for prefix, classes in records.items()
+        for one in classes
+        for name, hint in get_type_hints(one).items()
+    } | {"trial": "Int64"}
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        kinds = [one for one in get_args(hint) if one is not type(None)]
+        return kinds[0] if len(kinds) == 1 else None
+    return hint
+
+
+def _paths(name: str, file: str | None, suffix: str) -> list[Path]:
+    """Return where the trials and the observations go; raise `UsageError` where one of them cannot be written."""
+    path = Path(file or f"{name}{suffix}")
+    paths = [path, path.with_name(f"{path.name.removesuffix(suffix)}.observations{suffix}")]
+    for one in paths:
+        check_file(one)
+    return paths
+
+
+def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
+    """Write the learning curves of a study's search trials as a table, ``NAME.csv.gz`` where no file is given.
+
+    A description that ends in .json is written beside it. Raises as `recorded_table` does.
+    """
+    table = recorded_table(store, name)
+    early = stopped_early(store, name)
+    written = [str(path) for path in write_table(table, Path(file or f"{name}.csv.gz"))]
+    note = (
+        f"note: the study's own pruner stopped {early} of {len(table.trials)} trials, whose curves end there: to "
+        "compare pruners without that, run a study with --set pruner.name=none"
+    )
+    return Exported(written, [note] if early else [])
+
+
+def recorded_table(store: Store, name: str) -> RecordedTable:
+    """Return the finished search trials of a study with their curves; those without a curve are left out.
+
+    What stopped a trial early is not in its curve: replayed, it ends there. Raises `NotFoundError`, and `UsageError`
+    where no trial has a curve.
+    """
+    study = store.study(name)
+    spec = spec_of(study)
+    finished = {trial.number: trial for trial in search_trials(store, name)}
+    observations = observations_of(store, name, list(finished.values()))
+    recorded = [
+        _recorded(finished[number], [observation for _, observation in group])
+        for number, group in groupby(observations, key=itemgetter(0))
+    ]
+    if not recorded and spec.is_imported:
+        raise UsageError(f"study {name!r} has no learning curves: its runs were imported, without evaluations")
+    if not recorded:
+        raise UsageError(
+            f"study {name!r} has no learning curves: none of its {len(finished)} finished trials stored an evaluation"
+        )
+    return RecordedTable(name, study.target, spec.budget.trial_train_seconds, tuple(recorded))
+
+
+def search_trials(store: Store, name: str) -> list[TrialRecord]:
+    """Return the finished search trials of a study: repeats of a configuration are no trials of a search."""
+    return [trial for trial in store.trials(name) if trial.phase is Phase.SEARCH and trial.state.is_finished]
+
+
+def stopped_early(store: Store, name: str) -> int:
+    """Return the number of search trials that the study's own pruner stopped; replayed, they end there."""
+    stopped = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}
+    return sum(trial.state in stopped for trial in search_trials(store, name))
+
+
+def _recorded(trial: TrialRecord, curve: list[Observation]) -> RecordedTrial:
+    sizes = {"batch_size": trial.configuration.batch_size, "micro_batch_size": trial.configuration.micro_batch_size}
+    return RecordedTrial(
+        number=trial.number,
+        parameters={**sizes, **parameters_of(trial.configuration)},
+        seed=trial.seed,
+        steps=tuple(one.step for one in curve),
+        train_seconds=tuple(one.train_seconds for one in curve),
+        metrics=tuple(one.metric for one in curve),
+    )
+
+
+def export_study(store: Store, name: str, file: str | None = None) -> Exported:
+    """Write a whole study into one file, by default ``NAME.bssearch.jsonl.gz``.
+
+    The same study makes the same bytes. Running trials are left out: their leases belong to this database. Raises what
+    `Store.write_study` raises.
+    """
+    path = Path(file or f"{name}{SUFFIX}")
+    running = store.write_study(name, path)
+    note = f"note: left out {len(running)} running trials; export the study again when they have ended"
+    return Exported([str(path)], [note] if running else [])

@@ -1,0 +1,408 @@
+"""One run that was made elsewhere: the cells of its row, its batch size and its configuration."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bssearch.errors import NotFoundError, UsageError
+from bssearch.records import Configuration, ParameterValue, TrialState
+from bssearch.spec.space import TRAINING_PARAMETERS
+from bssearch.spec.space.domains import LIMITS
+
+LARGEST = 2**31 - 1
+"""The largest whole number that every database's integer column holds."""
+
+MOST_BYTES = 2**26
+"""Bytes of a file of runs at most: a choice."""
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text; raise `NotFoundError` where it is not there, `UsageError` where it is no UTF-8 text."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise NotFoundError(f"no file {str(path)!r}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > MOST_BYTES:
+        raise UsageError(f"{path} has more than {MOST_BYTES:,} bytes", hint="import it as several files")
+    try:
+        return data.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{path}:{line} is not UTF-8 text: byte 0x{data[error.start]:02x}") from None
+
+
+def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
+    """Return an integer, also one written as ``120.0``; raise `UsageError` where it is none or out of its bounds."""
+    value = number(text)
+    try:
+        found = int(text) if "_" not in text else None
+    except ValueError:
+        found = int(value) if value.is_integer() else None
+    if found is None or not low <= found <= high:
+        raise UsageError(f"{label} = {text!r} must be an integer in [{low}, {high}] ({origin})")
+    return found
+
+
+def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
+    """Return what a text stands for: a boolean (true, false), a number, or itself; infinities and NaN are refused."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    value = number(text)
+    if math.isnan(value) and text.lower().lstrip("+-") != "nan":
+        return text
+    if not math.isfinite(value):
+        raise UsageError(
+            f"{label} = {text!r} must be a finite number or a text ({origin})", hint="leave unknown cells empty"
+        )
+    try:
+        return int(text)
+    except ValueError:
+        return value
+
+
+def csv_rows(text: str, source: str, *, skipinitialspace: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """Yield each row that is not blank, with the line on which it begins; raise `UsageError` for what is no CSV."""
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=skipinitialspace, strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise UsageError(f"{source}:{line} is not valid CSV: {error}") from None
+        if cells is None:
+            return
+        if cells:
+            yield line, cells
+
+
+def number(text: str) -> float:
+    """Return the number that a text is, NaN where it is none; digits grouped by underscores are none."""
+    try:
+        return math.nan if "_" in text else float(text)
+    except ValueError:
+        return math.nan
+
+
+TYPED = ("learning_rate", *TRAINING_PARAMETERS, "optimizer")
+"""The parameters for which a configuration has a field that cannot be empty."""
+
+SPLIT = ("micro_batch_size", "accumulation_steps", "world_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run; None is what its table does not say.
+
+    ``steps`` and ``train_seconds`` are those to the target, or all that it ran where it missed the target;
+    ``last_miss_step`` is that of the evaluation before the one at which it reached the target; ``missed``
+    is how it ended where it did not. Of the configuration, what is not known has a placeholder in its field and None
+    under its own name in ``parameters``. ``origin`` says where the run stands, such as ``runs.csv:12``.
+    """
+
+    origin: str
+    configuration: Configuration
+    seed: int | None = None
+    reached: bool = True
+    missed: TrialState = TrialState.EXHAUSTED
+    steps: int | None = None
+    last_miss_step: int | None = None
+    train_seconds: float | None = None
+    final_metric: float | None = None
+    device: str | None = None
+    precision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """The runs of a table in its order, and what a reader of them must know, each a sentence."""
+
+    runs: tuple[Run, ...]
+    notes: tuple[str, ...]
+
+
+def make_configuration(
+    batch_size: int, values: Mapping[str, ParameterValue], origin: str, label: Callable[[str], str] = str
+) -> Configuration:
+    """Return the configuration of a run from its parameters by name, None where a value is not known.
+
+    `TYPED` ones that are not known get a placeholder, and None under their own name in ``parameters``. The split into
+    micro-batches is taken where its factors give the batch size. ``label`` names a parameter as its file does. Raises
+    `UsageError` for a value outside what its parameter can be.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    typed: dict[str, Any] = {"learning_rate": 1.0, **dict.fromkeys(TRAINING_PARAMETERS, 0.0), "optimizer": "unknown"}
+    for name in (one for one in TYPED if one in given):
+        value = given[name]
+        typed[name] = str(value) if name == "optimizer" else _within_limits(name, value, label(name), origin)
+    parts = {name: integer(str(given[name]), label(name), origin, low=1) for name in SPLIT if name in given}
+    micro_batch_size, accumulation_steps, world_size = _split(batch_size, parts)
+    own = {name: value for name, value in values.items() if name not in (*TYPED, *SPLIT, "batch_size")}
+    return Configuration(
+        batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
+        accumulation_steps=accumulation_steps,
+        world_size=world_size,
+        parameters={**own, **{name: None for name in TYPED if name not in given}},
+        **typed,
+    )
+
+
+def _within_limits(name: str, value: ParameterValue, label: str, origin: str) -> float:
+    low, high, rule = LIMITS.get(name, (1e-100, 1e100, "must be > 0 (1e-100 to 1e100)"))
+    if isinstance(value, str | bool | None) or not (low <= value <= high and math.isfinite(value)):
+        number = "" if isinstance(value, int | float) and not isinstance(value, bool) else "a number and "
+        raise UsageError(f"{label} = {value!r} {rule.replace('must be ', f'must be {number}')} ({origin})")
+    return float(value)
+
+
+def _split(batch_size: int, parts: Mapping[str, int]) -> tuple[int, int, int]:
+    """Return the factors of `SPLIT` of which some are given; where they do not give the batch size, one micro-batch."""
+    world, micro = parts.get("world_size", 1), parts.get("micro_batch_size")
+    accumulation = parts.get("accumulation_steps", 1 if micro is None else max(1, batch_size // (micro * world)))
+    micro = micro or max(1, batch_size // (accumulation * world))
+    if micro * accumulation * world != batch_size:
+        accumulation, world = 1, world if batch_size % world == 0 else 1
+        micro = batch_size // world
+    return micro, accumulation, world
+
+
+BATCH, MICRO, ACCUMULATION, WORLD = "batch_size", "micro_batch_size", "accumulation_steps", "world_size"
+STEP_BATCH = "effective_batch_size"
+"""The batch of an optimizer step by a name that can mean nothing else."""
+
+_ALIASES = {
+    MICRO: (
+        "micro_batch",
+        "micro_bs",
+        "micro_bsz",
+        "per_device_train_batch_size",
+        "per_device_batch_size",
+        "per_gpu_train_batch_size",
+        "per_gpu_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "batch_size_per_device",
+        "batch_size_per_gpu",
+        "device_batch_size",
+        "local_batch_size",
+    ),
+    ACCUMULATION: (
+        "gradient_accumulation_steps",
+        "gradient_accumulation",
+        "grad_accumulation_steps",
+        "grad_accumulation",
+        "grad_accum_steps",
+        "grad_accum",
+        "accum_steps",
+        "accumulation",
+        "accumulate_grad_batches",
+        "num_accumulation_steps",
+        "gradient_accumulation_step",
+        "accumulate_steps",
+        "acc_steps",
+        "ga_steps",
+        "ga",
+        "gas",
+        "update_freq",
+    ),
+    WORLD: (
+        "num_devices",
+        "n_devices",
+        "num_gpus",
+        "n_gpus",
+        "n_gpu",
+        "ngpus",
+        "ngpu",
+        "num_processes",
+        "data_parallel_size",
+        "data_parallel",
+        "dp_size",
+        "devices",
+        "gpus",
+        "nproc_per_node",
+        "gpus_per_node",
+        "num_gpus_per_node",
+    ),
+    STEP_BATCH: ("global_batch_size", "total_batch_size", "total_train_batch_size", "step_batch_size"),
+}
+_NODES = ("nodes", "num_nodes", "n_nodes", "nnodes")
+"""Names of a number of machines. Whether a number of devices beside them is of one or of all is not known."""
+
+_PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *theirs)}
+
+
+def part_of_batch(name: str) -> str | None:
+    """Return the part of a step's batch that a name of somebody's stands for, None if it is another parameter."""
+    return _PARTS.get(_plain(name))
+
+
+def _plain(name: str) -> str:
+    return re.split(r"[./]", name)[-1].lower().replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenBatch:
+    """What a run says of its batch: ``parts`` by our names, and ``labels``, their names in the file."""
+
+    origin: str
+    parts: Mapping[str, int]
+    labels: Mapping[str, str]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], origin: str, label: Callable[[str], str] = str) -> GivenBatch:
+        """Return what is said by values under the file's names; other parameters, None and "" say nothing.
+
+        Raises `UsageError` for a value that is not an integer >= 1, and for two names of one part that differ.
+        """
+        parts: dict[str, int] = {}
+        labels: dict[str, str] = {}
+        for name, value in values.items():
+            if _plain(name) in _NODES and str(value) not in ("", "1", "1.0", "None"):
+                raise UsageError(
+                    f"{label(name)} = {value}: the devices on all nodes are not known ({origin})",
+                    hint=f"give them as {WORLD} instead of {label(name)}",
+                )
+            ours = BATCH if name == BATCH else part_of_batch(name)
+            if ours is None or value is None or value == "":
+                continue
+            number = integer(str(value), label(name), origin, low=1)
+            if parts.get(ours, number) != number:
+                raise UsageError(f"{labels[ours]} = {parts[ours]} and {label(name)} = {number} differ ({origin})")
+            parts[ours], labels[ours] = number, label(name)
+        return cls(origin=origin, parts=parts, labels=labels)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it says enough: the batch of a step or a device."""
+        return bool({BATCH, MICRO, STEP_BATCH} & self.parts.keys())
+
+    @property
+    def factor(self) -> int:
+        """The micro-batches of a step, on all devices, as far as they are known."""
+        return self.parts.get(ACCUMULATION, 1) * self.parts.get(WORLD, 1)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its batch size may be that of a device or that of a step."""
+        return BATCH in self.parts and not {MICRO, STEP_BATCH} & self.parts.keys()
+
+    def in_words(self, *names: str) -> str:
+        """Return the values of some parts that are given, as ``grad_accum = 4 and world_size = 2``."""
+        return " and ".join(f"{self.labels[name]} = {self.parts[name]}" for name in names if name in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatches:
+    """The batch of each run as ``batch_size`` and its three factors, and what a reader must know of them."""
+
+    batches: tuple[dict[str, int], ...]
+    notes: tuple[str, ...]
+
+
+def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
+    """Return the batches of the optimizer steps of runs, of which each `is_known`, from all that their file says.
+
+    ``rename`` says how a user gives ``batch_size`` another name, with ``{}`` for that name. Raises `UsageError` if a
+    batch is unknown, if its parts contradict each other, and if a batch size may be that of a device or of a step.
+    """
+    open_ones = [one for one in given if one.is_open]
+    per_device, why = _is_per_device(open_ones, rename)
+    known = {name for one in given for name in one.parts}
+    batches = tuple(_batch(one, known, per_device) for one in given)
+    notes = []
+    if why and per_device:
+        notes.append(
+            f"batch_size is taken as that of a device, since {why}: × {_factors(open_ones)} it is that of a step; "
+            f"{rename.format(STEP_BATCH)} if it is that of a step already"
+        )
+    elif why:
+        notes.append(
+            f"batch_size is taken as that of a step, since {why}; {rename.format(MICRO)} if it is that of a device"
+        )
+    products = [one for one in given if not {BATCH, STEP_BATCH} & one.parts.keys()]
+    if products:
+        assumed = [name for name in (ACCUMULATION, WORLD) if name not in known]
+        notes.append(
+            f"batch_size is taken as {MICRO} × {ACCUMULATION} × {WORLD} in {len(products)} of {len(given)} runs"
+            + (f", with {' and '.join(assumed)} = 1, which the file does not have" if assumed else "")
+        )
+    return StepBatches(batches, tuple(notes))
+
+
+def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]:
+    """Return whether batch sizes are those of a device, and the evidence: "" if no step has several micro-batches."""
+    several = [one for one in given if one.factor > 1]
+    if not several:
+        return False, ""
+    for one in several:
+        if one.parts[BATCH] % one.factor:
+            words = one.in_words(ACCUMULATION, WORLD)
+            return True, f"{one.in_words(BATCH)} is not a multiple of {words} ({one.origin})"
+    sizes, factors = {one.parts[BATCH] for one in given}, {one.factor for one in given}
+    if len(sizes) == 1 and len(factors) > 1:
+        return True, f"it is {min(sizes)} in all runs, and {_factors(several)} varies"
+    micro = {one.parts[BATCH] // one.factor for one in given}
+    if len(micro) == 1 and len(factors) > 1:
+        return False, f"divided by {_factors(several)} it is {min(micro)} in all runs"
+    first = several[0]
+    raise UsageError(
+        f"{first.in_words(BATCH)} may be that of a device or that of a step, with "
+        f"{first.in_words(ACCUMULATION, WORLD)} ({first.origin})",
+        hint=f"{rename.format(MICRO)} if it is that of a device, {rename.format(STEP_BATCH)} if it is that of a step",
+    )
+
+
+def _factors(given: Iterable[GivenBatch]) -> str:
+    labels = dict.fromkeys(one.labels[name] for one in given for name in (ACCUMULATION, WORLD) if name in one.parts)
+    return " × ".join(labels)
+
+
+def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]:
+    """Return a run's batch and its factors; ``known`` are the parts that the file gives of any run."""
+    parts = one.parts
+    micro = parts.get(MICRO, parts.get(BATCH) if per_device and one.is_open else None)
+    batch = None if micro is not None and MICRO not in parts else parts.get(STEP_BATCH, parts.get(BATCH))
+    if batch is None:
+        micro = micro or parts[MICRO]
+        for name in (ACCUMULATION, WORLD):
+            if name in known and name not in parts:
+                raise UsageError(f"{name} is not known, and so the batch size is not ({one.origin})")
+        batch = micro * one.factor
+        if batch > LARGEST:
+            raise UsageError(
+                f"batch_size = {one.in_words(BATCH, MICRO, ACCUMULATION, WORLD)} is more than {LARGEST} ({one.origin})"
+            )
+        return _whole_split(batch, micro, parts)
+    if STEP_BATCH in parts and BATCH in parts and micro is None and parts[BATCH] != batch:
+        micro = parts[BATCH]  # beside the batch of a step it is that of a device
+    found = _whole_split(batch, micro, parts)
+    if found[MICRO] * found[ACCUMULATION] * found[WORLD] != batch or parts.get(BATCH, batch) not in (batch, micro):
+        raise UsageError(
+            f"{one.in_words(STEP_BATCH, BATCH)} is not {' × '.join([MICRO, ACCUMULATION, WORLD])}: "
+            f"{one.in_words(MICRO, ACCUMULATION, WORLD)} ({one.origin})",
+            hint=f"leave out the wrong one; {STEP_BATCH} is the batch of a step",
+        )
+    return found
+
+
+def _whole_split(batch: int, micro: int | None, parts: Mapping[str, int]) -> dict[str, int]:
+    """Return a batch's factors; those that are not given are what the batch leaves for them, accumulation first."""
+    world = parts.get(WORLD)
+    if micro is None:
+        micro = batch // (parts.get(ACCUMULATION, 1) * (world or 1))
+    accumulation = parts.get(ACCUMULATION) or max(1, batch // (micro * (world or 1) or 1))
+    return {
+        BATCH: batch,
+        MICRO: micro,
+        ACCUMULATION: accumulation,
+        WORLD: world or max(1, batch // (micro * accumulation or 1)),
+    }

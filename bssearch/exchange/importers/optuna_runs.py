@@ -1,0 +1,691 @@
+"""``import optuna``: the finished trials of an Optuna study, as far as they say what they were.
+
+An Optuna trial holds parameters, a value, and reports by steps whose unit only its author knows. So seconds and
+optimizer steps are read where somebody says where they stand, or where the study is one that bssearch exported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from bssearch.errors import UsageError
+from bssearch.exchange.importers.imported_run import (
+    LARGEST,
+    GivenBatch,
+    Run,
+    integer,
+    make_configuration,
+    part_of_batch,
+    step_batches,
+)
+from bssearch.exchange.importers.importer import Studies
+from bssearch.exchange.importers.runs import LARGEST_SEED, LONGEST_S, FiguresAt, RunsObjective
+from bssearch.options import Option
+from bssearch.records import Goal, Observation, ParameterValue, Target, TrialState, is_metric
+from bssearch.records.curves import Crossing, first_crossing
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+    from bssearch.exchange.importers.optuna_database import OptunaTrials
+
+VALUE, USER_ATTRIBUTE = "value", "user_attr:"
+OWN_TIME, OWN_STEPS, OWN_SECONDS = "time_to_target_s", "steps_to_target", "train_seconds"
+"""User attributes of a trial that `export --to optuna` wrote: to the study's own target, and of the whole trial."""
+
+
+def check_own_place(found: OptunaTrials, option: str, place: str | None, own: Target, wanted: Target) -> None:
+    """Raise `UsageError` where figures of a study that bssearch exported are not those to the wanted target.
+
+    Its values are the objective's figure, seconds under time_to_target alone; they and two attributes of a trial are
+    to the study's ``own`` target.
+    """
+    if place == VALUE and list(found.metric_names) != [OWN_TIME]:
+        named = ", ".join(found.metric_names) or "not named"
+        raise UsageError(f"{option} {VALUE}: the values of {found.name!r}, which bssearch exported, are {named}")
+    if place in (VALUE, USER_ATTRIBUTE + OWN_TIME, USER_ATTRIBUTE + OWN_STEPS) and wanted != own:
+        raise UsageError(
+            f"{option} {place}: in {found.name!r}, which bssearch exported, it is to {own.in_words}, "
+            f"not to {wanted.in_words}"
+        )
+
+
+def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
+    """Return whether a trial is known to have ended where it reached the target: at its last report, after a miss."""
+    return hit is not None and hit.last_miss_step < hit.first_hit_step == max(trial.intermediate_values)
+
+
+def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool) -> bool:
+    """Return whether the reports show that a trial met the target before its last report, and cover its training.
+
+    If its value is none of its reports, it was measured after the last one, and the training may have been longer.
+    """
+    reports = trial.intermediate_values
+    if hit.first_hit_step == max(reports):
+        return False
+    value = trial.value if is_value_a_metric else None
+    return value is None or any(math.isclose(value, report) for report in reports.values())
+
+
+def says_target(name: str) -> bool:
+    """Return whether the name of a figure says that it is the figure at the target, as ``steps_to_target``."""
+    return "target" in name.lower()
+
+
+def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
+    """Return whether a trial's duration shows that seconds are those of the whole trial; None if it tells nothing.
+
+    ``share`` is the part of the trial until the target. Seconds to the target are at most that share of the duration;
+    20 % more allows for a slow first epoch.
+    """
+    lasted = 0.0 if trial.duration is None else trial.duration.total_seconds()
+    if lasted <= 0 or seconds > lasted * 1.02:
+        return None
+    return seconds > 1.2 * share * lasted or (seconds > 0.98 * lasted and share < 0.95)
+
+
+def is_feasible(trial: FrozenTrial) -> bool:
+    """Return whether a trial satisfies its constraints: all are <= 0, as for Optuna's `Study.best_trial`."""
+    return all(value <= 0.0 for value in trial.constraints.values())
+
+
+def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float | None:
+    """Return seconds; raise `UsageError` for what is no number of them."""
+    if value is None:
+        return None
+    seconds = number(value)
+    if seconds is None or not (0 < seconds <= LONGEST_S or (seconds == 0 and not reached)):
+        bound = f"> 0 where the target was reached, and <= {LONGEST_S:g}" if reached else f"in [0, {LONGEST_S:g}]"
+        raise UsageError(f"{name} = {value!r} must be seconds {bound} ({origin})")
+    return seconds
+
+
+def number(value: Any) -> float | None:
+    """Return a number as a float, None for what is none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+FEW = 10
+"""Report gaps up to this are rarely optimizer steps: an evaluation would take longer than the training between two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSteps:
+    """The report steps of a study: the ``first`` of any trial, and the smallest and largest gap between two reports.
+
+    The gaps are None if no trial has two reports.
+    """
+
+    first: int = 1
+    smallest_gap: int | None = None
+    largest_gap: int | None = None
+
+    @classmethod
+    def of(cls, trials: Iterable[FrozenTrial]) -> Self:
+        """Return the report steps of some trials."""
+        steps = [sorted(trial.intermediate_values) for trial in trials if trial.intermediate_values]
+        gaps = [later - earlier for one in steps for earlier, later in pairwise(one)]
+        return cls(
+            first=min((one[0] for one in steps), default=1),
+            smallest_gap=min(gaps, default=None),
+            largest_gap=max(gaps, default=None),
+        )
+
+    @property
+    def may_be_epochs(self) -> bool:
+        """Whether the trials report as often as every few epochs would."""
+        return self.largest_gap is not None and self.largest_gap <= FEW and self.first <= FEW
+
+    @property
+    def are_epochs(self) -> bool:
+        """Whether the trials report at 0, 1, 2, … or at 1, 2, 3, …; a report may be missing."""
+        return self.may_be_epochs and self.smallest_gap == 1 and self.first <= 1
+
+    @property
+    def epochs_before_first(self) -> int:
+        """Epochs that a report's number lacks: 1 if they are counted from 0, so that 0 is the end of the first epoch.
+
+        A study that reports every five epochs counts from 0 if its reports are 4, 9, 14, … Reports at 0, 100, 200, …
+        are more likely steps, with an evaluation before the first.
+        """
+        gap = self.smallest_gap or 1
+        return int((self.first == 0 and gap <= FEW) or (gap > 1 and self.first == gap - 1))
+
+
+DURATION, STEP_MS, STEP, EPOCH = "duration", "step_ms", "step", "epoch"
+ENDED = ("COMPLETE", "PRUNED")
+AS_EPOCHS = f"--steps {EPOCH} --samples-per-epoch N says so, N being the training samples of an epoch"
+OURS = frozenset({"objective", "target_metric", "target_value", "target_goal", "train_seconds_limit"})
+"""The user attributes of a study that `export --to optuna` wrote."""
+
+
+def import_optuna(
+    file: Annotated[str, Option("The database: a URL, or the path of a SQLite file.", metavar="FILE|URL")],
+    study: Annotated[
+        str | None, Option("Name of the Optuna study.", metavar="STUDY", shown_default="the only one there is")
+    ] = None,
+    *,
+    name: Annotated[str | None, Option("Name of the study.", shown_default="that of the Optuna study")] = None,
+    metric: Annotated[
+        str | None, Option("What the reports and values measure.", shown_default="the study's metric name")
+    ] = None,
+    target: Annotated[
+        float | None, Option("The value to reach.", shown_default="that of a study which bssearch exported")
+    ] = None,
+    goal: Annotated[
+        Goal | None, Option("Which way the metric is better.", shown_default="the study's direction")
+    ] = None,
+    param: Annotated[
+        list[str] | None, Option("A parameter's name, as in lr=learning_rate; may be repeated.", metavar="THEIRS=OURS")
+    ] = None,
+    seconds: Annotated[
+        str | None,
+        Option(
+            "Where train seconds stand: duration (of the whole trial, if its last report is the first that met the "
+            "target), step_ms (reports come by milliseconds), value (seconds to the target), or user_attr:NAME (of the "
+            "whole trial; the reports say which share of them is to the target).",
+            metavar="PLACE",
+            shown_default="nowhere: they are not known",
+        ),
+    ] = None,
+    steps: Annotated[
+        str | None,
+        Option(
+            "Where optimizer steps stand: step (reports come by them), epoch (reports come by epochs; with "
+            "--samples-per-epoch) or user_attr:NAME (of the whole trial, as for --seconds).",
+            metavar="PLACE",
+            shown_default="nowhere: they are not known",
+        ),
+    ] = None,
+    samples_per_epoch: Annotated[
+        int | None, Option("Training samples of an epoch, for --steps epoch.", min=1, shown_default="not known")
+    ] = None,
+    figures_at: Annotated[
+        FiguresAt | None,
+        Option(
+            "Whether duration or user_attr:NAME is of the trial until the target, or until its end.",
+            shown_default="end, unless NAME has 'target' in it",
+        ),
+    ] = None,
+    objective: Annotated[
+        RunsObjective | None,
+        Option("What the best batch size has the least of.", shown_default=RunsObjective.TIME_TO_TARGET.value),
+    ] = None,
+    default_batch: Annotated[int | None, Option("The batch size in use today, which others are compared with.")] = None,
+    device: Annotated[str | None, Option("Device of the trials.")] = None,
+    precision: Annotated[str | None, Option("Precision of the trials.")] = None,
+) -> Studies:
+    """Make a study from the finished trials of an Optuna study.
+
+    The parameters are batch_size, learning_rate and any others. A trial reached the target where a report or its value
+    meets it; else a COMPLETE one is exhausted, a PRUNED one pruned. FAIL, RUNNING and WAITING trials are left out, and
+    trials that violate a constraint. Seconds and steps are read from the place that --seconds and --steps name. A study
+    that `export --to optuna` wrote needs neither.
+    """
+    # SQLAlchemy, which `import --help` does without
+    from bssearch.exchange.importers.optuna_database import default_name, read_optuna_study
+    from bssearch.exchange.importers.studies import make_studies
+
+    found = read_optuna_study(file, study)
+    if samples_per_epoch is not None and steps != EPOCH:
+        raise UsageError(f"--samples-per-epoch = {samples_per_epoch} goes with --steps {EPOCH}")
+    reader = _reader(found, metric, target, goal, param or [], seconds, steps)
+    if steps == EPOCH and samples_per_epoch is None:
+        raise UsageError(
+            f"--steps {EPOCH}: how many samples an epoch has is not known", hint="--samples-per-epoch N says it"
+        )
+    reader = replace(reader, samples_per_epoch=samples_per_epoch, figures_at=figures_at)
+    runs, notes = reader.runs(found.trials)
+    runs = [replace(run, device=device or reader.device, precision=precision) for run in runs]
+    wanted, more = _objective(found, objective)
+    made = make_studies(
+        runs,
+        name=default_name(found.name) if name is None else name,
+        target=reader.target,
+        objective=wanted.value,
+        default_batch=default_batch,
+    )
+    return replace(made, notes=(*notes, *more, *made.notes))
+
+
+def _objective(found: OptunaTrials, given: RunsObjective | None) -> tuple[RunsObjective, list[str]]:
+    """Return the objective of the study to make, and what is to be noted of it."""
+    before = found.user_attributes.get("objective") if found.user_attributes.keys() >= OURS else None
+    if given is not None or before is None:
+        return given or RunsObjective.TIME_TO_TARGET, []
+    if before in list(RunsObjective):
+        return RunsObjective(before), []
+    return RunsObjective.TIME_TO_TARGET, [f"its objective was {before}, of which an import has no figures"]
+
+
+def _reader(
+    found: OptunaTrials,
+    metric: str | None,
+    target: float | None,
+    goal: Goal | None,
+    param: Sequence[str],
+    seconds: str | None,
+    steps: str | None,
+) -> _Reader:
+    """Return what reads the trials of a study, from what is said of them; raise `UsageError` where it cannot be."""
+    if len(found.directions) != 1:
+        raise UsageError(f"the Optuna study {found.name!r} has {len(found.directions)} objectives: it must have one")
+    _check_place("--seconds", seconds, (DURATION, STEP_MS, VALUE))
+    _check_place("--steps", steps, (STEP, EPOCH))
+    if seconds == STEP_MS and steps in (STEP, EPOCH):
+        raise UsageError(f"--seconds step_ms and --steps {steps} exclude each other: reports come by one of them")
+    attributes = found.user_attributes
+    is_ours = attributes.keys() >= OURS
+    own = Target(
+        metric=str(attributes.get("target_metric")),
+        value=number(attributes.get("target_value")) or 0.0,
+        goal=Goal.MINIMIZE if attributes.get("target_goal") == Goal.MINIMIZE else Goal.MAXIMIZE,
+    )
+    wanted = own if is_ours else _target_of(found, is_metric=seconds != VALUE)
+    wanted = Target(
+        metric=wanted.metric if metric is None else metric,
+        value=wanted.value if target is None else target,
+        goal=wanted.goal if goal is None else goal,
+    )
+    if not is_metric(wanted.value):
+        raise UsageError(
+            f"the target of the Optuna study {found.name!r} is not known"
+            if target is None
+            else f"--target = {target} must be a finite number",
+            hint="--target VALUE says it",
+        )
+    for option, place in (("--seconds", seconds), ("--steps", steps)) if is_ours else ():
+        check_own_place(found, option, place, own, wanted)
+    takes_own = is_ours and wanted == own and seconds is None and steps is None
+    return _Reader(
+        place=found.place,
+        target=wanted,
+        names=_names(param, found),
+        seconds=seconds,
+        steps=STEP if is_ours and steps is None and seconds != STEP_MS else steps,
+        is_ours=is_ours,
+        takes_own=takes_own,
+        own_values_are_seconds=list(found.metric_names) == [OWN_TIME],
+        device=str(attributes["device"]) if is_ours and attributes.get("device") else None,
+        reports=ReportSteps.of(found.trials),
+    )
+
+
+def _target_of(found: OptunaTrials, *, is_metric: bool) -> Target:
+    """Return what a study says of its metric, where its values are the metric; the target's value is NaN."""
+    direction = found.directions[0] if is_metric else Goal.MAXIMIZE.value
+    names = found.metric_names if is_metric else ()
+    goal = Goal.MINIMIZE if direction == Goal.MINIMIZE.value else Goal.MAXIMIZE
+    return Target(metric=names[0] if names else "metric", value=math.nan, goal=goal)
+
+
+def _check_place(option: str, given: str | None, places: Sequence[str]) -> None:
+    if given is None or given in places or given.removeprefix(USER_ATTRIBUTE) not in ("", given):
+        return
+    raise UsageError(f"{option} = {given!r} must be {', '.join(places)} or {USER_ATTRIBUTE}NAME")
+
+
+def _attribute(place: str | None) -> str | None:
+    """Return the user attribute that a place names, None if it names none."""
+    return place.removeprefix(USER_ATTRIBUTE) if place and place.startswith(USER_ATTRIBUTE) else None
+
+
+def _names(given: Sequence[str], found: OptunaTrials) -> dict[str, str]:
+    """Return our names of their parameters, of those that are told."""
+    there = {name for trial in found.trials for name in trial.params}
+    names: dict[str, str] = {}
+    for text in given:
+        theirs, separator, ours = text.partition("=")
+        if not (theirs and separator and ours):
+            raise UsageError(f"--param = {text!r} must be THEIRS=OURS, as in lr=learning_rate")
+        if theirs not in there:
+            raise UsageError(
+                f"--param {text}: no trial has a parameter {theirs!r}; there are {', '.join(sorted(there)) or 'none'}"
+            )
+        names[theirs] = ours
+    return names
+
+
+def _infeasible(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    return [trial for trial in trials if trial.state.name in ENDED and not is_feasible(trial)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """How the trials of a study are read: what they aim at, what their parameters are called, and where figures stand.
+
+    ``is_ours``: bssearch exported the study, so a value is its objective's figure, and never the metric that the
+    reports are. ``takes_own``: figures are read from the user attributes that the export wrote, values may be seconds.
+    """
+
+    place: str
+    target: Target
+    names: Mapping[str, str]
+    seconds: str | None
+    steps: str | None
+    is_ours: bool
+    takes_own: bool
+    own_values_are_seconds: bool
+    device: str | None
+    reports: ReportSteps
+    samples_per_epoch: int | None = None
+    figures_at: FiguresAt | None = None
+
+    def runs(self, trials: Sequence[FrozenTrial]) -> tuple[list[Run], list[str]]:
+        """Return the trials that have ended as runs, and notes. Raises `UsageError` if no trial tells its time."""
+        ended = [trial for trial in trials if trial.state.name in ENDED and is_feasible(trial)]
+        if not ended:
+            without = " without a violated constraint" if _infeasible(trials) else ""
+            raise UsageError(f"no runs: of {len(trials)} trials of {self.place} none is COMPLETE or PRUNED{without}")
+        parameters = [self._parameters(trial, self._origin(trial)) for trial in ended]
+        batches = step_batches(list(map(self._given_batch, ended, parameters)), "--param batch_size={}")
+        runs = list(map(self._run, ended, parameters, batches.batches))
+        self._check_reports({run.configuration.batch_size for run in runs})
+        self._check_attributes(ended)
+        notes = [*batches.notes, *self._notes(trials, ended, runs)]
+        if all(run.train_seconds is None and run.steps is None for run in runs):
+            raise UsageError(
+                "; ".join(
+                    [
+                        "nothing says how long a trial took: neither seconds nor steps of any are known",
+                        *notes,
+                    ]
+                ),
+                hint=f"--seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME says where seconds stand, "
+                f"--steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME where optimizer steps do; --figures-at "
+                f"{FiguresAt.TARGET} says that {DURATION} and {USER_ATTRIBUTE}NAME are those to the target",
+            )
+        return runs, notes
+
+    def _notes(self, trials: Sequence[FrozenTrial], ended: Sequence[FrozenTrial], runs: Sequence[Run]) -> Iterator[str]:
+        for state, count in Counter(trial.state.name for trial in trials).items():
+            if state not in ENDED:
+                yield f"{count} trial{'s are' if count > 1 else ' is'} {state} and left out"
+        infeasible = _infeasible(trials)
+        if infeasible:
+            yield (
+                f"{len(infeasible)} trial{'s' * (len(infeasible) > 1)} left out for a violated constraint (the first: "
+                f"{infeasible[0].number})"
+            )
+        beyond = [
+            trial.number
+            for trial, run in zip(ended, runs, strict=True)
+            if run.reached
+            and (
+                ((self.seconds == DURATION or self._seconds_name) and run.train_seconds is None)
+                or (self._steps_name and run.steps is None)
+            )
+        ]
+        if beyond:
+            yield (
+                f"{len(beyond)} of {len(runs)} trials went on past the target (the first: {beyond[0]}), or have no "
+                "reports that tell where they reached it, or no such figure: when they reached it is not known; "
+                f"--figures-at {FiguresAt.TARGET} says that the figures are those to the target"
+            )
+        shared = [trial.number for trial in ended if self._share(trial) not in (None, 1.0)]
+        for option, name in self._attributes():
+            if shared and not self._is_at_target(name):
+                yield (
+                    f"{option} {USER_ATTRIBUTE}{name} is taken as that of the whole trial: of {len(shared)} of "
+                    f"{len(runs)} trials, which went on past the target (the first: {shared[0]}), the share until the "
+                    f"first report that met it; --figures-at {FiguresAt.TARGET} says that it is to the target already"
+                )
+        by_epoch = self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())
+        if not self.is_ours and by_epoch and self.reports.epochs_before_first:
+            yield (
+                f"reports come at {self._first_steps()}: they are taken as counted from 0, {self.reports.first} "
+                f"being the end of epoch {self.reports.first + 1}"
+            )
+        if self.steps == STEP and not self.is_ours and self.reports.may_be_epochs:
+            yield (
+                f"reports come at steps {self._first_steps()}, whatever the batch size: if they are epochs, {AS_EPOCHS}"
+            )
+
+    def _first_steps(self) -> str:
+        first, gap = self.reports.first, self.reports.smallest_gap or 1
+        return f"{first}, {first + gap}, {first + 2 * gap}, …"
+
+    def _check_reports(self, sizes: set[int]) -> None:
+        """Raise `UsageError` if reports by epoch are said to come by steps or milliseconds."""
+        by = f"--steps {STEP}" if self.steps == STEP else f"--seconds {STEP_MS}" if self.seconds == STEP_MS else None
+        if by and not self.is_ours and len(sizes) > 1 and self.reports.are_epochs:
+            raise UsageError(
+                f"{by}: every trial of {self.place} reports at {self._first_steps()}, whatever its batch size "
+                f"({', '.join(map(str, sorted(sizes)))}): these are epochs",
+                hint=AS_EPOCHS,
+            )
+
+    def _check_attributes(self, ended: Sequence[FrozenTrial]) -> None:
+        """Raise `UsageError` if an attribute may be that to the target of trials that went on past it."""
+        if self.figures_at is not None or self.is_ours:
+            return
+        for option, name in self._attributes():
+            if says_target(name):
+                continue
+            shown = [self._is_of_whole(trial, name, option) for trial in ended]
+            told = [one for one in shown if one is not None]
+            if told and not any(told):
+                raise UsageError(
+                    f"{option} {USER_ATTRIBUTE}{name}: trials of {self.place} went on past the target, and nothing "
+                    f"tells whether {name} is that of the whole trial or that to the target",
+                    hint=f"--figures-at {FiguresAt.END} or --figures-at {FiguresAt.TARGET} says it",
+                )
+
+    def _is_of_whole(self, trial: FrozenTrial, name: str, option: str) -> bool | None:
+        """Return whether an attribute is shown to be that of a whole trial; None if the trial tells nothing."""
+        share, value, hit = self._share(trial), number(trial.user_attrs.get(name)), self._hit(trial)
+        if share is None or share == 1.0 or value is None or hit is None:
+            return None
+        if option == "--seconds":
+            return are_seconds_of_whole(trial, value, share)
+        return None if value > max(trial.intermediate_values) else not hit.last_miss_step < value <= hit.first_hit_step
+
+    def _attributes(self) -> list[tuple[str, str]]:
+        """Return the user attributes that hold figures, each after its option."""
+        names = (("--seconds", self._seconds_name), ("--steps", self._steps_name))
+        return [(option, name) for option, name in names if name is not None]
+
+    @property
+    def _seconds_name(self) -> str | None:
+        return _attribute(self.seconds)
+
+    @property
+    def _steps_name(self) -> str | None:
+        return _attribute(self.steps)
+
+    def _is_at_target(self, name: str) -> bool:
+        """Return whether an attribute is that to the target, of trials that reached it."""
+        return self.figures_at is FiguresAt.TARGET or (self.figures_at is None and says_target(name))
+
+    def _hit(self, trial: FrozenTrial) -> Crossing | None:
+        return first_crossing(self._points(trial), self.target)
+
+    def _share(self, trial: FrozenTrial) -> float | None:
+        """Return the part of a trial until its first report that met the target; None if its reports do not tell."""
+        hit = self._hit(trial)
+        if ended_at_target(hit, trial):
+            return 1.0
+        if hit is None or not hit_before_end(hit, trial, is_value_a_metric=self._values_are_metric(trial)):
+            return None
+        return self._done(hit.first_hit_step) / self._end(trial) or None
+
+    def _end(self, trial: FrozenTrial) -> float:
+        """Return a trial's end in the unit of `_done`: its last report, or its steps if these go on a little longer."""
+        last = self._done(max(trial.intermediate_values))
+        if self._steps_name is None or self._is_at_target(self._steps_name):
+            return last
+        steps = number(trial.user_attrs.get(self._steps_name))
+        return steps if steps is not None and last < steps < 2 * last else last
+
+    def _done(self, step: int) -> int:
+        """Return the part of the training that is done at a report, in any unit."""
+        return step if self.steps == STEP or self.is_ours else step + self.reports.epochs_before_first
+
+    def _origin(self, trial: FrozenTrial) -> str:
+        return f"{self.place}: trial {trial.number}"
+
+    def _given_batch(self, trial: FrozenTrial, values: Mapping[str, ParameterValue]) -> GivenBatch:
+        """Return what a trial says of its batch, by our names of its parameters."""
+        theirs = {self.names.get(name, name): name for name in trial.params}
+        parts = {name: value for name, value in trial.user_attrs.items() if part_of_batch(name)}
+        given = GivenBatch.of({**parts, **values}, self._origin(trial), lambda name: theirs.get(name, name))
+        if not given.is_known:
+            raise UsageError(
+                f"no parameter batch_size ({given.origin}); there are {', '.join(trial.params) or 'none'}",
+                hint="--param THEIRS=batch_size says which it is; micro_batch_size, accumulation_steps and world_size "
+                "may stand for it",
+            )
+        return given
+
+    def _run(self, trial: FrozenTrial, values: Mapping[str, ParameterValue], batch: Mapping[str, int]) -> Run:
+        origin, batch_size = self._origin(trial), batch["batch_size"]
+        others = {name: value for name, value in values.items() if part_of_batch(name) is None}
+        points = self._points(trial)
+        hit = first_crossing(points, self.target)
+        reached = self._has_reached(trial, hit)
+        metric = points[-1].metric if points else None
+        if reached and hit is not None:
+            metric = next((point.metric for point in points if point.step == hit.first_hit_step), metric)
+        if metric is None and trial.value is not None and self._values_are_metric(trial):
+            metric = trial.value if is_metric(trial.value) else None
+        seed = trial.user_attrs.get("seed") if self.takes_own else None
+        return Run(
+            origin=origin,
+            configuration=make_configuration(batch_size, {**others, **batch}, origin),
+            seed=None if seed is None else integer(str(seed), "seed", origin, low=0, high=LARGEST_SEED),
+            reached=reached,
+            missed=self._missed(trial),
+            steps=self._steps(trial, reached, points, hit, batch_size, origin),
+            last_miss_step=self._last_miss_step(hit, batch_size) if reached and hit is not None else None,
+            train_seconds=self._seconds(trial, reached, points, hit, origin),
+            final_metric=metric,
+        )
+
+    def _parameters(self, trial: FrozenTrial, origin: str) -> dict[str, ParameterValue]:
+        """Return the parameters by our names; of bssearch's own export how the batch was split, too."""
+        values: dict[str, ParameterValue] = {}
+        if self.takes_own:
+            split = ("batch_size", "micro_batch_size", "accumulation_steps")
+            values |= {name: trial.user_attrs[name] for name in split if name in trial.user_attrs}
+        ours = Counter(self.names.get(name, name) for name in trial.params)
+        twice = [name for name, count in ours.items() if count > 1]
+        if twice:
+            raise UsageError(f"{twice[0]} is the name of two parameters ({origin})", hint="--param gives one another")
+        for name, value in trial.params.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{name} = {value} must be a finite number ({origin})")
+            known = value is None or isinstance(value, bool | int | float | str)
+            values[self.names.get(name, name)] = value if known else str(value)
+        return values
+
+    def _points(self, trial: FrozenTrial) -> list[Observation]:
+        """Return the reports that are numbers, by step; their seconds are those of the steps where these are ms."""
+        unit = 1000 if self.seconds == STEP_MS else math.inf
+        return [
+            Observation(step=step, samples=0, train_seconds=step / unit, metric=value, loss=None, learning_rate=0.0)
+            for step, value in sorted(trial.intermediate_values.items())
+            if is_metric(value)
+        ]
+
+    def _values_are_metric(self, trial: FrozenTrial) -> bool:
+        """Return whether the value of a trial is the metric: that of a pruned one is its last report."""
+        return trial.state.name == "COMPLETE" and self.seconds != VALUE and not self.is_ours
+
+    def _has_reached(self, trial: FrozenTrial, hit: Crossing | None) -> bool:
+        if self.takes_own and "state" in trial.user_attrs:
+            return bool(trial.user_attrs["state"] == TrialState.REACHED)
+        if self.seconds == VALUE:
+            return trial.state.name == "COMPLETE"
+        by_value = self._values_are_metric(trial) and trial.value is not None and self.target.is_met_by(trial.value)
+        return hit is not None or by_value
+
+    def _missed(self, trial: FrozenTrial) -> TrialState:
+        """Return how a trial ended where it missed the target; of bssearch's own export as it was stored."""
+        own = trial.user_attrs.get("state") if self.takes_own else None
+        if own in (TrialState.CAPPED, TrialState.EXHAUSTED, TrialState.DIVERGED):
+            return TrialState(own)
+        return TrialState.PRUNED if trial.state.name == "PRUNED" else TrialState.EXHAUSTED
+
+    def _steps(
+        self,
+        trial: FrozenTrial,
+        reached: bool,
+        points: Sequence[Observation],
+        hit: Crossing | None,
+        batch_size: int,
+        origin: str,
+    ) -> int | None:
+        """Return the optimizer steps to the target, or all of a trial that missed it; None if they are unknown."""
+        if self.takes_own:
+            name = OWN_STEPS if reached else "steps"
+            return self._own_count(trial, name, reached, origin)
+        if self._steps_name is not None:
+            steps = self._own_count(trial, self._steps_name, reached, origin)
+            share = self._share_of(self._steps_name, trial) if reached else 1.0
+            return None if steps is None or share is None else max(round(steps * share), int(reached))
+        if self.steps == EPOCH:
+            step = (None if hit is None else hit.first_hit_step) if reached else points[-1].step if points else None
+            return None if step is None else self._steps_of_epochs(self._done(step), batch_size, origin)
+        if self.steps != STEP:
+            return None
+        if reached:
+            return None if hit is None else max(1, hit.steps)
+        return points[-1].step if points else None
+
+    def _last_miss_step(self, hit: Crossing, batch_size: int) -> int | None:
+        if self.steps == EPOCH and hit.last_miss_step < hit.first_hit_step:
+            return self._steps_of_epochs(self._done(hit.last_miss_step), batch_size, self.place)
+        return hit.last_miss_step if self.steps == STEP else None
+
+    def _steps_of_epochs(self, epochs: int, batch_size: int, origin: str) -> int:
+        samples = epochs * (self.samples_per_epoch or 1)
+        steps = max(1, round(samples / batch_size))
+        if steps > LARGEST:
+            raise UsageError(f"{samples:,} samples at batch size {batch_size} are more than {LARGEST} steps ({origin})")
+        return steps
+
+    @staticmethod
+    def _own_count(trial: FrozenTrial, name: str, reached: bool, origin: str) -> int | None:
+        value = trial.user_attrs.get(name)
+        return None if value is None else integer(str(value), name, origin, low=1 if reached else 0)
+
+    def _share_of(self, name: str, trial: FrozenTrial) -> float | None:
+        """Return the share of an attribute that is to the target, of a trial that reached it."""
+        return 1.0 if self._is_at_target(name) else self._share(trial)
+
+    def _seconds(
+        self, trial: FrozenTrial, reached: bool, points: Sequence[Observation], hit: Crossing | None, origin: str
+    ) -> float | None:
+        """Return the seconds to the target, or all of a trial that missed it; None if they are unknown."""
+        if self.takes_own:
+            return self._own_seconds(trial, reached, origin)
+        if self._seconds_name is not None:
+            name = self._seconds_name
+            seconds = checked_seconds(trial.user_attrs.get(name), name, reached, origin)
+            share = self._share_of(name, trial) if reached else 1.0
+            return None if seconds is None or share is None else seconds * share
+        if self.seconds == VALUE:
+            return checked_seconds(trial.value, "value", reached, origin) if reached else None
+        if self.seconds == STEP_MS:
+            if reached:
+                return (hit.train_seconds or None) if hit is not None else None
+            return points[-1].train_seconds if points else None
+        if self.seconds is None:
+            return None
+        took = None if trial.duration is None else trial.duration.total_seconds()
+        is_to_target = self.figures_at is FiguresAt.TARGET or ended_at_target(hit, trial)
+        return None if not took or took < 0 or (reached and not is_to_target) else took
+
+    def _own_seconds(self, trial: FrozenTrial, reached: bool, origin: str) -> float | None:
+        """Return what bssearch measured; of a trial that something disturbed what its answer counted: the value."""
+        attributes = trial.user_attrs
+        if not reached:
+            return checked_seconds(attributes.get(OWN_SECONDS), OWN_SECONDS, reached, origin)
+        if attributes.get("contended") and self.own_values_are_seconds:
+            return checked_seconds(trial.value, "value", reached, origin)
+        return checked_seconds(attributes.get(OWN_TIME), OWN_TIME, reached, origin)

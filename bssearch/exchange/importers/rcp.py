@@ -1,0 +1,228 @@
+"""``import rcp``: MLPerf's reference convergence points, the samples of several runs a batch size to the target.
+
+The files are those of https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``. They hold no
+seconds and no metric.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
+from bssearch.errors import UsageError
+from bssearch.exchange.importers.imported_run import (
+    LARGEST,
+    Run,
+    RunTable,
+    integer,
+    make_configuration,
+    parameter_value,
+    read_text,
+)
+from bssearch.exchange.importers.importer import Studies, StudyName
+from bssearch.options import Option
+from bssearch.records import Configuration, ParameterValue, Target
+
+SAMPLES_PER_EPOCH = {"bert": 1, "resnet": 1_281_167, "retinanet": 1_170_301}
+"""Training samples of ImageNet (resnet) and MLPerf's OpenImages (retinanet); bert's "epochs" count samples."""
+
+TARGETS = {
+    "bert": Target(metric="masked_lm_accuracy", value=0.72),
+    "resnet": Target(metric="accuracy", value=0.759),
+    "retinanet": Target(metric="mean_average_precision", value=0.34),
+}
+"""Quality targets of the benchmarks (https://mlcommons.org/benchmarks/training)."""
+
+UNKNOWN_TARGET = Target(metric="quality_target", value=1.0)
+"""Stands for a target that the file does not hold: 1 where the benchmark's own is reached."""
+
+LEARNING_RATE = "opt_base_learning_rate"
+EPOCHS, SAMPLES = "epochs to converge", "samples to converge"
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePoints:
+    """The runs of a file, and the target that they all reached."""
+
+    table: RunTable
+    target: Target
+
+
+def import_rcp(
+    file: Annotated[Path, Option("A file of MLPerf reference convergence points.", metavar="FILE.json")],
+    *,
+    name: StudyName = None,
+    samples_per_epoch: Annotated[
+        int | None,
+        Option(
+            "Samples of an epoch, where the file counts epochs; 1 where its epochs are samples.",
+            min=1,
+            shown_default="known of bert, resnet and retinanet",
+        ),
+    ] = None,
+) -> Studies:
+    """Make a study from MLPerf's reference convergence points.
+
+    They are the samples that each batch size took to the target.
+    """
+    from bssearch.exchange.importers.studies import make_studies  # SQLAlchemy, which `import --help` does without
+
+    found = read_rcp(file, samples_per_epoch=samples_per_epoch)
+    made = make_studies(found.table.runs, name=name or file.stem, target=found.target, objective=SamplesToTarget.name)
+    return replace(made, notes=(*found.table.notes, *made.notes))
+
+
+def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePoints:
+    """Read a file of reference convergence points; a run without a value is left out, and noted.
+
+    ``samples_per_epoch`` turns epochs into samples; where it is not given it must be one of `SAMPLES_PER_EPOCH`. Raises
+    `NotFoundError` where there is no file, and `UsageError` naming file, entry, field, value and bound.
+    """
+    entries = [_Entry(name, fields, str(path)) for name, fields in _entries(read_text(path), path).items()]
+    benchmarks = sorted({one.benchmark for one in entries if one.benchmark is not None})
+    if len(benchmarks) > 1:
+        raise UsageError(f"{path} holds several benchmarks, whose runs do not compare: {', '.join(benchmarks)}")
+    benchmark = benchmarks[0] if benchmarks else None
+    per_epoch = samples_per_epoch or SAMPLES_PER_EPOCH.get(benchmark or "")
+    runs: list[Run] = []
+    notes: list[str] = []
+    for entry in entries:
+        results = list(entry.results())
+        runs += entry.runs(results, per_epoch)
+        missing = sum(result is None for _, result in results)
+        if not results:
+            notes.append(f"no run's value is known, left out ({entry.place})")
+        elif missing:
+            notes.append(f"{missing} of {len(results)} runs have no value and are left out ({entry.place})")
+    if not runs:
+        raise UsageError(f"no runs: {path} holds none")
+    if per_epoch is not None and any(entry.counts_epochs for entry in entries):
+        counted = "samples" if per_epoch == 1 else f"epochs of {per_epoch:,} samples"
+        notes.append(f"{EPOCHS!r} is read as {counted}")
+    target = TARGETS.get(benchmark or "", UNKNOWN_TARGET)
+    if target is UNKNOWN_TARGET:
+        notes.append("the target is not in the file: quality_target 1 stands for the benchmark's own")
+    return ReferencePoints(RunTable(tuple(runs), tuple(notes)), target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One reference point: its fields by their names in lower case."""
+
+    name: str
+    fields: Mapping[str, Any]
+    source: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.source}: {self.name}"
+
+    @property
+    def benchmark(self) -> str | None:
+        return None if self.fields.get("benchmark") is None else str(self.fields["benchmark"])
+
+    @property
+    def counts_epochs(self) -> bool:
+        return self.fields.get(SAMPLES) is None
+
+    def results(self) -> Iterator[tuple[str, float | None]]:
+        """Yield what each run took, with what the value is called; None where it is not known."""
+        field = EPOCHS if self.counts_epochs else SAMPLES
+        values = self.fields.get(field)
+        if isinstance(values, dict):
+            raise UsageError(f"{field!r} must be a list with a number for each run ({self.place})")
+        for index, value in enumerate([] if values is None else values if isinstance(values, list) else [values]):
+            label = f"{field}[{index}]"
+            number = None if value is None else parameter_value(_text(value), label, self.place)
+            if value is not None and (isinstance(number, str | bool | None) or number <= 0):
+                raise UsageError(f"{label} = {value!r} must be a number > 0 ({self.place})")
+            yield label, None if number is None else float(number)
+
+    def runs(self, results: list[tuple[str, float | None]], per_epoch: int | None) -> Iterator[Run]:
+        """Yield a run for each value; a value in epochs becomes samples."""
+        if not results:
+            return
+        configuration = self._configuration()
+        precision = self.fields.get("precision")
+        if self.counts_epochs and per_epoch is None:
+            raise UsageError(
+                f"the runs took epochs, and the file does not say how many samples an epoch of "
+                f"{self.benchmark or 'the benchmark'} has ({self.place})",
+                hint="--samples-per-epoch N says it; 1 where the values are samples already",
+            )
+        for label, value in results:
+            if value is None:
+                continue
+            samples = value * (per_epoch or 1) if self.counts_epochs else value
+            steps = round(min(samples / configuration.batch_size, 2.0 * LARGEST))
+            if not 1 <= steps <= LARGEST:
+                raise UsageError(
+                    f"{label} = {value:g} is {samples:g} samples, which at BS = {configuration.batch_size} must be "
+                    f"1 to {LARGEST} steps ({self.place})",
+                    hint="--samples-per-epoch says how many samples an epoch has" if self.counts_epochs else None,
+                )
+            # What is told in whole epochs was evaluated after each.
+            evaluated = value - 1 if self.counts_epochs and value.is_integer() and (per_epoch or 1) > 1 else None
+            yield Run(
+                origin=f"{self.place}, {label}",
+                configuration=configuration,
+                steps=steps,
+                last_miss_step=None if evaluated is None else int(evaluated * steps / value),
+                precision=None if precision is None else str(precision).lower(),
+            )
+
+    def _configuration(self) -> Configuration:
+        batch_size = self.fields.get("bs")
+        if batch_size is None:
+            raise UsageError(f"BS is missing: the batch size is not known ({self.place})")
+        given = self.fields.get("hyperparams")
+        if not isinstance(given, dict | None):
+            raise UsageError(f"Hyperparams must be a mapping of names to values ({self.place})")
+        values: dict[str, ParameterValue] = {
+            str(name): None if value is None else parameter_value(_text(value), str(name), self.place)
+            for name, value in (given or {}).items()
+        }
+        if LEARNING_RATE in values:
+            values["learning_rate"] = values.pop(LEARNING_RATE)
+        size = integer(_text(batch_size), "BS", self.place, low=1)
+        return make_configuration(
+            size, values, self.place, lambda name: LEARNING_RATE if name == "learning_rate" else name
+        )
+
+
+def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
+    """Return the entries of a file by name."""
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, value in pairs if isinstance(value, dict)]
+        if len(set(names)) < len(names):  # the runs of all but the last would be lost
+            raise UsageError(f"{max(names, key=names.count)!r} stands twice in {path}")
+        return dict(pairs)
+
+    try:
+        data = json.loads(text, object_pairs_hook=distinct)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}:{error.lineno} is not valid JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(data, dict) or not all(isinstance(fields, dict) for fields in data.values()):
+        raise UsageError(
+            f"{path} holds no reference convergence points",
+            hint='they are {"name": {"Benchmark": …, "BS": …, "Hyperparams": {…}, "Epochs to converge": […]}, …}',
+        )
+    return {
+        name: {" ".join(key.lower().replace("_", " ").split()): value for key, value in fields.items()}
+        for name, fields in data.items()
+    }
+
+
+def _text(value: object) -> str:
+    """Return a JSON value as the text that a table's cell would have."""
+    if isinstance(value, str):
+        return value.strip()
+    return repr(value) if isinstance(value, float) and math.isfinite(value) else json.dumps(value)

@@ -1,0 +1,425 @@
+"""``import runs``: runs that were made elsewhere, one a row of a CSV table, checked cell by cell."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from statistics import median_low
+from typing import Annotated, Literal
+
+from bssearch.errors import UsageError
+from bssearch.exchange.importers.imported_run import (
+    LARGEST,
+    MICRO,
+    SPLIT,
+    STEP_BATCH,
+    TYPED,
+    GivenBatch,
+    Run,
+    RunTable,
+    csv_rows,
+    integer,
+    make_configuration,
+    number,
+    parameter_value,
+    part_of_batch,
+    read_text,
+    step_batches,
+)
+from bssearch.exchange.importers.importer import Studies, StudyName
+from bssearch.exchange.recorded_curves import check_separator
+from bssearch.options import Option
+from bssearch.records import LARGEST_METRIC, Goal, ParameterValue, is_metric
+
+
+class FiguresAt(StrEnum):
+    """The moment at which the seconds and steps of a run that reached the target were taken."""
+
+    TARGET = "target"
+    END = "end"
+
+
+Measure = Literal["steps", "train_seconds"]
+TOLERANCE = {"steps": 0.0, "train_seconds": 0.01}
+"""Relative difference up to which two runs ended at the same moment: clocks differ, counts of steps do not."""
+
+MOST_ROUNDING = 1.25
+"""Largest ratio of the samples of two sizes in as many epochs: a last batch may be smaller, or be left out."""
+
+SAME_PACE, OTHER_PACE = 1.05, 1.25
+"""Ratios of the seconds of as many steps: of repeats on a quiet device at most, of other configurations at least."""
+
+REMEDY = (
+    "put the steps and train_seconds until the first evaluation that met the target into the columns steps and "
+    f"train_seconds; --figures-at {FiguresAt.TARGET} says that they hold these already"
+)
+
+
+def check_figures(runs: Sequence[Run], figures_at: FiguresAt | None) -> None:
+    """Raise `UsageError` if the steps or seconds of a table may be those of whole trainings.
+
+    A user may say that they are those to the target.
+    """
+    if figures_at is FiguresAt.TARGET:
+        return
+    if figures_at is FiguresAt.END:
+        raise UsageError(
+            f"--figures-at {FiguresAt.END}: a table does not tell when a run reached the target before its end",
+            hint=REMEDY,
+        )
+    measures: tuple[Measure, ...] = ("steps", "train_seconds")
+    for measure in measures:
+        evidence = _evidence(runs, measure)
+        if evidence and not (measure == "steps" and _seconds_differ(runs)):
+            raise UsageError(
+                f"{measure} may be those of whole trainings, not to the target: {evidence}",
+                hint=REMEDY,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Runs of one batch size, device and number of epochs, by the figures at which they ended."""
+
+    batch_size: int
+    reached: list[float]
+    missed: list[float]
+    configurations: int
+    tolerance: float
+
+    @property
+    def end(self) -> float:
+        """The figure at which the runs that reached the target ended, or most of them."""
+        return median_low(self.reached) if self.tolerance else Counter(self.reached).most_common(1)[0][0]
+
+    def at_end(self, figures: Sequence[float]) -> int:
+        """Return how many of some figures are at the end."""
+        return sum(math.isclose(one, self.end, rel_tol=self.tolerance, abs_tol=0.0) for one in figures)
+
+
+def _evidence(runs: Sequence[Run], measure: Measure) -> str:
+    """Return what shows that runs did not end at the target; "" if some ended earlier than others of their size."""
+    groups = list(_groups(runs, measure))
+    reached = sum(len(one.reached) for one in groups)
+    if reached < 2 or sum(one.at_end(one.reached) for one in groups) < 0.9 * reached:
+        return ""
+    if any(missed > one.end * (1 + one.tolerance) for one in groups for missed in one.missed):
+        return ""  # a run that missed the target was given more time than those that reached it took
+    with_missed = [one for one in groups if one.at_end(one.missed)]
+    if with_missed:
+        first = max(with_missed, key=lambda one: len(one.reached))
+        return (
+            f"at batch size {first.batch_size}, {_ended(first.at_end(first.reached), 'reached')} and "
+            f"{_ended(first.at_end(first.missed), 'missed')} it ended at {measure} = {first.end:g}"
+        )
+    sizes = {one.batch_size for one in groups}
+    fewest = min(len(one.reached) for one in groups)
+    same = _same_budget(groups, measure) if len(sizes) > 1 else ""
+    if same and (fewest > 1 or len(sizes) > 2):
+        return f"all {reached} runs that reached it, at {len(sizes)} batch sizes, have {same}"
+    if len(sizes) > 1 and fewest > 2 and all(one.configurations > 1 for one in groups):
+        return (
+            f"at each of {len(sizes)} batch sizes all runs that reached it ended at the same {measure}, whatever their "
+            "parameters"
+        )
+    return ""
+
+
+def _ended(count: int, how: str) -> str:
+    return f"{count} run{'s' * (count > 1)} that {how}"
+
+
+def _groups(runs: Sequence[Run], measure: Measure) -> Iterator[_Group]:
+    """Yield the runs whose figure is known, by size, device and number of epochs, if any of them reached the target."""
+    groups: dict[tuple[int, str, str], list[Run]] = {}
+    for run in runs:
+        if getattr(run, measure):
+            groups.setdefault(_key(run), []).append(run)
+    for (batch_size, *_), group in groups.items():
+        reached = [run for run in group if run.reached]
+        if reached:
+            yield _Group(
+                batch_size=batch_size,
+                reached=[getattr(run, measure) for run in reached],
+                missed=[getattr(run, measure) for run in group if not run.reached],
+                configurations=len({run.configuration.key for run in reached}),
+                tolerance=TOLERANCE[measure],
+            )
+
+
+def _key(run: Run) -> tuple[int, str, str]:
+    epochs = {name: value for name, value in run.configuration.parameters.items() if "epoch" in name.lower()}
+    return run.configuration.batch_size, run.device or "", repr(sorted(epochs.items()))
+
+
+def _seconds_differ(runs: Sequence[Run]) -> bool:
+    """Return whether the seconds at a batch size differ by configuration, and not by seed, as those to a target do.
+
+    Then equal steps may be a setting of all runs, and the seconds still those to the target.
+    """
+    seconds: dict[int, dict[str, list[float]]] = {}
+    for run in runs:
+        if run.reached and run.train_seconds:
+            sizes = seconds.setdefault(run.configuration.batch_size, {})
+            sizes.setdefault(run.configuration.key, []).append(run.train_seconds)
+    repeated = [list(one.values()) for one in seconds.values() if any(len(times) > 1 for times in one.values())]
+    noise = max((max(times) / min(times) for one in repeated for times in one), default=math.inf)
+    apart = max((max(map(min, one)) / min(map(max, one)) for one in repeated), default=1.0)
+    return noise < SAME_PACE and apart > OTHER_PACE
+
+
+def _same_budget(groups: Sequence[_Group], measure: Measure) -> str:
+    """Return what the runs of all batch sizes have in common: steps, seconds or samples; "" if nothing."""
+    ends = [one.end for one in groups]
+    if max(ends) <= min(ends) * (1 + TOLERANCE[measure]):
+        return f"{measure} = {ends[0]:g}"
+    if measure == "steps" and _are_same_epochs({one.batch_size: int(one.end) for one in groups}):
+        samples = [one.batch_size * one.end for one in groups]
+        low, high = min(samples), max(samples)
+        return f"the same samples, steps × batch_size = {low:,.0f}" + (f" to {high:,.0f}" if high > low else "")
+    return ""
+
+
+def _are_same_epochs(steps: dict[int, int]) -> bool:
+    """Return whether steps by batch size are the same epochs of the same data, with or without partial batches."""
+    samples = [size * count for size, count in steps.items()]
+    if max(samples) > MOST_ROUNDING * min(samples):
+        return False
+    common = math.gcd(*steps.values())
+    divisors = {one for low in range(1, math.isqrt(common) + 1) if common % low == 0 for one in (low, common // low)}
+    for epochs in divisors:
+        whole = [(size * count // epochs, size) for size, count in steps.items()]
+        last_is_kept = max(end - size for end, size in whole) < min(end for end, _ in whole)
+        last_is_left_out = max(end for end, _ in whole) < min(end + size for end, size in whole)
+        if last_is_kept or last_is_left_out:
+            return True
+    return False
+
+
+COLUMNS = ("batch_size", "seed", "reached", "steps", "train_seconds", "final_metric", "device", "precision")
+REQUIRED = ("batch_size", "reached")
+PREFIX = "param."
+ALIASES = {"param.lr": "param.learning_rate"}
+BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+LARGEST_SEED = 2**62
+"""A choice, which leaves room in 64 bits to number repeated runs on."""
+
+LONGEST_S = 1e9
+"""Seconds of training at most, thirty years: more is a mistake in the table."""
+
+MOST_RUNS = 1_000_000
+"""Runs of one table at most: a choice."""
+
+
+class RunsObjective(StrEnum):
+    """The objectives that a table of runs can answer."""
+
+    TIME_TO_TARGET = "time_to_target"
+    SAMPLES_TO_TARGET = "samples_to_target"
+
+
+def import_runs(
+    file: Annotated[Path, Option("A CSV file with one row a run.", metavar="FILE.csv")],
+    *,
+    name: StudyName = None,
+    metric: Annotated[str, Option("What final_metric is.")] = "metric",
+    target: Annotated[
+        float | None,
+        Option("The value to reach.", shown_default="the worst final_metric of a run that reached it"),
+    ] = None,
+    goal: Annotated[Goal, Option("Which way the metric is better.")] = Goal.MAXIMIZE,
+    objective: Annotated[
+        RunsObjective, Option("What the best batch size has the least of.")
+    ] = RunsObjective.TIME_TO_TARGET,
+    default_batch: Annotated[int | None, Option("The batch size in use today, which others are compared with.")] = None,
+    precision: Annotated[str | None, Option("Precision of the runs, where their row does not say it.")] = None,
+    figures_at: Annotated[
+        FiguresAt | None,
+        Option(
+            "target: the steps and train_seconds of runs that reached the target are those to it.",
+            shown_default="target, unless the table shows that all runs ended at a common end",
+        ),
+    ] = None,
+) -> Studies:
+    """Make a study from a table of runs.
+
+    Runs on several devices, or in several precisions, make several studies. Columns: batch_size, reached (true or
+    false), and, where known, seed, steps and train_seconds (to the target, or all where it was missed), final_metric,
+    device, precision, param.learning_rate, param.NAME. An empty cell is not known. A batch may also stand in its parts:
+    micro_batch_size, accumulation_steps, world_size.
+    """
+    from bssearch.exchange.importers.studies import (  # SQLAlchemy, which `import --help` does without
+        find_target,
+        make_studies,
+    )
+
+    table = read_runs(file)
+    runs = [run if run.precision else replace(run, precision=precision) for run in table.runs]
+    wanted, notes = find_target(runs, metric, target, goal)
+    check_figures(runs, figures_at)
+    made = make_studies(
+        runs, name=name or file.stem, target=wanted, objective=objective.value, default_batch=default_batch
+    )
+    return replace(made, notes=(*table.notes, *notes, *made.notes))
+
+
+def read_runs(path: Path) -> RunTable:
+    """Read a CSV file with one row a run; columns are `COLUMNS` and ``param.NAME``, an empty cell is not known.
+
+    Raises `NotFoundError` where there is no file, and `UsageError` naming line, column, value and bound.
+    """
+    return parse_runs(read_text(path), str(path))
+
+
+def parse_runs(text: str, source: str) -> RunTable:
+    """Return the runs of a CSV text; ``source`` is what its lines are named after. See `read_runs`."""
+    rows = csv_rows(text, source)
+    line, header = next(rows, (1, []))
+    check_separator(header, f"{source}:{line}")
+    columns = _columns(header, f"{source}:{line}")
+    table: list[_Row] = []
+    for line, cells in rows:
+        origin = f"{source}:{line}"
+        if len(cells) != len(columns):
+            raise UsageError(f"a row of {len(cells)} cells, where the header has {len(columns)} columns ({origin})")
+        if len(table) == MOST_RUNS:
+            raise UsageError(f"more than {MOST_RUNS:,} runs ({origin})", hint="import them as several studies")
+        table.append(_Row(dict(zip(columns, (cell.strip() for cell in cells), strict=True)), origin))
+    if not table:
+        raise UsageError(f"no runs: {source} has no row under its header")
+    batches = step_batches([row.batch() for row in table], "name the column {}")
+    runs = [row.run(batch) for row, batch in zip(table, batches.batches, strict=True)]
+    notes = [f"column {number} has no name and is left out" for number, name in enumerate(header, 1) if not name]
+    notes += batches.notes
+    without_metric = [
+        row.origin
+        for row, run in zip(table, runs, strict=True)
+        if run.final_metric is None and row.cells.get("final_metric")
+    ]
+    if without_metric:
+        notes.append(
+            f"final_metric is NaN, and so not known, in {len(without_metric)} of {len(runs)} runs "
+            f"(the first: {without_metric[0]})"
+        )
+    return RunTable(tuple(runs), tuple(notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The cells of a row by column."""
+
+    cells: Mapping[str, str]
+    origin: str
+
+    def batch(self) -> GivenBatch:
+        """Return what the row says of its batch."""
+        given = {name.removeprefix(PREFIX): text for name, text in self.cells.items()}
+        labels = {name.removeprefix(PREFIX): name for name in self.cells}
+        batch = GivenBatch.of(given, self.origin, lambda name: labels[name])
+        if not batch.is_known:
+            integer(self._text("batch_size"), "batch_size", self.origin, low=1)
+        return batch
+
+    def run(self, batch: Mapping[str, int]) -> Run:
+        """Return the run that the row is, with its batch in parts."""
+        reached = BOOLEANS.get(self._text("reached").lower())
+        if reached is None:
+            raise UsageError(
+                f"reached = {self._text('reached')!r} must be one of {', '.join(BOOLEANS)} ({self.origin})"
+            )
+        return Run(
+            origin=self.origin,
+            configuration=make_configuration(
+                batch["batch_size"], {**self._parameters(), **batch}, self.origin, PREFIX.__add__
+            ),
+            seed=self._integer("seed", low=0, high=LARGEST_SEED),
+            reached=reached,
+            steps=self._integer("steps", low=1 if reached else 0),
+            train_seconds=self._train_seconds(reached),
+            final_metric=self._final_metric(),
+            device=self._text("device") or None,
+            precision=self._text("precision") or None,
+        )
+
+    def _text(self, column: str) -> str:
+        return self.cells.get(column, "")
+
+    def _integer(self, column: str, *, low: int, high: int = LARGEST) -> int | None:
+        text = self._text(column)
+        return integer(text, column, self.origin, low=low, high=high) if text else None
+
+    def _train_seconds(self, reached: bool) -> float | None:
+        text = self._text("train_seconds")
+        if not text:
+            return None
+        seconds = number(text)
+        if not (0 < seconds <= LONGEST_S or (seconds == 0 and not reached)):
+            bound = f"> 0 where the target was reached, and <= {LONGEST_S:g}" if reached else f"in [0, {LONGEST_S:g}]"
+            raise UsageError(f"train_seconds = {text!r} must be {bound} ({self.origin})")
+        return seconds
+
+    def _final_metric(self) -> float | None:
+        text = self._text("final_metric")
+        if not text or text.lower().lstrip("+-") == "nan":
+            return None
+        metric = number(text)
+        if not is_metric(metric):
+            raise UsageError(
+                f"final_metric = {text!r} must be a number in [{-LARGEST_METRIC:g}, {LARGEST_METRIC:g}], NaN, or empty "
+                f"where it is not known ({self.origin})"
+            )
+        return metric
+
+    def _parameters(self) -> dict[str, ParameterValue]:
+        texts = {
+            name.removeprefix(PREFIX): text
+            for name, text in self.cells.items()
+            if name.startswith(PREFIX) and part_of_batch(name) is None
+        }
+        return {
+            name: parameter_value(text, PREFIX + name, self.origin) if text else None for name, text in texts.items()
+        }
+
+
+def _columns(header: list[str], origin: str) -> list[str]:
+    """Return the columns' names, checked: those without a name are numbered."""
+    names = [ALIASES.get(name.strip(), name.strip()) for name in header]
+    for name, count in Counter(name for name in names if name).items():
+        if count > 1:
+            raise UsageError(f"the column {name!r} stands {count} times ({origin})")
+        if name not in COLUMNS and part_of_batch(name) is None:
+            _check_parameter(name, origin)
+    parts = {part_of_batch(name) for name in names}
+    missing = [
+        name for name in REQUIRED if name not in names and not (name == "batch_size" and {MICRO, STEP_BATCH} & parts)
+    ]
+    if missing:
+        there_are = f"it has {', '.join(map(repr, names))}" if any(names) else "it has none"
+        raise UsageError(
+            f"the table lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}: {there_are} ({origin})",
+            hint=f"the columns are {', '.join(COLUMNS)}, {PREFIX}NAME, separated by commas; {', '.join(SPLIT)} may "
+            "stand for batch_size",
+        )
+    return [name or f"#{number}" for number, name in enumerate(names)]
+
+
+def _check_parameter(name: str, origin: str) -> None:
+    """Raise `UsageError` for a column that is not a parameter's."""
+    parameter = name.removeprefix(PREFIX)
+    if name == PREFIX or (name != parameter and parameter in COLUMNS):
+        raise UsageError(
+            f"{name!r} is no parameter's column ({origin})", hint=f"{parameter or 'NAME'} is its own column"
+        )
+    if name == parameter:  # without it, runs that differ in a parameter would count as repeats
+        near = difflib.get_close_matches(name, [*COLUMNS, *TYPED, *SPLIT, "lr"], n=1)
+        guess = near[0] if near and near[0] in COLUMNS else f"{PREFIX}{near[0] if near else name}"
+        raise UsageError(
+            f"unknown column {name!r} ({origin}); did you mean {guess!r}?",
+            hint=f"the columns are {', '.join(COLUMNS)}; a parameter's is called {PREFIX}NAME, and commas "
+            "separate them; leave out all others",
+        )

@@ -1,0 +1,138 @@
+"""Step times by batch size from a file: CSV, or what the probe prints as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from reprlib import Repr
+from typing import Any
+
+from bssearch.errors import UsageError
+from bssearch.exchange.importers.imported_run import LARGEST, csv_rows, read_text
+from bssearch.records import ProbeRecord
+
+COLUMNS = ("batch_size", "step_seconds", "micro_batch_size")
+REQUIRED = frozenset(COLUMNS[:2])
+SHORTEST_S, LONGEST_S = 1e-9, 1e6
+"""Of a step."""
+
+SHOWN_COLUMNS = 8
+LONGEST_INTEGER = 300
+"""Digits that a float surely holds; a longer one stays a text."""
+
+_brief = Repr()
+_brief.maxstring = 40
+
+
+def read_step_times(path: Path) -> dict[int, ProbeRecord]:
+    """Read step times by batch size: CSV with columns batch_size and step_seconds, or what the probe prints as JSON.
+
+    ``micro_batch_size`` may be given too (default: the batch size). Raises `NotFoundError` if there is
+    no file, and `UsageError` naming file, row, value, bound.
+    """
+    text = read_text(path)
+    rows = list(_json_rows(path, text) if text.lstrip()[:1] in {"{", "["} else _csv_rows(path, text))
+    if not rows:
+        raise UsageError(f"{path} holds no step times")
+    found: dict[int, ProbeRecord] = {}
+    for place, row in rows:
+        probe = _step_time(place, row)
+        if probe.batch_size in found:
+            raise UsageError(f"{place}: batch_size {probe.batch_size} is there twice")
+        found[probe.batch_size] = probe
+    return found
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    rows = ((f"{path}:{line}", cells) for line, cells in csv_rows(text, str(path), skipinitialspace=True))
+    columns = [name.strip() for name in next(rows, ("", []))[1]]
+    missing = REQUIRED - {*columns}
+    if missing:
+        there = ", ".join(map(_shown, columns[:SHOWN_COLUMNS])) or "none"
+        raise UsageError(
+            f"{path} has no column {' and no '.join(sorted(missing))}: it has {there}",
+            hint=f"the columns are {', '.join(COLUMNS)}, separated by commas",
+        )
+    for place, cells in rows:
+        if len(cells) > len(columns):
+            raise UsageError(
+                f"{place}: a row of {len(cells)} cells, where the header has {len(columns)} columns",
+                hint="commas separate columns; decimals take a point",
+            )
+        yield place, dict(zip(columns, cells, strict=False))
+
+
+def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        document = json.loads(text, parse_int=_integer)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}:{error.lineno} is no JSON: {error.msg}") from None
+    except RecursionError:
+        raise UsageError(f"{path} cannot be read as JSON: its lists or objects are nested too deeply") from None
+    rows = document.get("probes") if isinstance(document, dict) else document
+    if not isinstance(rows, list):
+        raise UsageError(
+            f"{path} has no list 'probes': what `bssearch probe step-time SPEC --format json` prints has one"
+        )
+    for number, row in enumerate(rows):
+        place = f"{path}, probe {number + 1}"
+        if not isinstance(row, dict):
+            raise UsageError(f"{place}: {_shown(row)} is no object with batch_size and step_seconds")
+        if row.get("step_seconds") is not None:
+            yield place, row
+
+
+def _integer(digits: str) -> int | str:
+    """Return a whole number, or its text where it is too long for one."""
+    return int(digits) if len(digits) <= LONGEST_INTEGER else digits
+
+
+def _step_time(place: str, row: Mapping[str, Any]) -> ProbeRecord:
+    size = _count(place, "batch_size", row.get("batch_size"))
+    given = row.get("micro_batch_size")
+    micro = size if given in (None, "") else _count(place, "micro_batch_size", given)
+    if size % micro:
+        raise UsageError(f"{place}: micro_batch_size = {micro} must divide batch_size = {size}")
+    return ProbeRecord(
+        batch_size=size,
+        micro_batch_size=micro,
+        step_seconds=_seconds(place, row.get("step_seconds")),
+        evaluation_seconds=None,
+        steps_timed=0,
+        peak_memory_bytes=None,
+        eval_every_steps=None,
+    )
+
+
+def _count(place: str, name: str, value: Any) -> int:
+    number = _number(value)
+    if number is None or number != int(number) or not 1 <= number <= LARGEST:
+        raise UsageError(f"{place}: {name} = {_shown(value)} must be a whole number in [1, {LARGEST}]")
+    return int(number)
+
+
+def _seconds(place: str, value: Any) -> float:
+    number = _number(value)
+    if number is None or not SHORTEST_S <= number <= LONGEST_S:
+        raise UsageError(
+            f"{place}: step_seconds = {_shown(value)} must be a finite number of seconds > 0, "
+            f"from {SHORTEST_S:g} to {LONGEST_S:g}"
+        )
+    return number
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _shown(value: Any) -> str:
+    """Return a value for an error, cut where it is long or deep."""
+    return _brief.repr(value)

@@ -1,0 +1,277 @@
+"""Runs that were made elsewhere, as studies: one for each kind of device and each precision, which are never pooled."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
+from bssearch.analysis.objectives.time_to_target import TimeToTarget
+from bssearch.errors import UsageError
+from bssearch.exchange.importers.imported_run import TYPED, Run
+from bssearch.exchange.importers.importer import Studies
+from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialState
+from bssearch.settings import user_name
+from bssearch.spec import StudySpec
+from bssearch.spec.model import IMPORTED
+from bssearch.spec.space import TRAINING_PARAMETERS
+from bssearch.storage.keeping import check_name
+from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial
+
+UNKNOWN = "unknown"
+SLUG_LENGTH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class _SeededRun:
+    run: Run
+    seed: int
+    phase: Phase
+
+
+def find_target(runs: Sequence[Run], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
+    """Return the target that the runs were made for, and what is to be noted of it.
+
+    Where its value is not given it is the worst final metric of a run that reached it. Raises `UsageError` where there
+    is none, and for a value that is no finite number.
+    """
+    if value is not None and not math.isfinite(value):
+        raise UsageError(f"--target = {value} must be a finite number")
+    reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
+    if value is not None:
+        target, notes = Target(metric=metric, value=value, goal=goal), []
+    elif reached:
+        worst = min(reached) if goal is Goal.MAXIMIZE else max(reached)
+        target = Target(metric=metric, value=worst, goal=goal)
+        notes = [f"the target is {metric} {goal.sign} {worst:g}: the worst final_metric of a run that reached it"]
+    else:
+        raise UsageError(
+            "the target is not known: no run that reached it has a final_metric", hint="--target VALUE says it"
+        )
+    wrong = [
+        run for run in runs if run.final_metric is not None and target.is_met_by(run.final_metric) is not run.reached
+    ]
+    if wrong:
+        first = wrong[0]
+        notes.append(
+            f"final_metric and reached do not agree in {len(wrong)} of {len(runs)} runs: {first.final_metric:g} "
+            f"{'reached' if first.reached else 'missed'} {metric} {goal.sign} {target.value:g} ({first.origin}); "
+            "is it the right goal?"
+        )
+    return target, notes
+
+
+def make_studies(
+    runs: Sequence[Run],
+    *,
+    name: str,
+    target: Target,
+    objective: str = TimeToTarget.name,
+    default_batch: int | None = None,
+) -> Studies:
+    """Return the studies that runs make, one for each device and precision, ready to be stored together.
+
+    A study is called ``name`` where it is the only one, else after its device too. Where no run of one has train
+    seconds its objective is ``samples_to_target``. Raises `UsageError` for a ``default_batch`` that no run has.
+    """
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.device or UNKNOWN, run.precision or UNKNOWN), []).append(run)
+    sizes = sorted({run.configuration.batch_size for run in runs})
+    if default_batch is not None and default_batch not in sizes:
+        raise UsageError(f"--default-batch = {default_batch} must be one of {', '.join(map(str, sizes))}")
+    studies: list[FinishedStudy] = []
+    notes = list(_unknown(runs))
+    for kind, study_name in _names(name, list(groups)).items():
+        check_name(study_name)
+        seeded, renumbered = _with_seeds(groups[kind])
+        timed = any(one.run.train_seconds is not None for one in seeded)
+        spec = _spec(study_name, seeded, target, objective if timed else SamplesToTarget.name, default_batch)
+        limit = spec.budget.trial_train_seconds
+        trials = tuple(_trial(one, spec.record_target, limit) for one in seeded)
+        studies.append(FinishedStudy(study=spec.new_study(user_name()), environment=_environment(*kind), trials=trials))
+        notes += [
+            f"study {study_name}: {text}" for text in _about(spec, seeded, kind, renumbered, objective, default_batch)
+        ]
+    return Studies(tuple(studies), tuple(notes))
+
+
+def _about(
+    spec: StudySpec,
+    seeded: Sequence[_SeededRun],
+    kind: tuple[str, str],
+    renumbered: Sequence[str],
+    objective: str,
+    default_batch: int | None,
+) -> Iterator[str]:
+    """Yield what a study holds, and what of it is not as its table or its maker has it."""
+    reached = sum(one.run.reached for one in seeded)
+    runs = f"{len(seeded)} run{'s' * (len(seeded) > 1)}"
+    yield f"{runs}, {reached} reached, on device {kind[0]}, precision {kind[1]}"
+    if renumbered:
+        yield (
+            f"in {len(renumbered)} of {runs} the seed is that of an earlier run of the same configuration; they got "
+            f"the next free one (the first: {renumbered[0]}): are they in the table twice?"
+        )
+    if spec.objective != objective:
+        yield f"no run has train_seconds, so its objective is {spec.objective}"
+    if default_batch is not None and not spec.default_is_known:
+        yield f"no run at --default-batch {default_batch}"
+
+
+def _unknown(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what is not known of the runs: of none of them, and of some."""
+    fields = {
+        name: sum(getattr(run, name) is None for run in runs)
+        for name in ("seed", "steps", "train_seconds", "final_metric", "device", "precision")
+    }
+    fields |= {name: sum(name in run.configuration.parameters for run in runs) for name in TYPED}
+    nowhere = [name for name, missing in fields.items() if missing == len(runs)]
+    if nowhere:
+        yield f"not known of any run: {', '.join(nowhere)}"
+    partly = [f"{name} of {missing}" for name, missing in fields.items() if 0 < missing < len(runs)]
+    if partly:
+        yield f"not known of some of {len(runs)} runs: {', '.join(partly)}"
+
+
+def _names(name: str, kinds: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return a study's name for each device and precision: no longer, and no more often, than it takes."""
+    if len(kinds) == 1:
+        return {kinds[0]: name}
+    devices = [device for device, _ in kinds]
+    names: dict[tuple[str, str], str] = {}
+    for device, precision in kinds:
+        wanted = f"{name}-{_slug(device)}" + (f"-{_slug(precision)}" if devices.count(device) > 1 else "")
+        taken, number = set(names.values()), 2
+        free = wanted
+        while free in taken:
+            free, number = f"{wanted}-{number}", number + 1
+        names[device, precision] = free
+    return names
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:SLUG_LENGTH].strip("-") or UNKNOWN
+
+
+def _with_seeds(runs: Sequence[Run]) -> tuple[list[_SeededRun], list[str]]:
+    """Return the runs with seeds that differ within a configuration, and where those stand whose own was taken.
+
+    A configuration with several runs was confirmed by them; one with a single run was searched.
+    """
+    keys = [run.configuration.key for run in runs]
+    taken: dict[str, set[int]] = {key: set() for key in keys}
+    seeds: list[int | None] = []
+    for key, run in zip(keys, runs, strict=True):
+        own = run.seed if run.seed not in taken[key] else None
+        seeds.append(own)
+        if own is not None:
+            taken[key].add(own)
+    renumbered: list[str] = []
+    next_free: dict[tuple[str, int], int] = {}
+    seeded = []
+    counts = Counter(keys)
+    for key, run, own in zip(keys, runs, seeds, strict=True):
+        seed = own
+        if seed is None:
+            start = (key, run.seed or 0)
+            seed = next_free.get(start, start[1])
+            while seed in taken[key]:
+                seed += 1
+            taken[key].add(seed)
+            next_free[start] = seed + 1
+            if run.seed is not None:
+                renumbered.append(run.origin)
+        seeded.append(_SeededRun(run, seed, Phase.CONFIRM if counts[key] > 1 else Phase.SEARCH))
+    return seeded, renumbered
+
+
+def _spec(
+    name: str, seeded: Sequence[_SeededRun], target: Target, objective: str, default_batch: int | None
+) -> StudySpec:
+    """Return a spec to which the runs are the answer; it has no workload, and cannot be run."""
+    runs = [one.run for one in seeded]
+    sizes = sorted({run.configuration.batch_size for run in runs})
+    default_known = default_batch in sizes
+    default_size = default_batch if default_known else min(sizes)
+    default = next(run.configuration for run in runs if run.configuration.batch_size == default_size)
+    configurations = [run.configuration for run in runs]
+    rates = sorted({one.learning_rate for one in configurations if "learning_rate" not in one.parameters}) or [1.0]
+    repeats = Counter([one.run.configuration.key for one in seeded if one.phase is Phase.CONFIRM])
+    longest = max((run.train_seconds for run in runs if run.train_seconds), default=1.0)
+    return StudySpec.model_validate(
+        {
+            "schema_version": 1,
+            "name": name,
+            "workload": IMPORTED,
+            "workload_settings": {"default_known": default_known},
+            "target": {"metric": target.metric, "value": target.value, "goal": target.goal},
+            "objective": objective,
+            "space": {"batch_size": sizes, "learning_rate": rates if len(rates) > 1 else rates[0]},
+            "default": {
+                "batch_size": default.batch_size,
+                "learning_rate": default.learning_rate,
+                **{field: getattr(default, field) for field in TRAINING_PARAMETERS if field not in default.parameters},
+            },
+            "confirm": {"top": len(sizes), "runs": min(repeats.values(), default=0)},
+            "budget": {"trials": len(runs), "trial_train_seconds": longest},
+        }
+    )
+
+
+def _trial(one: _SeededRun, target: Target, limit: float) -> FinishedTrial:
+    run = one.run
+    steps, seconds = run.steps, run.train_seconds
+    wanted, place = f"{target.metric} {target.value:g}", PurePath(run.origin).name
+    missing = [name for name, value in (("steps", steps), ("train_seconds", seconds)) if value is None]
+    outcome = TrialOutcome(
+        state=TrialState.REACHED,
+        reason=f"reached {wanted} (imported, {place})",
+        steps=steps or 0,
+        samples=(steps or 0) * run.configuration.batch_size,
+        train_seconds=seconds or 0.0,
+        time_to_target_s=seconds,
+        steps_to_target=steps,
+        last_miss_step=run.last_miss_step,
+        first_hit_step=steps,
+        first_hit_seconds=seconds,
+        final_metric=run.final_metric,
+        best_metric=run.final_metric,
+        warnings=(f"imported: {' and '.join(missing)} not known",) if missing else (),
+    )
+    if not run.reached:
+        outcome = replace(
+            outcome,
+            state=run.missed,
+            reason=f"{'ended' if run.missed is TrialState.EXHAUSTED else run.missed} without {wanted} "
+            f"(imported, {place})",
+            time_to_target_s=None,
+            steps_to_target=None,
+            first_hit_step=None,
+            first_hit_seconds=None,
+            last_miss_step=steps,
+            last_miss_seconds=seconds,
+        )
+    return FinishedTrial(
+        configuration=run.configuration, phase=one.phase, seed=one.seed, train_seconds_limit=limit, outcome=outcome
+    )
+
+
+def _environment(device: str, precision: str) -> Environment:
+    return Environment(
+        device_name=device,
+        device_type=UNKNOWN,
+        device_memory_bytes=None,
+        precision=precision,
+        compile_mode=UNKNOWN,
+        torch_version=UNKNOWN,
+        cuda_version=None,
+        driver_version=None,
+        python_version=UNKNOWN,
+        host=IMPORTED,
+        workload_revision=None,
+    )

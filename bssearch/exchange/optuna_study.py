@@ -1,0 +1,327 @@
+"""A stored study as an Optuna study, for Optuna's plots and for programs that read Optuna's.
+
+Each trial is one of Optuna's, its learning curve the intermediate values. What became of it:
+
+* reached its target → COMPLETE, with the objective's figure (of time_to_target: seconds; where something else used the
+  device, steps × the step time)
+* pruned, capped, exhausted, paused, diverged → PRUNED, without a value: it missed the target
+* running → RUNNING; queued → WAITING
+* failed, lost, cancelled → FAIL; out of memory too, which says something of the micro-batches alone: the configuration
+  is tried again in smaller ones
+
+Under metric_in_budget COMPLETE are the trials that ran to the budget, with their best metric. One of which the figure
+was not measured is FAIL. The intermediate values are the metric as it was measured, in the target's own direction,
+which is not always the study's.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+from bssearch.analysis.objectives.base import Objective, objective_of
+from bssearch.analysis.shape import parameters_of
+from bssearch.commands.report import observations_of
+from bssearch.errors import UsageError
+from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRecord, TrialRecord, TrialState
+from bssearch.spec import StudySpec
+from bssearch.spec.space import Dimension, SearchSpace
+from bssearch.spec.space.parts import RelativeLearningRate
+from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
+from bssearch.spec.stored import spec_of
+from bssearch.storage.repository import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import optuna
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+SEARCH = (Phase.SEARCH,)
+"""The phases of the trials that were chosen by a search: repeats of one configuration would pass for evidence of it."""
+
+
+def load_optuna_study(
+    name: str,
+    db: str | None = None,
+    *,
+    phases: Phase | str | Collection[Phase | str] = SEARCH,
+    store: Store | None = None,
+) -> optuna.Study:
+    """Return a study as an Optuna study in memory: a copy, which stays as it is when the stored one goes on.
+
+    Its direction is minimize, but for a metric_in_budget to maximize. ``phases`` are those of the trials to take, one
+    or several: with ``"confirm"`` or ``"audit"`` the repeats of a configuration too, which count in parameter
+    importances like others.
+    Parameters are what a search of the space varies, and whatever else differs between trials, as they were really run;
+    a distribution is the space's, widened to hold every trial. User attributes of a trial are bssearch's own figures,
+    those of the study its target and objective. ``db`` is the database's URL; an open ``store`` comes before it.
+
+    Raises `NotFoundError`, `DatabaseError`, and `UsageError` for a phase that there is not.
+    """
+    if store is None:
+        with open_store(db, write=False) as opened:
+            return load_optuna_study(name, phases=phases, store=opened)
+    import optuna
+
+    study = OptunaStudy.read(store, name, phases)
+    with quiet():
+        made = optuna.create_study(study_name=name, direction=study.direction)
+        made.set_metric_names([study.metric_name])
+    for key, value in study.user_attributes.items():
+        made.set_user_attr(key, value)
+    made.add_trials(study.trials)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class OptunaStudy:
+    """What an Optuna study consists of, wherever it is to be kept."""
+
+    name: str
+    direction: Literal["minimize", "maximize"]
+    metric_name: str
+    user_attributes: Mapping[str, Any]
+    trials: Sequence[FrozenTrial]
+
+    @classmethod
+    def read(cls, store: Store, name: str, phases: Phase | str | Collection[Phase | str] = SEARCH) -> OptunaStudy:
+        """Return what the Optuna study of a stored study consists of. Raises `NotFoundError` and `UsageError`."""
+        study = store.study(name)
+        wanted = phases_of(phases)
+        trials = [trial for trial in store.trials(name) if trial.phase in wanted]
+        curves = {
+            number: {observation.step: observation.metric for _, observation in group}
+            for number, group in groupby(observations_of(store, name, trials), key=itemgetter(0))
+        }
+        return cls.of(study, trials, curves)
+
+    @classmethod
+    def of(
+        cls, study: StudyRecord, trials: Sequence[TrialRecord], curves: Mapping[int, Mapping[int, float]]
+    ) -> OptunaStudy:
+        """Return what an Optuna study of some trials consists of; ``curves`` are metrics by trial and step."""
+        spec = spec_of(study)
+        parameters = _Parameters(spec.space, [trial.configuration for trial in trials])
+        objective = objective_of(spec)
+        is_metric = not objective.stops_at_target
+        return cls(
+            name=study.name,
+            direction="maximize" if is_metric and study.target.goal is Goal.MAXIMIZE else "minimize",
+            metric_name=study.target.metric if is_metric else _value_name(objective),
+            user_attributes=_about(study, spec),
+            trials=[
+                _frozen(number, trial, curves.get(trial.number, {}), parameters, objective)
+                for number, trial in enumerate(trials)
+            ],
+        )
+
+
+def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
+    """Return the phases that are given, one or several; raise `UsageError` naming one that there is not."""
+    names = [given] if isinstance(given, str) else list(given)
+    for name in names:
+        if name not in set(Phase):
+            raise UsageError(f"phases has {name!r}; there are {', '.join(Phase)}")
+    return {Phase(name) for name in names}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Optuna from announcing each study, and from warning that naming a metric is experimental."""
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _about(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
+    """Return the user attributes of a study."""
+    return {
+        "objective": study.objective,
+        "target_metric": study.target.metric,
+        "target_value": study.target.value,
+        "target_goal": study.target.goal.value,
+        "device": None if study.environment is None else study.environment.device_name,
+        "batch_sizes": list(spec.space.rungs),
+        "train_seconds_limit": spec.budget.trial_train_seconds,
+    }
+
+
+def _frozen(
+    number: int, trial: TrialRecord, curve: Mapping[int, float], parameters: _Parameters, objective: Objective
+) -> FrozenTrial:
+    from optuna.trial import FrozenTrial
+    from optuna.trial import TrialState as OptunaState
+
+    figure = objective.figure(trial)
+    value = None if figure is None else objective.shown(figure)
+    state = OptunaState[_state(trial, value)]
+    params = parameters.of(trial.configuration)
+    started = None if state is OptunaState.WAITING else _local(trial.created_at)
+    return FrozenTrial(
+        number=number,
+        state=state,
+        value=value if state is OptunaState.COMPLETE else None,
+        datetime_start=started,
+        datetime_complete=_local(trial.ended_at or trial.created_at) if state.is_finished() else None,
+        params=params,
+        distributions={name: parameters.distributions[name] for name in params},
+        user_attrs=_attributes(trial, value),
+        system_attrs={},
+        intermediate_values=dict(curve),
+        trial_id=number,
+    )
+
+
+def _value_name(objective: Objective) -> str:
+    """Return how Optuna names an objective's figure: with the unit of one or two letters that it has."""
+    unit = objective.unit.strip()
+    return f"{objective.name}_{unit.lower()}" if 0 < len(unit) <= 2 else objective.name
+
+
+def _state(trial: TrialRecord, value: float | None) -> str:
+    """Return the name of Optuna's state of a trial with a figure, or None."""
+    if trial.state is TrialState.RUNNING:
+        return "RUNNING"
+    if trial.state is TrialState.QUEUED:
+        return "WAITING"
+    if value is not None or trial.state is TrialState.REACHED:
+        return "FAIL" if value is None else "COMPLETE"
+    return "PRUNED" if trial.state.is_censored or trial.state is TrialState.DIVERGED else "FAIL"
+
+
+def _attributes(trial: TrialRecord, value: float | None) -> dict[str, Any]:
+    """Return the user attributes of a trial."""
+    configuration, outcome = trial.configuration, trial.outcome
+    attributes: dict[str, Any] = {
+        "number": trial.number,
+        "phase": trial.phase.value,
+        "state": trial.state.value,
+        "seed": trial.seed,
+        "batch_size": configuration.batch_size,
+        "micro_batch_size": configuration.micro_batch_size,
+        "accumulation_steps": configuration.accumulation_steps,
+    }
+    if outcome is None:
+        return attributes
+    unmeasured = trial.state is TrialState.REACHED and value is None
+    return attributes | {
+        "reason": f"{outcome.reason}; the objective's figure was not measured" if unmeasured else outcome.reason,
+        "steps": outcome.steps,
+        "steps_to_target": outcome.steps_to_target,
+        "train_seconds": outcome.train_seconds,
+        "time_to_target_s": outcome.time_to_target_s,
+        "best_metric": outcome.best_metric,
+        "test_metric": outcome.test_metric,
+        "contended": outcome.contended,
+    }
+
+
+def _local(moment: datetime) -> datetime:
+    """Return a moment as Optuna keeps it: local time that does not say so."""
+    return moment.astimezone().replace(tzinfo=None)
+
+
+class _Parameters:
+    """The parameters of some configurations: what the space varies, or differs between them, and their distributions.
+
+    Each has one distribution, which holds it in every configuration: the space's, widened where one lies outside.
+    """
+
+    def __init__(self, space: SearchSpace, configurations: Sequence[Configuration]) -> None:
+        self._dimensions = {one.name: one for one in space.dimensions() if one.name != REFERENCE_LEARNING_RATE}
+        found: dict[str, list[ParameterValue]] = {name: [] for name in ("batch_size", "learning_rate")}
+        found |= {name: [] for name in self._dimensions}
+        for configuration in configurations:
+            for name, value in self._values(configuration).items():
+                found.setdefault(name, []).append(value)
+        always = {"batch_size", "learning_rate", *self._dimensions}
+        self.distributions: dict[str, BaseDistribution] = {
+            name: self._distribution(name, values, space)
+            for name, values in found.items()
+            if name in always or len(set(values)) > 1
+        }
+
+    def of(self, configuration: Configuration) -> dict[str, Any]:
+        """Return the parameters of a configuration; without those that its optimizer or schedule does not have."""
+        from optuna.distributions import CategoricalDistribution
+
+        params: dict[str, Any] = {}
+        for name, value in self._values(configuration).items():
+            distribution = self.distributions.get(name)
+            if isinstance(distribution, CategoricalDistribution):
+                params[name] = next(one for one in distribution.choices if _same(value, one))
+            elif distribution is not None:
+                params[name] = value
+        return {name: params[name] for name in self.distributions if name in params}
+
+    def _values(self, configuration: Configuration) -> dict[str, ParameterValue]:
+        """Return what a configuration trains with, by the names that its space has for it."""
+        own = {"batch_size": configuration.batch_size, **parameters_of(configuration)}
+        named = {f"{configuration.optimizer}.{name}": name for name in own}
+        searched = {plain: full for full, plain in named.items() if full in self._dimensions}
+        return {searched.get(name, name): value for name, value in own.items()}
+
+    def _distribution(self, name: str, values: Sequence[ParameterValue], space: SearchSpace) -> BaseDistribution:
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        if name == "batch_size":
+            sizes = [*space.rungs, *(int(value or 0) for value in values)]
+            return IntDistribution(min(sizes), max(sizes), log=True)
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        if name == "learning_rate":
+            rates = [*_learning_rates(space), *numbers]
+            return FloatDistribution(min(rates), max(rates), log=True)
+        dimension = self._dimensions.get(name, Dimension(name, choices=()))
+        if name in self._dimensions and not dimension.choices:
+            low, high = min([dimension.low, *numbers]), max([dimension.high, *numbers])
+            if dimension.integer:
+                return IntDistribution(round(low), round(high), log=dimension.log and low > 0)
+            return FloatDistribution(low, high, log=dimension.log and low > 0)
+        return CategoricalDistribution(_choices([*dimension.choices, *values]))
+
+
+def _learning_rates(space: SearchSpace) -> list[float]:
+    """Return learning rates of a space as really run, the least and the greatest among them."""
+    rate: Any = space.learning_rate
+    fixed = rate if isinstance(rate, tuple) else (rate,)
+    ends = (rate.low, rate.high) if isinstance(rate, RelativeLearningRate) else fixed
+    factors = [space.learning_rate_factor(size, one.name) for size in space.rungs for one in space.optimizers]
+    return [end * factor for end in ends for factor in factors]
+
+
+def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
+    """Return values, each once: numbers ascending, others in the order in which they came."""
+    found: list[ParameterValue] = []
+    for value in values:
+        if not any(_same(value, one) for one in found):
+            found.append(value)
+    if all(_is_number(value) for value in found):
+        found.sort(key=lambda value: float(value or 0.0))
+    return tuple(found)
+
+
+def _same(one: ParameterValue, other: ParameterValue) -> bool:
+    """Return whether two values are the same, numbers up to rounding; True is not 1."""
+    if _is_number(one) and _is_number(other):
+        return math.isclose(one, other, rel_tol=1e-9)  # type: ignore[arg-type]
+    return type(one) is type(other) and one == other
+
+
+def _is_number(value: ParameterValue) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

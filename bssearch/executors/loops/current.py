@@ -1,0 +1,308 @@
+"""Which trial a script trains: that of the search which started it, or one of its own where nobody did."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import socket
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from bssearch.errors import LaunchError, TrialStopped, UsageError
+from bssearch.executors.loops.assignment import Alone
+from bssearch.executors.loops.measuring import Looked, end_work, failure_of, work_of
+from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.ranks import Follower, Leader, Ranks, RankTrial, ranks_of
+from bssearch.executors.loops.trial_run import TrialRun
+from bssearch.executors.messages import (
+    CHUNK_BYTES,
+    HEARTBEAT_SECONDS,
+    TRIAL_VARIABLE,
+    Assign,
+    Lines,
+    Reply,
+    decode_command,
+    encode,
+)
+from bssearch.records import MAKE_TRAINER, Configuration, ParameterValue, TrialRequest, TrialState, TrialStop
+from bssearch.training.memory import limit_memory
+from bssearch.training.trainer import seed_everything
+from bssearch.workloads.base import import_file
+
+LOOK_SECONDS = 0.02
+"""How often a loop looks whether it is to stop, at most: a choice; a look takes a microsecond."""
+
+
+class SocketLine:
+    """The program's end of the line; no thread, so that the program may fork. See `Line`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        os.set_inheritable(descriptor, False)
+        self._lines = Lines()
+        self._waiting: list[bytes] = []
+        self._stop: tuple[TrialState, str] | None = None
+        self._sent = self._looked = time.monotonic()
+
+    @classmethod
+    def at(cls, path: str) -> Self:
+        """Connect to the search that listens at a path; raise `LaunchError` where none does any more."""
+        line = socket.socket(socket.AF_UNIX)
+        try:
+            line.connect(path)
+        except OSError as error:
+            line.close()
+            raise LaunchError(
+                f"no search listens at {path}: {error}",
+                hint="one program of a command asks for its trial, once, and before it reports any progress; "
+                "where the path is too long, set TMPDIR to a shorter one",
+            ) from error
+        return cls(line.detach())
+
+    def assignment(self) -> Assign:
+        """Wait for what is asked of the program; raise `ValueError` where the line says something else."""
+        while not self._waiting:
+            chunk = self._socket.recv(CHUNK_BYTES)
+            if not chunk:
+                raise ValueError("the search has hung up")
+            self._waiting += self._lines.feed(chunk)
+        found = decode_command(self._waiting.pop(0))
+        if not isinstance(found, Assign):
+            raise ValueError("the first line must be an assignment")
+        return found
+
+    def send(self, reply: Reply) -> None:
+        """Send a reply; raise `ValueError` where it holds NaN. Where nobody listens any more, end."""
+        try:
+            self._socket.sendall(encode(reply))
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(1)
+        self._sent = time.monotonic()
+
+    def progressed(self) -> None:
+        """Send a heartbeat where the last message is a while ago."""
+        if time.monotonic() - self._sent >= HEARTBEAT_SECONDS:
+            self.send("heartbeat")
+
+    def asked_to_stop(self) -> tuple[TrialState, str] | None:
+        """Return how the trial is to end, where the search has said so."""
+        now = time.monotonic()
+        if self._stop is None and now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._look()
+        return self._stop
+
+    def _look(self) -> None:
+        try:
+            chunk = self._socket.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            os._exit(1)
+        if not chunk:
+            os._exit(1)
+        for line in self._lines.feed(chunk):
+            command = decode_command(line)
+            if isinstance(command, TrialStop):
+                self._stop = command.state, command.reason
+
+
+class Session:
+    """What a process was asked for, over its line to a search: one piece of work, with at most one trial."""
+
+    def __init__(self, line: SocketLine) -> None:
+        self.line = line
+        self.assign = line.assignment()
+        self.work: TrialRun | Looked | None = None
+        self.trial: LoopTrial | None = None
+
+    def take(self, given: dict[str, ParameterValue], ranks: Ranks | None = None) -> TrialRun | Looked | Leader:
+        """Return the work, of several ranks what leads them.
+
+        ``given`` are parameters of the script's own, which stand if the study sets none.
+        """
+        if self.work is not None:
+            raise UsageError("current_trial() is called twice: a script trains one trial")
+        prepare(self.assign)
+        self.assign = replace(self.assign, given=given)
+        if ranks is None:
+            self.work = work_of(self.assign, self.line)
+            return self.work
+        if isinstance(self.assign.work, TrialRequest) and self.assign.work.branch is not None:
+            raise UsageError("a training of several ranks cannot branch off a checkpoint: start it in one process")
+        leader = Leader(self.assign, self.line, ranks)
+        self.work = leader.work
+        return leader
+
+    def ended(self, script: str, error: BaseException | None) -> None:
+        """Tell how the script ended, with an ``error`` or by itself."""
+        work = self.work
+        if work is None:
+            error = error or UsageError(
+                f"{script} has ended without asking for its trial",
+                hint="trial = bssearch.current_trial(batch_size=64, learning_rate=3e-4)",
+            )
+            self.line.send(failure_of(self.assign, error))
+            return
+        if work.is_over and error is not None and not isinstance(error, TrialStopped):
+            traceback.print_exception(error)  # while it cleaned up: its trial has ended before
+        steps = 0 if self.trial is None else self.trial.steps
+        end_work(work, self.assign, self.line, error, lambda: work.looped(steps))
+
+
+_session: Session | None = None
+
+
+def session() -> Session | None:
+    """Return the session of this process; None where no search has started it."""
+    global _session
+    if _session is None and (line := os.environ.pop(TRIAL_VARIABLE, None)) is not None:
+        if line.isdecimal():
+            _session = Session(SocketLine(int(line)))
+        else:
+            _session = Session(SocketLine.at(line))
+            _tell_the_end(_session)
+    return _session
+
+
+def _tell_the_end(found: Session) -> None:
+    """Have a process that nobody but itself ends tell its search how it does, when it does."""
+    process, show = os.getpid(), sys.excepthook
+    raised: list[BaseException] = []
+
+    def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        raised.append(error)
+        show(kind, error, trace)
+
+    def tell() -> None:
+        if os.getpid() == process:
+            found.ended(sys.argv[0], raised[0] if raised else None)
+
+    sys.excepthook = note
+    atexit.register(tell)
+
+
+def prepare(assign: Assign) -> None:
+    """Set the device of this process, its memory limit and its threads, as they are assigned."""
+    device = torch.device(assign.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if assign.memory_limit_bytes is not None:
+        limit_memory(device, assign.memory_limit_bytes)
+    if assign.plan is not None:
+        torch.set_num_threads(assign.plan.threads)
+
+
+def current_trial(
+    *,
+    batch_size: int,
+    learning_rate: float,
+    seed: int = 0,
+    evaluate_every: int | None = None,
+    steps: int | None = None,
+    **parameters: ParameterValue,
+) -> LoopTrial:
+    """Return the trial that this script is to train, and set all random generators to its seed.
+
+    Alone the script trains with the values given here, is evaluated after every ``evaluate_every`` steps (None: after
+    each pass of `LoopTrial.batches`) and ends after ``steps`` of them (None: where its loop does); under a search with
+    those of its trial.
+    ``parameters`` are more of the script's own: where the study sets one of these names ``trial.parameters`` has the
+    study's value.
+
+    Under a launcher such as torchrun every rank calls it, once torch.distributed is initialised: the first one asks,
+    all get the same trial, and are seeded alike. Raises `UsageError` where it is called a second time under a search,
+    where ``WORLD_SIZE`` is more than 1 and torch.distributed is not initialised, for a batch that the ranks cannot
+    share, and for a value that no training can have; `LaunchError` where the search that started it no longer listens.
+    """
+    if batch_size < 1:
+        raise UsageError(f"current_trial(batch_size={batch_size}): must be >= 1")
+    ranks = None if _session is not None else ranks_of(os.environ)
+    configuration = Configuration(batch_size=batch_size, learning_rate=learning_rate, micro_batch_size=batch_size)
+    is_first = ranks is None or ranks.rank == 0
+    alone = Alone(configuration, seed, parameters, evaluate_every, steps, prints=is_first)
+    trial = _trial_of_one(alone, parameters) if ranks is None else _trial_of_several(alone, parameters, ranks)
+    trial.given = {
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "evaluate_every": evaluate_every,
+        "steps": steps,
+        **parameters,
+    }
+    seed_everything(trial.seed)
+    return trial
+
+
+def _trial_of_one(alone: Alone, given: dict[str, ParameterValue]) -> LoopTrial:
+    """Return the trial of a process that trains by itself: ``alone`` where no search has started it."""
+    found = session()
+    if found is None:
+        return LoopTrial(alone)
+    work, program = found.take(given), found.assign.program
+    found.trial = LoopTrial(work, searched=program.searched, needs_samples=program.needs_samples)
+    return found.trial
+
+
+def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ranks) -> RankTrial:
+    """Return the trial of one of several ranks: ``alone`` where no search has started them."""
+    found = session() if ranks.rank == 0 else None
+    os.environ.pop(TRIAL_VARIABLE, None)  # the others' line is the first one's
+    said = ranks.share(None if found is None else encode(found.assign))
+    if said is None:
+        alone.device = ranks.device_of(alone.device)
+        return RankTrial(alone, ranks)
+    assign = decode_command(said)
+    assert isinstance(assign, Assign), "the first rank shares what it is assigned"
+    assign = replace(assign, device=ranks.device_of(assign.device))
+    if found is None:
+        prepare(assign)
+        return RankTrial(Follower(replace(assign, given=given), ranks), ranks)
+    found.assign = assign
+    leader, program = found.take(given, ranks), assign.program
+    found.trial = trial = RankTrial(leader, ranks, searched=program.searched, needs_samples=program.needs_samples)
+    return trial
+
+
+FITTERS = {
+    ("lightning", "Trainer"): "bssearch.executors.loops.lightning",
+    ("pytorch_lightning", "Trainer"): "bssearch.executors.loops.lightning",
+    ("transformers", "Trainer"): "bssearch.executors.loops.transformers",
+}
+"""Of each library and class that a trainer may be of, the module whose ``fit_made(trial, made)`` trains with it."""
+
+
+def train_made(name: str, default: Configuration) -> None:
+    """Train with what ``make_trainer(trial)`` of a file returns; ``name`` is the workload's.
+
+    The batch size and the learning rate of ``default`` are those for which the code stands as it is. Raises
+    `WorkloadError` where the file does not import, and `UsageError` where it has no such function, or that returns
+    something else than a trainer and what it trains.
+    """
+    file, function = Path(name.removesuffix(MAKE_TRAINER)), MAKE_TRAINER.removeprefix(":")
+    make = getattr(import_file(name, file), function, None)
+    if not callable(make):
+        raise UsageError(f"{file.name} has no function {function}", hint=f"def {function}(trial): return trainer, ...")
+    trial = current_trial(batch_size=default.batch_size, learning_rate=default.learning_rate)
+    fit_made(trial, make(trial))
+
+
+def fit_made(trial: LoopTrial, made: Any) -> None:
+    """Train a trial with what a ``make_trainer`` has returned; raise `UsageError` where it is of no known kind."""
+    trainer = made[0] if isinstance(made, tuple) and made else made
+    names = [(one.__module__.partition(".")[0], one.__name__) for one in type(trainer).__mro__]
+    found = next((FITTERS[name] for name in names if name in FITTERS), None)
+    if found is None:
+        known = ", ".join(sorted(".".join(name) for name in FITTERS))
+        raise UsageError(
+            f"make_trainer(trial) returned a {type(trainer).__name__} where a trainer must stand",
+            hint=f"the trainers that are known: {known}",
+        )
+    importlib.import_module(found).fit_made(trial, made)

@@ -1,0 +1,352 @@
+"""What a loop has asked its trial for, the steps and samples it took, and whether it follows a batch that grows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from bssearch.errors import UsageError
+from bssearch.executors.loops.assignment import Assignment
+from bssearch.records import Configuration, ParameterValue
+from bssearch.records.batch_schedule import PARAMETERS
+
+MOST_RATES = 3
+"""Of an optimizer's learning rates so many are named: a choice."""
+
+
+class AskedParameters(Mapping[str, ParameterValue]):
+    """Values by name; ``asked`` are the names whose value has been read."""
+
+    def __init__(self, values: Mapping[str, ParameterValue]) -> None:
+        self.asked: set[str] = set()
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> ParameterValue:
+        value = self._values[name]
+        self.asked.add(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+class Asked:
+    """Which fields of its trial a loop has asked for; ``searched`` names what the study searches.
+
+    ``lately`` are those asked for since it was cleared.
+    """
+
+    def __init__(self, configuration: Configuration, searched: Collection[str]) -> None:
+        self.optimizers: Sequence[Optimizer] = ()
+        self._configuration = configuration
+        self._searched = searched
+        self._fields: set[str] = set()
+        self.lately: set[str] = set()
+
+    def note(self, field: str) -> None:
+        """Take note that a field of the trial is asked for."""
+        self._fields.add(field)
+        self.lately.add(field)
+
+    def has(self, field: str) -> bool:
+        """Return whether a field of the trial was asked for."""
+        return field in self._fields
+
+    def check_begins(self, *, has_sampler: bool) -> None:
+        """Raise `UsageError` where a loop is to begin that cannot have the batch size of its trial."""
+        if not self._fields & {"batch_size", "micro_batch_size"} and not has_sampler:
+            raise UsageError(
+                "the script trains without having asked for trial.batch_size or trial.micro_batch_size",
+                hint="DataLoader(..., batch_size=trial.micro_batch_size)",
+            )
+        if self._configuration.accumulation_steps > 1 and not self.has("micro_batch_size"):
+            raise UsageError(
+                f"{self._accumulation}, and the script has not asked for trial.micro_batch_size",
+                hint="DataLoader(..., batch_size=trial.micro_batch_size), and an optimizer step after every "
+                "trial.accumulation_steps of them",
+            )
+
+    def check_accumulates(self) -> None:
+        """Raise `UsageError` where a script takes a step after each micro-batch, as far as that can be told."""
+        if self._configuration.accumulation_steps > 1 and not tells_accumulation(self._fields):
+            raise UsageError(
+                f"{self._accumulation}, and the script has not asked for trial.accumulation_steps",
+                hint="an optimizer step after every trial.accumulation_steps micro-batches, their losses divided by it",
+            )
+
+    def first_step(self, parameters: AskedParameters, rate: float) -> list[str]:
+        """Return a sentence on each parameter that is searched, and was not asked for by the end of the first step.
+
+        One of these may be asked for in some trials alone, by the value of another. The learning rate is not: raises
+        `UsageError` where that is searched and was not asked for. A sentence says where no optimizer
+        that is known has the ``rate`` of the step.
+        """
+        if "learning_rate" in self._searched and not self.has("learning_rate"):
+            raise UsageError(
+                "the study searches learning_rate, and the loop took a step without asking for trial.learning_rate",
+                hint="optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate)",
+            )
+        asked = {*parameters.asked, *PARAMETERS}  # of a schedule the trial's fields tell
+        ignored = [name for name in self._searched if name in parameters and name not in asked]
+        found = [
+            f"the study searches {name}, and the loop has not asked for trial.parameters[{name!r}]" for name in ignored
+        ]
+        if "learning_rate" in self._searched and not self.has_rate(rate):
+            found.append(f"no optimizer of trial.state has the trial's learning rate {rate:.4g}, but {self.said_rates}")
+        return found
+
+    def has_rate(self, rate: float) -> bool:
+        """Return whether an optimizer has a learning rate, or none is known."""
+        return not self.rates or any(math.isclose(one, rate) for one in self.rates)
+
+    @property
+    def said_rates(self) -> str:
+        """Return some of the rates, as they are told."""
+        return ", ".join(f"{one:.4g}" for one in sorted(self.rates)[:MOST_RATES])
+
+    @property
+    def rates(self) -> set[float]:
+        """Return the learning rates of the optimizers, and those with which schedules have them begin."""
+        groups = [group for one in self.optimizers for group in one.param_groups]
+        return {float(group[name]) for group in groups for name in ("lr", "initial_lr") if name in group}
+
+    @property
+    def _accumulation(self) -> str:
+        size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
+        return f"batch size {size} takes {accumulation} micro-batches a step"
+
+
+def tells_accumulation(fields: Set[str]) -> bool:
+    """Return whether who asks for these fields knows how many micro-batches make a step."""
+    return "accumulation_steps" in fields or fields >= {"batch_size", "micro_batch_size"}
+
+
+SEE = 'see "Batches that grow" in `bssearch guide own-training`'
+
+
+class Followed:
+    """What a loop must do anew in each stage; ``awaits_batch`` says that the first micro-batch of a size is to come."""
+
+    def __init__(self, assignment: Assignment, asked: Asked) -> None:
+        self.awaits_batch = True
+        self._assignment = assignment
+        self._stages = assignment.stages
+        self._asked = asked
+        self._before: Configuration | None = None
+        self._rates_before: set[float] = set()
+        self._has_warned = False
+
+    def resume(self, steps: int) -> None:
+        """Go on after so many steps in another process: what was asked for before that was of the first stage."""
+        if self._stages.grows and steps:
+            self._before = self._stages.at(0)
+            self._asked.lately.clear()
+
+    def go_on(self, steps: int) -> None:
+        """Go on after so many steps; begin the stage that begins there."""
+        if not self._stages.changes_at(steps):
+            return
+        self._before, self._rates_before = self._stages.last(steps), self._asked.rates
+        self._asked.lately.clear()
+        if self._stages.has_new_micro_batches(steps):
+            self.awaits_batch = True
+            self._assignment.pass_ended()
+
+    def check_step(self, now: Configuration) -> None:
+        """Check a step that is done, and warn once of a learning rate that did not follow the batch size.
+
+        Raises `UsageError` where it is the first of a stage, and the loop has not asked for its size: it trains at the
+        one before.
+        """
+        before, self._before = self._before, None
+        if before is None:
+            return
+        lately = self._asked.lately
+        is_whole = now.accumulation_steps == 1 and "batch_size" in lately
+        if now.micro_batch_size != before.micro_batch_size and not is_whole and "micro_batch_size" not in lately:
+            raise _not_asked(now, "micro_batch_size", now.micro_batch_size, before.micro_batch_size)
+        if now.accumulation_steps != before.accumulation_steps and not tells_accumulation(lately):
+            raise _not_asked(now, "accumulation_steps", now.accumulation_steps, before.accumulation_steps)
+        if self._has_warned or math.isclose(now.learning_rate, before.learning_rate):
+            return
+        lacks = self._lacks_rate(now.learning_rate)
+        if lacks is not None:
+            self._has_warned = True
+            self._assignment.warned(f"the batch has grown to {now.batch_size}, and {lacks}")
+
+    def check_size(self, batch: Any, size: int, steps: int) -> None:
+        """Warn of a micro-batch, the first of a size, that has another; its tensors tell, in either of two layouts.
+
+        Raises `UsageError` where the batch has grown, and the loader's has not.
+        """
+        self.awaits_batch = False
+        shapes = [tuple(one.shape[:2]) for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim]
+        if not shapes or any(size in shape for shape in shapes):
+            return
+        found = ", ".join(sorted({str(shape[0]) for shape in shapes}))
+        old = self._stages.last(steps).micro_batch_size
+        if self._stages.has_new_micro_batches(steps) and any(old in shape for shape in shapes):
+            raise UsageError(
+                f"the batch has grown to {self._stages.at(steps).batch_size}, and the loader's micro-batches still "
+                f"have {found} samples; trial.micro_batch_size is {size}",
+                hint=SEE,
+            )
+        self._assignment.warned(f"the loader's first batch has {found} samples; trial.micro_batch_size is {size}")
+
+    def watch(self, is_within_step: Callable[[], bool]) -> None:
+        """Have an optimizer's step raise before the last micro-batch of a step: a running count knows of no change."""
+
+        def check(*given: object) -> None:
+            if is_within_step():
+                raise UsageError(
+                    "an optimizer of trial.state took a step before the last of the step's micro-batches, in a trial "
+                    "whose batch grows",
+                    hint=f"count the micro-batches anew after each step, up to trial.accumulation_steps; {SEE}",
+                )
+
+        for one in self._asked.optimizers if self._stages.grows else ():
+            one.register_step_post_hook(check)
+
+    def _lacks_rate(self, rate: float) -> str | None:
+        """Return what says that the rate of a stage is not used; a schedule of the loop's own may multiply it."""
+        has_asked, rates = "learning_rate" in self._asked.lately, self._asked.rates
+        if not rates:
+            return None if has_asked else "the loop has not asked for trial.learning_rate since"
+        if self._asked.has_rate(rate) or (has_asked and rates != self._rates_before):
+            return None
+        return f"no optimizer of trial.state has its learning rate {rate:.4g}, but {self._asked.said_rates}"
+
+
+def _not_asked(now: Configuration, field: str, value: int, before: int) -> UsageError:
+    return UsageError(
+        f"the batch has grown to {now.batch_size}: trial.{field} is {value} instead of {before}, and the loop has not "
+        "asked for it since",
+        hint=f"read trial.{field} again for each step; {SEE}",
+    )
+
+
+class Place(NamedTuple):
+    """A part of a batch whose length is the number of samples: its keys from the batch inwards, and its axis.
+
+    ``axis`` is None for a list or tuple.
+    """
+
+    keys: tuple[Any, ...]
+    axis: int | None
+    length: int
+
+
+class BatchRows:
+    """Counts the samples of each micro-batch, in the part of it that has as many as asked for in the first one.
+
+    A batch may be a tensor, an array, a list of samples or of their rows, or nested tuples, lists and mappings of
+    these. If no part of the first micro-batch has the size, the first tensor counts, or else the first list; if that is
+    longer than the size, the samples cannot be told.
+    """
+
+    def __init__(self) -> None:
+        self._place: Place | None = None
+
+    def first(self, batch: Any, size: int) -> None:
+        """Choose the part that counts from the first micro-batch of a size."""
+        self._place = _chosen(list(_places(batch)), size)
+
+    def count(self, batch: Any, size: int) -> int | None:
+        """Return the number of samples of a micro-batch, None if it cannot be told; ``size`` is the full one."""
+        length = None if self._place is None else _length_at(batch, self._place)
+        if length is None:
+            self.first(batch, size)
+            length = None if self._place is None else self._place.length
+        return length
+
+
+def _places(batch: Any, keys: tuple[Any, ...] = ()) -> Iterator[Place]:
+    shape = getattr(batch, "shape", None)
+    if isinstance(shape, tuple):
+        yield from (Place(keys, axis, int(length)) for axis, length in enumerate(shape[:2]))
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from _places(value, (*keys, key))
+    elif isinstance(batch, list | tuple):
+        yield Place(keys, None, len(batch))
+        for index, value in enumerate(batch):
+            yield from _places(value, (*keys, index))
+
+
+def _chosen(places: list[Place], size: int) -> Place | None:
+    """Return the place that counts: tensors by their first axis, then lists, then the second axis (time first)."""
+    tensors = [place for place in places if place.axis == 0]
+    lists = [place for place in places if place.axis is None]
+    second = [place for place in places if place.axis == 1]
+    full = next((place for place in (*tensors, *lists, *second) if place.length == size), None)
+    # Without a full one the columns of a tuple come before the tuple itself.
+    first = full or next(iter((*tensors, *sorted(lists, key=lambda place: not place.keys))), None)
+    # A longer one, such as a flat tensor of tokens, does not count samples.
+    return None if first is None or first.length > size else first
+
+
+def _length_at(batch: Any, place: Place) -> int | None:
+    try:
+        for key in place.keys:
+            batch = batch[key]
+        return len(batch) if place.axis is None else int(batch.shape[place.axis])
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return None
+
+
+class OptimizerSteps:
+    """Counts the steps of optimizers by their name; of several the one with the most steps counts.
+
+    A step that a gradient scaler skips is none: the scaler does not call the optimizer, or tells a fused one that the
+    gradients are not finite. Of a wrapped optimizer, as Accelerate and Fabric make it, the inner one is watched: the
+    wrapper takes no step within an accumulation.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[str, int] = {}
+
+    def watch(self, objects: Mapping[str, Any]) -> None:
+        """Count the steps of the optimizers among some objects from now on."""
+        for name, owner in objects.items():
+            optimizer = _inner(owner)
+            if isinstance(optimizer, Optimizer):
+                self._taken[name] = 0
+                optimizer.register_step_post_hook(self._counter(name))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the optimizers that are counted."""
+        return tuple(self._taken)
+
+    @property
+    def taken(self) -> int:
+        """Return the most steps that one of the optimizers has taken."""
+        return max(self._taken.values(), default=0)
+
+    def _counter(self, name: str) -> Any:
+        def count(optimizer: Optimizer, *given: object) -> None:
+            not_finite = getattr(optimizer, "found_inf", None)  # a tensor while a scaler steps a fused optimizer
+            if not_finite is None or not bool(not_finite):
+                self._taken[name] += 1
+
+        return count
+
+
+def _inner(owner: Any) -> Any:
+    while isinstance(getattr(owner, "optimizer", None), Optimizer):
+        owner = owner.optimizer
+    return owner

@@ -1,0 +1,359 @@
+"""A training script with a Lightning `Trainer` as a trial: a callback counts, has validation run, and ends it.
+
+::
+
+    import bssearch
+    from bssearch.integrations.lightning import TrialCallback
+
+    trial = bssearch.current_trial(batch_size=64, learning_rate=1e-3)
+    loader = DataLoader(data, batch_size=trial.micro_batch_size, shuffle=True)
+    trainer = lightning.Trainer(max_epochs=20, callbacks=[TrialCallback(trial)])
+
+The package is ``lightning`` or ``pytorch_lightning``, from 2.6.5 on, below 2.7: not all of it that is used here is
+public. Where neither is installed in such a version the import of this module raises `UsageError`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from bssearch.errors import UsageError
+from bssearch.executors.loops.assignment import print_evaluation
+from bssearch.executors.loops.own_loop import LoopTrial
+
+OLDEST, BELOW = (2, 6, 5), (2, 7)
+PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}
+"""The modules that are the library, and the distributions in which they come."""
+
+NEVER = sys.maxsize
+"""Epochs between two validations, where none is to run."""
+
+ENDS_BY_ITSELF = frozenset({"EarlyStopping", "Timer"})
+DECIDES_FOR_ITSELF = frozenset({"BatchSizeFinder", "LearningRateFinder", "GradientAccumulationScheduler"})
+
+
+def library() -> Any:
+    """Return the library, the package that is imported already first.
+
+    Raises `UsageError` where it is not installed, or its version is none of those that are known.
+    """
+    wanted = f"lightning>={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BELOW))}"
+    hint = f"pip install 'bssearch[lightning]', which is {wanted}"
+    for module in sorted(PACKAGES, key=lambda one: one not in sys.modules):
+        try:
+            version = metadata.version(PACKAGES[module])
+        except metadata.PackageNotFoundError:
+            continue
+        numbers = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:3])
+        if not OLDEST <= numbers < BELOW:
+            raise UsageError(f"{PACKAGES[module]} {version} is installed; a trial needs {wanted}", hint=hint)
+        return importlib.import_module(module)
+    raise UsageError(f"a trial with a Lightning Trainer needs {wanted}, which is not installed", hint=hint)
+
+
+Callback: Any = library().Callback
+
+
+class TrialCallback(Callback):  # type: ignore[misc]
+    """Makes the fit of a `Trainer` a trial: for its ``callbacks``.
+
+    Steps are those of the optimizer. Under a search the callback sets the Trainer's ``accumulate_grad_batches`` to the
+    trial's, and takes no validation but those that are due, off the clock, with one before the first step. It scales
+    each learning rate, and those from which the schedules derive theirs, by the trial's over the one that the script
+    gave to `current_trial`; a script that reads ``trial.learning_rate`` sets its rates itself. ``weight_decay`` is
+    scaled likewise where the study sets it. The epochs are of whole accumulation windows: what an epoch has beyond
+    these is left out. The fit ends with its trial, whatever ``min_steps`` says; where the Trainer's own limits end it
+    before, the outcome's reason names them. Alone the script is as without the callback, and what its validations find
+    is printed.
+
+    ``metric`` must be among what validation logs; without it the study's target alone must.
+    Raises `UsageError` for a trial with a state, for one whose batch grows, for manual optimization, for callbacks that
+    choose batch sizes or learning rates themselves, for a Trainer of several processes or on another device than the
+    trial's, and where nothing is validated.
+    """
+
+    def __init__(self, trial: LoopTrial, metric: str | None = None) -> None:
+        self._trial = trial
+        self._metric = metric
+        self._steers = trial.is_searched or trial.given.get("evaluate_every") is not None
+        self._is_awaited = False
+        self._micro_batches = 0
+        self._steps = 0
+        self._horizon = math.inf
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Check a fit that is to begin, and have the Trainer accumulate as the trial says."""
+        if stage != "fit":
+            return
+        self._trial.check_trainer("a Lightning Trainer")
+        if not pl_module.automatic_optimization:
+            raise UsageError(
+                f"{type(pl_module).__name__}.automatic_optimization = False: with manual optimization, as several "
+                "optimizers need it, the Trainer does not know the steps",
+                hint='a loop of your own, see "A loop of your own" in `bssearch guide own-training`',
+            )
+        _refuse_what_decides_for_itself(trainer)
+        others = [one for one in trainer.callbacks if one is not self]
+        if self._trial.is_searched:
+            wanted = torch.device(self._trial.device)
+            devices = 1 if wanted.index is None else [wanted.index]
+            hint = f"Trainer(accelerator={wanted.type!r}, devices={devices}), or executor.device in the spec"
+            self._trial.check_device(trainer.strategy.root_device, trainer.world_size, hint)
+            trainer.accumulate_grad_batches = self._trial.accumulation_steps
+            trainer.num_sanity_val_steps = 0
+        if self._trial.is_look:
+            others = [one for one in others if not ENDS_BY_ITSELF & _kinds(one)]
+        trainer.callbacks = [*others, self]  # last: the clock goes on when the others are done with a validation
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Set the rates, and evaluate before the first step where that is due."""
+        self._steps = trainer.global_step
+        if self._steps and self._trial.checkpoint is not None:
+            raise UsageError(
+                f"the Trainer begins at step {self._steps}: fit(ckpt_path=...) restores the learning rate, the "
+                "schedule and the place in the data of the run, which are not the branch's",
+                hint="load the module's weights before fit(), and the optimizer in configure_optimizers() by "
+                "trial.load_optimizer()",
+            )
+        self._trial.count_steps_of({type(one).__name__: one for one in trainer.optimizers})
+        if self._trial.is_searched:
+            adopt_learning_rate(self._trial, trainer.optimizers, trainer.lr_scheduler_configs)
+            adopt_weight_decay(self._trial, trainer.optimizers)
+        if self._trial.is_look:
+            self._lift_limits(trainer)
+        if self._steers:
+            if not trainer.enable_validation:
+                raise UsageError(
+                    "the Trainer has nothing to validate with: no validation loader, no validation_step, or "
+                    f"limit_val_batches = {trainer.limit_val_batches}",
+                    hint="trainer.fit(module, train_loader, validation_loader)",
+                )
+            self._plan(trainer)
+            if self._is_awaited:
+                _validate(trainer)
+        self._end_where_over(trainer)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Leave out what an epoch has beyond whole accumulation windows: the Trainer would step on a part of one."""
+        batches, window = trainer.fit_loop.max_batches, self._trial.accumulation_steps
+        if not self._trial.is_searched or not math.isfinite(batches):
+            return
+        if batches < window:
+            raise UsageError(
+                f"an epoch has {batches} micro-batches of {self._trial.micro_batch_size} samples; a step of batch size "
+                f"{self._trial.batch_size} takes {window}"
+            )
+        trainer.fit_loop.max_batches = int(batches) - int(batches) % window
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Check that an evaluation that was due has been made, and the first batch's size."""
+        if self._is_awaited:
+            raise UsageError(
+                f"validation ran no batch after step {self._trial.steps}, where an evaluation was due",
+                hint="a validation loader that has batches",
+            )
+        if self._trial.is_searched and self._trial.steps == 0 and self._micro_batches == 0:
+            self._trial.check_size(batch)
+        self._trial.add_samples(self._trial.samples_in(batch))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Count a step of the optimizer; have validation run after it where that is due."""
+        self._micro_batches += 1
+        step = trainer.global_step
+        if step == self._steps:
+            return
+        self._steps = step
+        self._check_window()
+        self._trial.stepped()
+        if self._steers:
+            self._plan(trainer)
+        if step >= self._horizon:
+            trainer.lr_scheduler_configs.clear()
+        self._end_where_over(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Report what validation has logged."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        metrics = self._logged(trainer)
+        if not self._steers:
+            print_evaluation(self._trial.steps, metrics)
+        elif self._is_awaited:
+            self._is_awaited = False
+            trainer.check_val_every_n_epoch = NEVER  # the next micro-batch may make no step
+            self._trial.report_all(metrics)
+        self._end_where_over(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Say that the training is over."""
+        if not self._trial.is_over:
+            self._trial.close(_why_it_ended(trainer))
+
+    on_fit_end = on_train_end  # of a training that did not even begin
+
+    def _plan(self, trainer: Any) -> None:
+        """Have the Trainer validate after this batch, or not."""
+        self._is_awaited = self._trial.evaluation_due
+        trainer.val_check_interval, trainer.val_check_batch, trainer._val_check_time_interval = 1.0, 1, None
+        trainer.check_val_every_n_epoch = None if self._is_awaited else NEVER
+
+    def _end_where_over(self, trainer: Any) -> None:
+        if self._trial.is_over:
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+            trainer.should_stop = True
+
+    def _lift_limits(self, trainer: Any) -> None:
+        """Let a look take the steps that it needs; past the end of the user's training the schedules stand still."""
+        self._horizon = trainer.estimated_stepping_batches
+        told = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
+        limits = ", ".join(f"{name}={value}" for name, value in told.items() if value not in {-1, None})
+        if limits:
+            self._trial.warn(f"Trainer({limits}) ends a trial there, whether it has reached the target or not")
+        trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
+
+    def _check_window(self) -> None:
+        """Warn of a step over fewer micro-batches than it divides by: of a loader whose length is not known."""
+        window, self._micro_batches = self._micro_batches, 0
+        if self._trial.is_searched and window < self._trial.accumulation_steps:
+            self._trial.warn(
+                f"the Trainer took step {self._trial.steps + 1} over {window} micro-batches instead of "
+                f"{self._trial.accumulation_steps}, at the end of a loader that has no length"
+            )
+
+    def _logged(self, trainer: Any) -> dict[str, float]:
+        """Return what this validation has logged; `Trainer.callback_metrics` has what training logged, too."""
+        found = {name: float(value) for name, value in trainer._logger_connector.metrics["callback"].items()}
+        if self._metric is not None and self._metric not in found:
+            logged = ", ".join(sorted(found)) or "nothing"
+            raise UsageError(f"metric = {self._metric!r} of TrialCallback: validation logs {logged}")
+        return found if self._metric is None else {self._metric: found[self._metric]}
+
+
+def fit_made(trial: LoopTrial, made: Any) -> None:
+    """Fit what a ``make_trainer`` has returned: the Trainer, the module, and its data where the module has none.
+
+    The data are a datamodule, a training loader, or a tuple of the loaders for training and for validation. A
+    `TrialCallback` is added where the Trainer has none. Raises `UsageError` for anything else.
+    """
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        raise UsageError(
+            "make_trainer(trial) must return (trainer, module, data): the data a datamodule, or a tuple of the loaders "
+            "for training and for validation"
+        )
+    trainer, module, *data = made
+    _refuse_what_decides_for_itself(trainer)  # before a finder's own setup, which comes before the callback's
+    if not any(isinstance(one, TrialCallback) for one in trainer.callbacks):
+        trainer.callbacks.append(TrialCallback(trial))
+    trainer.fit(module, *(data[0] if data and isinstance(data[0], tuple) else data))
+
+
+def _kinds(callback: Any) -> set[str]:
+    """Return the names of the classes that a callback is of: those of either package."""
+    return {one.__name__ for one in type(callback).__mro__}
+
+
+def _refuse_what_decides_for_itself(trainer: Any) -> None:
+    for one in trainer.callbacks:
+        if DECIDES_FOR_ITSELF & _kinds(one):
+            raise UsageError(
+                f"the Trainer has the callback {type(one).__name__}, which decides what the trial is to decide",
+                hint="leave it out, and what adds it: Tuner(trainer).scale_batch_size and lr_find",
+            )
+
+
+def _validate(trainer: Any) -> None:
+    """Run a whole validation where the Trainer has no place for one, before the first step."""
+    trainer.validating = True
+    trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.training = True
+
+
+def _why_it_ended(trainer: Any) -> str:
+    """Return what has ended a fit whose trial has not."""
+    if 0 <= trainer.max_steps <= trainer.global_step:
+        return f"Trainer(max_steps={trainer.max_steps})"
+    if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.fit_loop.epoch_progress.current.processed:
+        return f"Trainer(max_epochs={trainer.max_epochs})"
+    timers = [one for one in trainer.callbacks if "Timer" in _kinds(one)]
+    if any((one.time_remaining() or 0) <= 0 for one in timers):
+        return "Trainer(max_time=...)"
+    others = ", ".join(type(one).__name__ for one in trainer.callbacks if ENDS_BY_ITSELF & _kinds(one))
+    return f"trainer.should_stop was set{f', as by {others}' if others else ''}" if trainer.should_stop else "the fit"
+
+
+GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
+"""What a parameter group has in the unit of a learning rate, of PyTorch's optimizers and schedules."""
+
+SCHEDULE_RATES = ("base_lrs", "max_lrs", "min_lrs", "eta_min", "_last_lr")
+"""What a schedule of PyTorch has in that unit; what else it derives it takes from these and from the groups."""
+
+Scale = Callable[[Any], Any]
+
+
+def adopt_learning_rate(trial: LoopTrial, optimizers: Iterable[Any], schedules: Iterable[Any]) -> None:
+    """Scale every learning rate by the trial's over that given to `current_trial`.
+
+    ``schedules`` are Lightning's configurations of them. Nothing changes where the script has read
+    ``trial.learning_rate``, or where it gave none: a function that is given its trial sets its rates itself.
+    Raises `UsageError` where the learning rate that was given is not above 0.
+    """
+    given = trial.given.get("learning_rate")
+    if given is None or trial.has_asked("learning_rate"):
+        return
+    if not given > 0:
+        raise UsageError(f"current_trial(learning_rate={given}): must be > 0, for the others are scaled by it")
+    scale = scaling(float(given), trial.learning_rate)
+    for optimizer in optimizers:
+        _scale_groups(optimizer, GROUP_RATES, scale)
+    for one in schedules:
+        _scale_schedule(one.scheduler, scale)
+
+
+def adopt_weight_decay(trial: LoopTrial, optimizers: Iterable[Any]) -> None:
+    """Scale the weight decay of all groups that have one, where the study sets it and the script has not read it.
+
+    It is relative to the one given to `current_trial`, without one to the largest of a group.
+    """
+    name = "weight_decay"
+    found = list(optimizers)
+    largest = max((float(group.get(name) or 0.0) for one in found for group in one.param_groups), default=0.0)
+    if name not in trial.parameters or trial.has_asked(name) or not largest:
+        return
+    wanted: Any = trial.parameters[name]
+    scale = scaling(float(trial.given.get(name) or largest), float(wanted))
+    for optimizer in found:
+        _scale_groups(optimizer, (name,), scale)
+
+
+def scaling(given: float, wanted: float) -> Scale:
+    """Return what scales a value by wanted over given; the one that was given becomes exactly what is wanted."""
+
+    def scale(value: Any) -> Any:
+        return wanted if value == given else value * (wanted / given)
+
+    return scale
+
+
+def _scale_groups(optimizer: Any, names: Iterable[str], scale: Scale) -> None:
+    for group in optimizer.param_groups:
+        for name in names:
+            if group.get(name):
+                group[name] = scale(group[name])
+
+
+def _scale_schedule(schedule: Any, scale: Scale) -> None:
+    for name in SCHEDULE_RATES:
+        value = getattr(schedule, name, None)
+        if isinstance(value, list):
+            setattr(schedule, name, [scale(one) for one in value])
+        elif value:
+            setattr(schedule, name, scale(value))
+    for part in getattr(schedule, "_schedulers", ()):
+        _scale_schedule(part, scale)

@@ -1,0 +1,342 @@
+"""A loop that is not trained but looked at: what it is, how long its steps take, whether a micro-batch fits."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bssearch.errors import UsageError
+from bssearch.executors.loaded import failed, program_refused
+from bssearch.executors.loops.assignment import Assignment, Line, LoopStages, Metrics, ended_by, number_of
+from bssearch.executors.loops.trial_run import HostClock, LoopClock, TrialRun, contention_meter
+from bssearch.executors.messages import Answer, Assign, Reply
+from bssearch.records import (
+    MemoryRequest,
+    MemoryUse,
+    StepTime,
+    StepTimeRequest,
+    TrialEnded,
+    TrialRequest,
+)
+from bssearch.records.batch_schedule import constant_configurations
+from bssearch.training.contention import CorePace, ReferenceKernel
+from bssearch.training.course import first_line
+from bssearch.training.environment import describe_program
+from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, peak_process_memory_bytes, reset_peak_memory
+from bssearch.training.probes.cadence import eval_every_steps
+from bssearch.training.probes.memory import STEPS
+from bssearch.training.probes.step_time import (
+    LEAST_SHARE,
+    PATIENCE,
+    RUN_SECONDS,
+    RUNS,
+    SEGMENT_SECONDS,
+    WARM_UP_STEPS,
+    TimedRun,
+    at_full_pace,
+    is_settled,
+    timing_of,
+    why_contended,
+)
+
+
+class Looked(Assignment):
+    """What the looks at a loop have in common.
+
+    Each is at one batch size: if the batch grows, at the first one.
+    """
+
+    is_look = True
+
+    def __init__(self, assign: Assign, line: Line) -> None:
+        super().__init__(constant_configurations(assign.configuration)[0], assign)
+        self._line = line
+        self._metric = assign.program.metric
+        self._torch_device = torch.device(assign.device)
+        self._memory_limit_bytes = assign.memory_limit_bytes
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due: before the first step and after each."""
+        return True
+
+    def stepped(self, step: int, samples: int | None) -> None:
+        """Take note of progress."""
+        self._line.progressed()
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Check what is reported."""
+        self._line.progressed()
+        number_of(metrics, self._metric)
+
+    def looped(self, step: int, because: str = "") -> None:
+        """Raise `UsageError`: the loop was to go on."""
+        raise UsageError(
+            f"the loop ended by itself after {step} steps, before it was told to{ended_by(because)}",
+            hint="while not trial.should_stop, or for batch in trial.batches(loader)",
+        )
+
+    def _answer(self, answer: Answer) -> None:
+        self.is_over = True
+        self._line.send(answer)
+
+
+class DescribedLoop(Looked):
+    """A loop that says what it is: it evaluates, takes a step, and ends."""
+
+    def __init__(self, assign: Assign, line: Line) -> None:
+        super().__init__(assign, line)
+        self.stages = LoopStages(assign.configuration)  # what cannot grow is refused before the search
+        self._revision = assign.revision
+        self._metrics: Metrics = {}
+        self._steps = 0
+        self._warnings: list[str] = []
+
+    def warned(self, sentence: str) -> None:
+        """Tell it with the description."""
+        self._warnings.append(sentence)
+
+    def stepped(self, step: int, samples: int | None) -> None:
+        """End after a step, where the loop has been evaluated."""
+        super().stepped(step, samples)
+        self._steps = step
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Keep what the first evaluation reports, and tell it once there was a step."""
+        super().evaluated(step, metrics, loss)
+        if not self._metrics:
+            self._metrics = {str(name): number_of(metrics, name) for name in metrics if _is_number(metrics[name])}
+            self._first = step
+        if self._steps:
+            self._answer(
+                describe_program(
+                    self._torch_device,
+                    self._metrics,
+                    self._metrics if self._first == 0 else {},
+                    memory_limit_bytes=self._memory_limit_bytes,
+                    revision=self._revision,
+                    notice="; ".join(self._warnings) or None,
+                )
+            )
+
+    def looped(self, step: int, because: str = "") -> None:
+        """Raise `UsageError` naming what the loop lacks."""
+        if not step:
+            raise UsageError(
+                f"the loop took no step{ended_by(because)}",
+                hint="for batch in trial.batches(loader); a Trainer takes callbacks=[TrialCallback(trial)]",
+            )
+        raise UsageError(
+            f"the loop took {step} steps and was never evaluated",
+            hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
+        )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+class MeasuredMemory(Looked):
+    """A loop that takes three whole steps and an evaluation at a micro-batch size."""
+
+    def __init__(self, assign: Assign, line: Line) -> None:
+        super().__init__(assign, line)
+        reset_peak_memory(self._torch_device)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due: after the steps."""
+        return step >= STEPS
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Say that it fits, and the peak."""
+        super().evaluated(step, metrics, loss)
+        self._tell(fits=True, peak=peak_process_memory_bytes(self._torch_device))
+
+    def failed(self, error: BaseException) -> bool:
+        """Say that it does not fit, where memory ran out."""
+        if self.is_over or not is_out_of_memory(error):
+            return False
+        self._tell(fits=False, peak=None, reason=first_line(error))
+        return True
+
+    def _tell(self, *, fits: bool, peak: int | None, reason: str | None = None) -> None:
+        use = MemoryUse(
+            micro_batch_size=self.configuration.micro_batch_size, fits=fits, peak_memory_bytes=peak, reason=reason
+        )
+        self._answer(use)
+
+
+class TimedLoop(Looked):
+    """A loop whose steps are timed, between evaluations as often as in a trial; see `probes.step_time`."""
+
+    def __init__(self, request: StepTimeRequest, assign: Assign, line: Line, *, clock: HostClock | None = None) -> None:
+        super().__init__(assign, line)
+        self._request = request
+        self._clock = LoopClock(clock or HostClock(self._torch_device), request.threads)
+        self._core = CorePace() if self._torch_device.type == "cpu" else None
+        self.contention = contention_meter(self._torch_device, request.threads, self._core)
+        self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.threads)
+        self._first: list[float] = []
+        self._evaluations: list[float] = []
+        self._untimed_steps = 0
+        self._runs: list[TimedRun] = []
+        self._last = 0.0
+        self._steps = self._cadence = 0
+        reset_peak_memory(self._torch_device)
+
+    def begin(self) -> None:
+        """Begin to time steps."""
+        self._clock.train()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due: before the first step, after the first few, then as in a trial."""
+        later = step - WARM_UP_STEPS
+        return step == 0 or (later >= 0 and later % max(1, self._cadence) == 0)
+
+    def pause(self) -> None:
+        """Time an evaluation."""
+        self._clock.enter("evaluation")
+
+    def resume(self) -> None:
+        """Go on timing steps."""
+        self._clock.train()
+        self._last = self._clock.clock.train_seconds_so_far
+
+    def stepped(self, step: int, samples: int | None) -> None:
+        """Time a step, or several at once; of the first few the shortest says about how long one is."""
+        super().stepped(step, samples)
+        before, self._steps = self._steps, step
+        taken = step - before
+        guess = min(self._first, default=0.0)
+        is_due = any(self.is_due(one) for one in range(before + 1, step + 1))
+        is_short_row = guess > 0 and (self._untimed_steps + taken) * guess < RUN_SECONDS and not is_due
+        if before >= WARM_UP_STEPS and is_short_row:
+            self._untimed_steps += taken
+            return
+        self._clock.clock.wait()
+        now = self._clock.clock.train_seconds_so_far
+        passed, self._last = now - self._last, now
+        if before < WARM_UP_STEPS:
+            self._first.append(passed / taken)
+            if step >= WARM_UP_STEPS:
+                self.contention.start()
+                if self._core is not None:
+                    self._core.look()
+            return
+        self._keep(passed, self._untimed_steps + taken)
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Time an evaluation; the first meets every shape for the first time, and does not count."""
+        before = self._clock.clock.seconds("evaluation")
+        self._clock.pause()
+        super().evaluated(step, metrics, loss)
+        self._evaluations.append(self._clock.clock.seconds("evaluation") - before)
+        if step < WARM_UP_STEPS:
+            return
+        if not self._cadence:
+            self._cadence = self._steps_between_evaluations()
+        elif self._is_known():
+            self._tell()
+
+    def failed(self, error: BaseException) -> bool:
+        """Say that memory ran out, where it did."""
+        if self.is_over or not is_out_of_memory(error):
+            return False
+        self._clock.pause()
+        self._answer(StepTime.where_memory_ran_out(self.configuration))
+        return True
+
+    def _steps_between_evaluations(self) -> int:
+        guess = max(min(self._first), 1e-9)
+        most = max(1, math.ceil(SEGMENT_SECONDS / guess))
+        if self._request.trial_train_seconds is None:
+            return most
+        return max(1, min(most, eval_every_steps(guess, self._evaluations[-1], self._request.trial_train_seconds)))
+
+    def _keep(self, seconds: float, steps: int) -> None:
+        """Look at the core's pace, off the training's time, and keep the seconds of steps that were timed together."""
+        self._untimed_steps = 0
+        self._clock.pause()
+        look = 0.0 if self._core is None else self._core.look()
+        if self._reference is not None:
+            self._reference.look()
+        self._runs.append(TimedRun(seconds / steps, steps, look))
+        self._clock.train()
+        self._last = self._clock.clock.train_seconds_so_far
+
+    def _is_known(self) -> bool:
+        """Return whether the median of the steps is known, or their time is up."""
+        fewest, most = RUNS
+        counted, limit = at_full_pace(self._runs, self._core), self._request.seconds_limit
+        spent = sum(run.seconds * run.count for run in self._runs)
+        if len(self._runs) >= most or (len(self._runs) >= fewest and spent >= PATIENCE * limit):
+            return True
+        if len(counted) < fewest or spent < LEAST_SHARE * limit:
+            return False
+        return spent >= limit or is_settled(counted, self._request.precision)
+
+    def _tell(self) -> None:
+        clock, threads = self._clock.clock, self._request.threads
+        contention = self.contention.stop()
+        step = timing_of(self._runs, self._core, self._request.precision)
+        share = clock.undelayed_train_seconds(threads)
+        total = clock.seconds("train")
+        reason = why_contended(contention, step.slow, clock, threads)
+        measured = StepTime(
+            batch_size=self.configuration.batch_size,
+            micro_batch_size=self.configuration.micro_batch_size,
+            step_seconds=step.median,
+            step_seconds_low=step.low,
+            step_seconds_high=step.high,
+            settled=step.settled,
+            steps_timed=step.count_all,
+            undelayed_step_seconds=None if share is None or not total else step.median * min(1.0, share / total),
+            reference_seconds=None if self._reference is None else self._reference.seconds,
+            evaluation_seconds=statistics.median(self._evaluations[1:] or self._evaluations),
+            peak_memory_bytes=peak_memory_bytes(self._torch_device),
+            contended=reason is not None,
+            reason=reason,
+        )
+        self._answer(measured)
+
+
+def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
+    """Return what a loop is asked to do."""
+    match assign.work:
+        case TrialRequest() as request:
+            return TrialRun(request, assign, line)
+        case StepTimeRequest() as request:
+            return TimedLoop(request, assign, line)
+        case MemoryRequest():
+            return MeasuredMemory(assign, line)
+        case _:
+            return DescribedLoop(assign, line)
+
+
+def end_work(
+    work: Assignment, assign: Assign, line: Line, error: BaseException | None, close: Callable[[], None]
+) -> None:
+    """Tell how the user's code has ended: with an ``error``, or by itself, after which ``close`` ends the loop."""
+    if error is None and not work.is_over:
+        try:
+            close()
+        except UsageError as lacks:
+            error = lacks
+    if work.is_over:
+        work.finish()
+    elif error is not None and not work.failed(error):
+        line.send(failure_of(assign, error))
+
+
+def failure_of(assign: Assign, error: BaseException) -> Reply:
+    """Return what is said of work in which the user's code has failed."""
+    if isinstance(assign.work, TrialRequest):
+        return TrialEnded(assign.work.number, failed(error))
+    return program_refused(error, assign.memory_limit_bytes)

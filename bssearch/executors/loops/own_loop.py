@@ -1,0 +1,533 @@
+"""A training loop of the user's own as a trial: it says when a step is done, bssearch says when to stop.
+
+::
+
+    trial = bssearch.current_trial(batch_size=64, learning_rate=3e-4)
+    loader = DataLoader(data, batch_size=trial.micro_batch_size, shuffle=True)
+    for batch in trial.batches(loader, evaluate=lambda: {"accuracy": accuracy(model)}):
+        ...
+
+Alone it trains with the values that it gives, under a search with those of its trial.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+
+from bssearch.errors import TrialStopped, UsageError
+from bssearch.executors.loops.assignment import Assignment, Evaluate, Metrics
+from bssearch.executors.loops.following import Asked, AskedParameters, BatchRows, Followed, OptimizerSteps
+from bssearch.executors.loops.passes import Given, Passes, SeededSampler, sampler_of
+from bssearch.executors.loops.trial_run import kept_random_numbers, unmoved
+from bssearch.records import Configuration
+from bssearch.training.optimizers import take_over_states
+
+T = TypeVar("T")
+
+READINGS_PER_MICRO_BATCH = 1000
+"""Times that ``should_stop`` may be read without a step, per micro-batch of one: a choice, far above any use."""
+
+MOST_SKIPPED = 100
+"""Whole batches in a row without a step of the optimizer; a gradient scaler finds its scale within about 20."""
+
+SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
+
+
+class LoopTrial:
+    """The trial that a loop trains: what to train with, and where it says how far it is.
+
+    ``batch_size`` is that of an optimizer step, made of ``accumulation_steps`` micro-batches of ``micro_batch_size``;
+    where the batch grows these and ``learning_rate`` are those of the next step.
+    ``parameters`` has all else by name: what the script named when it asked for its trial, and what the study sets.
+    ``seed`` is the trial's; the global generators of random, numpy and torch are set to it. ``now`` gives the seconds
+    by which waits for data are timed, ``searched`` the names of what the study searches: the loop must ask for the
+    learning rate, and is warned of others that it has not asked for, by the end of its first step. ``given`` is what
+    the script gave to `current_trial`, by its names. ``is_searched`` says that a search has asked for the training;
+    ``is_look`` that the training is only described or measured.
+
+    Steps are those of the optimizers given to `state`, or else one per batch. Samples are those of the micro-batches
+    of `batches`, or those told to `step`. If ``needs_samples``, a loop that does not tell its samples is refused.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        *,
+        now: Callable[[], float] = time.perf_counter,
+        searched: Collection[str] = (),
+        needs_samples: bool = False,
+    ) -> None:
+        self._now_seconds = now
+        self._assignment = assignment
+        self.given: Mapping[str, Any] = {}
+        self.is_searched, self.is_look = assignment.cycles, assignment.is_look
+        configuration = assignment.configuration
+        self.seed = assignment.seed
+        self.device = assignment.device
+        self.parameters = AskedParameters(assignment.parameters)
+        self.steps = 0
+        self._configuration = configuration
+        self._stages = assignment.stages
+        self._micro_batches = 0
+        self._has_begun = self._is_in_batch = self._is_looping = self.has_state = False
+        self._asked = Asked(configuration, searched)
+        self._followed = Followed(assignment, self._asked)
+        self._sampler: SeededSampler | None = None
+        self._counted = self._announced_at = self._evaluated_at = -1
+        self._needs_samples = needs_samples
+        self._rows = BatchRows()
+        self._samples: int | None = 0
+        self._has_warned = False
+        self._optimizer_steps = OptimizerSteps()
+        self._taken_before = self._skipped = 0
+        self._steps_before, self._samples_behind = -1, 0
+        self._readings = 0
+        self._put_random_numbers_back: Callable[[], None] = lambda: None
+
+    @property
+    def batch_size(self) -> int:
+        """Return how many samples make an optimizer step."""
+        self._asked.note("batch_size")
+        return self._now.batch_size
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Return how many samples go through the model at once: of several ranks, that of each."""
+        self._asked.note("micro_batch_size")
+        return self._samples_at_once
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Return how many micro-batches make an optimizer step: divide the loss by it."""
+        self._asked.note("accumulation_steps")
+        return self._now.accumulation_steps
+
+    @property
+    def learning_rate(self) -> float:
+        """Return the learning rate to train with: its peak, where there is a schedule."""
+        self._asked.note("learning_rate")
+        return self._now.learning_rate
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the trial has ended; unlike `should_stop` it begins nothing."""
+        return self._assignment.is_over
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Return the path of the checkpoint to begin with: the training is a branch of a longer run. Else None."""
+        return self._assignment.checkpoint()
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        """Give an optimizer a saved state, and let it keep its learning rate and all other options.
+
+        ``load_state_dict`` would restore the rate of the run, which is not the branch's. Raises `UsageError` if the
+        state is that of another kind of optimizer, or of other parameters.
+        """
+        try:
+            take_over_states((optimizer,), state)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"load_optimizer(): the state is not that of this optimizer: {error}") from error
+
+    def has_asked(self, name: str) -> bool:
+        """Return whether the script has read the learning rate, or a value of ``parameters``."""
+        return self._asked.has(name) if name == "learning_rate" else name in self.parameters.asked
+
+    def check_trainer(self, who: str) -> None:
+        """Raise `UsageError` if the Trainer of a library, ``who``, cannot train the trial."""
+        if self.has_state:
+            raise UsageError(
+                "trial.state(...) beside a Trainer: it trains a trial from its start, and cannot go on from a pause",
+                hint="leave trial.state(...) out: the trial is then stopped where others are paused",
+            )
+        self._stages.refuse(who, "its loader is made once")
+
+    def check_device(self, found: torch.device, processes: int, hint: str) -> None:
+        """Raise `UsageError` if a Trainer trains in several processes, or on another device than the trial's."""
+        wanted = torch.device(self.device)
+        if processes > 1:
+            raise UsageError(f"the Trainer trains in {processes} processes; a trial of a Trainer has one")
+        if wanted.type != found.type or (wanted.index or 0) != (found.index or 0):
+            raise UsageError(f"the Trainer trains on {found}, and the trial is to run on {wanted}", hint=hint)
+
+    def warn(self, sentence: str) -> None:
+        """Say what makes the trial less than it seems."""
+        self._assignment.warned(sentence)
+
+    @property
+    def should_stop(self) -> bool:
+        """Return whether the training is to end; the first reading begins its time.
+
+        Raises `UsageError` where a loop goes round and round without an optimizer step.
+        """
+        self._begin()
+        self._readings += 1
+        most = READINGS_PER_MICRO_BATCH * self._now.accumulation_steps
+        if self._assignment.cycles and self._readings > most:
+            raise UsageError(
+                f"the loop went round {most} times after step {self.steps} without trial.step()",
+                hint="call trial.step() after each step of the optimizer",
+            )
+        return self._assignment.is_over
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Return whether the loop is to evaluate and `report` now; the training's time stands still from then on.
+
+        In the body of `batches` it can be true in the last micro-batch of a step, so ask after the optimizer's step.
+        """
+        step = self._step_at_hand
+        if step is None or self._assignment.is_over or self._evaluated_at == step:
+            return False
+        self._begin()
+        if self._announced_at != step:
+            if not self._is_due(step):
+                return False
+            if self._is_in_batch:
+                self._count(step)
+            self._announced_at = step
+            self._assignment.pause()
+            self._put_random_numbers_back = kept_random_numbers()
+        return True
+
+    def report(self, *, loss: float | None = None, **metrics: float) -> None:
+        """Say what an evaluation that was due has found; the training's time and its random numbers go on.
+
+        Raises `UsageError` where none is due, and for a metric that is missing or is no number.
+        """
+        self.report_all(metrics, loss)
+
+    def report_all(self, metrics: Metrics, loss: float | None = None) -> None:
+        """Do what `report` does, of metrics by any name: also one called ``loss``."""
+        step = self._step_at_hand
+        if self._assignment.is_over:
+            return
+        if step is None or self._announced_at != step or self._evaluated_at == step:
+            raise UsageError(
+                f"report() after {self.steps} steps, where no evaluation is due",
+                hint="if trial.evaluation_due: trial.report(accuracy=...), at the end of the loop's body",
+            )
+        self._evaluated_at = step
+        self._put_random_numbers_back()
+        self._take_in(step, metrics, loss)
+
+    def step(self, samples: int | None = None) -> None:
+        """Say that an optimizer step is done, in a loop that does not go over `batches`.
+
+        ``samples`` are those of the step, of all its micro-batches: ``len(x)``. Without them each step counts
+        ``batch_size`` samples, and the trial is warned unless its loader has the order of `sampler`. If the optimizer
+        given to `state` took no step, as when a gradient scaler skips it, none is counted.
+        Raises `TrialStopped` where the trial has ended and the loop goes on all the same, `UsageError` where it has
+        not evaluated when that was due.
+        """
+        if samples is not None and samples < 1:
+            raise UsageError(f"trial.step(samples={samples}): must be >= 1", hint="trial.step(samples=len(x))")
+        if samples is None and self._sampler is not None:
+            samples = self._now.batch_size  # the sampler leaves an incomplete batch out
+        if samples is None:
+            self._untold("trial.step() does not say the samples of the step", "trial.step(samples=len(x))")
+        self.add_samples(samples)
+        self.stepped()
+
+    def stepped(self) -> None:
+        """Say that a step is done over the samples that `add_samples` has added; see `step`."""
+        if self._is_in_batch:
+            raise UsageError("step() in the body of batches(), which counts the steps by itself")
+        if self._assignment.is_over:
+            raise TrialStopped("the trial has ended; the loop ends where trial.should_stop is true")
+        if not self._has_begun:
+            self._begin()
+            self._taken_before -= min(1, self._optimizer_steps.taken)  # the step that this call tells of
+        self._check_evaluated()
+        step = self._step_at_hand_after(is_whole=True)
+        if step is None:
+            self._check_steps()
+        else:
+            self._count(step)
+            self._go_on(step)
+        self._settle()
+
+    def batches(
+        self, loader: Given[T], evaluate: Evaluate | None = None, *, test: Evaluate | None = None, epochs: int = 1
+    ) -> Iterator[T]:
+        """Yield the micro-batches of a loader until the trial ends; the body of the loop trains with each.
+
+        Instead of the loader a function of the micro-batch size may be given that returns it. Where the batch grows it
+        is called again for each new micro-batch size, with which a pass begins; of a loader itself the micro-batches
+        stay as they are, and there are more of them to a step.
+        Under a search the loader is gone through again and again, alone ``epochs`` times. ``evaluate`` is called where
+        an evaluation is due, before the first step too, and returns each metric by its name; without it the body asks
+        `evaluation_due` and reports. ``test`` returns the metrics of the test part, once, where a recommended
+        configuration is confirmed. The body of a step's last micro-batch must take the optimizer's step.
+        """
+        if self._is_looping:
+            raise UsageError("batches() inside the body of batches(): a trial has one loop at a time")
+        self._is_looping = True
+        try:
+            passes = Passes(loader, self._assignment, self._asked, lambda: self._sampler, self._now_seconds)
+            yield from self._looped(passes, evaluate, epochs)
+        finally:
+            self._is_looping = self._is_in_batch = False
+        if test is not None:
+            self._assignment.test(test)
+
+    def test(self, evaluate: Evaluate) -> None:
+        """Have the test part evaluated after a loop that does not go over `batches`, as its ``test`` does.
+
+        ``evaluate`` returns the metrics of the test part by their names. It is called once, where a recommended
+        configuration is confirmed, and alone; nowhere else. The training is over with this call. Raises `UsageError` in
+        the body of `batches`, where an evaluation that was due has not been made, and where the target's metric is
+        missing or is no number.
+        """
+        if self._is_looping:
+            raise UsageError(
+                "test() in the body of batches(), whose loop is not over",
+                hint="batches(loader, evaluate=..., test=...)",
+            )
+        self.close()
+        self._assignment.test(evaluate)
+
+    def sampler(self, dataset: Any) -> SeededSampler:
+        """Return a sampler in the order of bssearch's own loop: an epoch's last, incomplete batch is dropped.
+
+        The same seed gives the same batches there and here. For a `DataLoader`'s ``sampler``, with
+        ``batch_size=trial.micro_batch_size``. Where the batch grows each pass begins after the steps that are done.
+        """
+        self._sampler = sampler_of(len(dataset), self._stages, self.seed, lambda: self.steps, self._samples_behind)
+        return self._sampler
+
+    def state(self, **objects: Any) -> None:
+        """Name what the training goes on from: the model, the optimizer, whatever has a state_dict().
+
+        Optional: with it a trial can be paused, and goes on where it was, in another process; without, it is stopped.
+        Steps are then those that the optimizers among the objects take; of several, of the one with the most steps.
+        Call it once, with all of them, before `sampler` and `batches`. Raises `UsageError` for what has no state.
+        """
+        if self._has_begun or self._sampler is not None:
+            raise UsageError("state() comes too late: call it before sampler() and batches()")
+        if self.has_state:
+            raise UsageError("state() is called twice: name all objects in one call")
+        self._asked.optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
+        self.count_steps_of(objects)
+        self.steps, self._samples_behind = self._assignment.keep(objects)
+        self._steps_before = self.steps - 1
+        self.has_state = True
+        self._followed.resume(self.steps)
+        self._followed.watch(lambda: self._is_in_batch and not self._is_whole)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None:
+            self.close()
+        return isinstance(error, TrialStopped)
+
+    def close(self, because: str = "") -> None:
+        """Say that the training is over, and ``because`` of what; nothing more where the trial has ended."""
+        if self._has_begun:
+            self._check_evaluated()
+        if self._skipped and not self.steps and not self._assignment.is_over:
+            raise self._no_steps()
+        if not self._assignment.is_over:
+            self._assignment.looped(self.steps, because)
+
+    def count_steps_of(self, optimizers: Mapping[str, Any]) -> None:
+        """Count the steps of the optimizers among some objects instead of one step per batch."""
+        self._optimizer_steps.watch(optimizers)
+
+    @property
+    def _step_at_hand(self) -> int | None:
+        """Return the steps that are done, with those of the loop's body; None in a body that has made none so far."""
+        if not self._is_in_batch:
+            return self.steps
+        return self._step_at_hand_after(is_whole=self._is_whole)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Return whether the micro-batch in the loop's body is the last one of a batch."""
+        return self._micro_batches % self._now.accumulation_steps == 0
+
+    def _step_at_hand_after(self, *, is_whole: bool) -> int | None:
+        """Return the steps with those that are not counted yet: of an optimizer, or one after a whole batch."""
+        if self._optimizer_steps.names:
+            taken = self._optimizer_steps.taken - self._taken_before
+            return self.steps + taken if taken > 0 else None
+        return self.steps + 1 if is_whole else None
+
+    @property
+    def _now(self) -> Configuration:
+        """Return the batch size, its split and the learning rate of the step at hand."""
+        return self._stages.at(self.steps)
+
+    @property
+    def _samples_at_once(self) -> int:
+        return self._now.micro_batch_size
+
+    @property
+    def _sharers(self) -> int:
+        """Return the number of ranks, of which each has as many samples as this one."""
+        return 1
+
+    def _count(self, step: int) -> None:
+        """Take note of a step once, whether the loop's body asks after it or the loop goes on."""
+        if self._counted == step:
+            return
+        if self._counted < 0:
+            for sentence in self._asked.first_step(self.parameters, self._now.learning_rate):
+                self._assignment.warned(sentence)
+        self._counted, self._readings, self._skipped = step, 0, 0
+        self._asked.check_accumulates()
+        self._followed.check_step(self._now)
+        samples, self._samples = self._samples, 0
+        self._assignment.stepped(step, samples)
+
+    def _go_on(self, steps: int) -> None:
+        """Go on after so many steps, where the batch has grown with the next size."""
+        self._steps_before, self.steps, self._micro_batches = self.steps, steps, 0
+        self._taken_before = self._optimizer_steps.taken
+        self._followed.go_on(steps)
+
+    def _begin(self) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._stages.check()
+        self._asked.check_begins(has_sampler=self._sampler is not None)
+        self._taken_before = self._optimizer_steps.taken
+        self._assignment.begin()
+
+    def _looped(self, passes: Passes[T], evaluate: Evaluate | None, epochs: int) -> Iterator[T]:
+        passes.first(self._samples_at_once, self.steps)
+        self._begin()
+        self._evaluate_where_due(evaluate)
+        count = 0
+        while not self._assignment.is_over and (self._assignment.cycles or count < epochs):
+            if count:
+                passes.begin(self._samples_at_once)
+            count += 1
+            for batch in passes.batches():
+                if self._followed.awaits_batch:
+                    self.check_size(batch)
+                self.add_samples(self.samples_in(batch))
+                self._micro_batches += 1
+                self._is_in_batch = True
+                yield batch
+                self._after_batch(evaluate)
+                if self.is_over or self._followed.awaits_batch:
+                    break
+            if evaluate is not None and self._assignment.evaluates_passes and self._evaluated_at != self.steps:
+                self._evaluated_at = self.steps
+                self._take_in(self.steps, unmoved(evaluate), None)
+            passes.check(self._samples_at_once)
+
+    def check_size(self, batch: Any) -> None:
+        """Check the first micro-batch of a size; see `Followed.check_size`."""
+        self._followed.check_size(batch, self._samples_at_once, self.steps)
+        self._rows.first(batch, self._samples_at_once)
+
+    def samples_in(self, batch: Any) -> int | None:
+        """Return the samples of a micro-batch; None, with a warning, if they cannot be counted."""
+        found = self._rows.count(batch, self._samples_at_once)
+        if found is not None:
+            return found * self._sharers
+        self._untold(
+            f"a micro-batch is a {type(batch).__name__}, of which the samples cannot be counted",
+            "a loader whose batches are tensors, or tuples, lists or dicts of tensors",
+        )
+        return None
+
+    def _after_batch(self, evaluate: Evaluate | None) -> None:
+        """Count a micro-batch whose body is done; evaluate where that is due."""
+        step = self._step_at_hand
+        is_whole, self._is_in_batch = self._is_whole, False
+        if step is None:
+            if is_whole and self._optimizer_steps.names:
+                self._check_steps()
+            return
+        self._count(step)
+        self._go_on(step)
+        self._evaluate_where_due(evaluate)
+        self._settle()
+
+    def add_samples(self, samples: int | None) -> None:
+        """Add samples to those of the step at hand; they are not known once some of them are not."""
+        self._samples = None if samples is None or self._samples is None else self._samples + samples
+
+    def _untold(self, problem: str, remedy: str) -> None:
+        """Warn of samples that are not told; raise `UsageError` if the study is about them."""
+        if self._needs_samples:
+            raise UsageError(f"{problem}, and the study's objective is samples_to_target", hint=remedy)
+        if self._assignment.cycles and not self._has_warned:
+            self._has_warned = True
+            self.warn(f"{problem}: each step counts as batch_size samples; {remedy}")
+
+    def _check_steps(self) -> None:
+        """End a trial as diverged whose optimizer took no step in many batches; raise `UsageError` before its first."""
+        self._skipped += 1
+        self._readings = 0
+        if self._skipped < MOST_SKIPPED:
+            return
+        error = self._no_steps()
+        if not self.steps or not self._assignment.diverged(f"{error.message}: {SKIPPED}"):
+            raise error
+
+    def _no_steps(self) -> UsageError:
+        names = ", ".join(self._optimizer_steps.names)
+        return UsageError(
+            f"the optimizer {names!r} took no step in {self._skipped} batches, after step {self.steps}",
+            hint=f"{names}.step() in the loop; a step replayed by a CUDA graph is not seen: leave {names} out of "
+            "trial.state",
+        )
+
+    def _is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due after a step, or was due after an earlier one of the same body."""
+        before = self.steps if step > self.steps else self._steps_before
+        first = min(step, 1 + max(self._evaluated_at, before))
+        return any(self._assignment.is_due(one) for one in range(first, step + 1))
+
+    def _settle(self) -> None:
+        if self._evaluated_at == self.steps or not self._is_due(self.steps):
+            self._assignment.settle()
+
+    def _evaluate_where_due(self, evaluate: Evaluate | None) -> None:
+        if evaluate is None:
+            self._check_evaluated()
+            return
+        if self.evaluation_due:
+            self._evaluated_at = self.steps
+            self._take_in(self.steps, unmoved(evaluate), None)
+
+    def _take_in(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Tell what an evaluation has found; in a loop's body the trial can be paused only once that is done."""
+        self._assignment.evaluated(step, metrics, loss)
+        if not self._is_in_batch:
+            self._assignment.settle()
+        if not self._assignment.is_over:
+            self._assignment.resume()
+
+    def _check_evaluated(self) -> None:
+        """Raise `UsageError` where an evaluation is due after the last step and was not made; before the first it may.
+
+        A loop over `batches` has no place for one before the first step.
+        """
+        step = self.steps
+        if self._assignment.is_over or self._evaluated_at == step:
+            return
+        if self._announced_at == step:
+            raise UsageError(
+                f"no report() after step {step}, where trial.evaluation_due was true",
+                hint="if trial.evaluation_due: trial.report(accuracy=...)",
+            )
+        if step > 0 and self._is_due(step):
+            raise UsageError(
+                f"no evaluation after step {step}, where one was due",
+                hint="batches(loader, evaluate=...), or after each step: if trial.evaluation_due: trial.report(...)",
+            )

@@ -1,0 +1,245 @@
+"""The process in which a script of the user's own trains: ``python -m bssearch.executors.loops.script_host``.
+
+Started by a worker. With ``--serve`` it imports what the script imports and then forks a process for each trial, so
+that heavy imports are paid once. A fork is safe only where nothing has begun to compute: no CUDA context, and no thread
+beside the main one. Where it is not this process begins anew, without those imports, and starts a process for each
+trial, which runs the script itself (``--once``). Either way it outlives its worker just long enough to end what it has
+started, in whichever group and session.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import atexit
+import contextlib
+import gc
+import importlib
+import importlib.util
+import io
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import sysconfig
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bssearch.errors import TrialStopped
+from bssearch.executors.lifeline import become_subreaper, die_with_parent, outlive_parent
+from bssearch.executors.messages import TRIAL_VARIABLE
+from bssearch.executors.programs.script import HOST
+from bssearch.records import MAKE_TRAINER
+
+TICK_SECONDS = 0.02
+"""How often a trial's process is looked after: a choice, small beside a trial; a look takes microseconds."""
+
+_PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def main() -> None:
+    """Serve a worker until it hangs up, or run the script once."""
+    parser = argparse.ArgumentParser(description="Runs a training script; started by bssearch itself.")
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--serve", type=int, help="descriptor of the socket to the worker")
+    parser.add_argument("--anew", help="why no trial is forked")
+    parser.add_argument("--once", type=int, help="descriptor of the line of one trial")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs="*")
+    given = parser.parse_args()
+    die_with_parent(given.parent)
+    if given.once is not None:
+        os._exit(run_script(given.script, given.arguments, given.once))
+    worker = socket.socket(fileno=given.serve)
+    if given.anew is None:
+        reason = prepare_to_fork(Path(given.script.removesuffix(MAKE_TRAINER)))
+        if reason is not None:
+            begin_anew(worker, reason)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # The worker has ended.
+        serve(worker, given.script, given.arguments, given.anew)
+
+
+def prepare_to_fork(script: Path) -> str | None:
+    """Import what the trials of a script need; return why they are not to be forked after it, None where they are."""
+    import torch._dynamo  # noqa: F401 - the first optimizer would load it, seconds of every trial
+
+    import bssearch.executors.loops.current  # noqa: F401 - with torch, which every trial needs
+
+    import_packages_of(script)
+    gc.collect()
+    gc.freeze()
+    return why_not_to_fork()
+
+
+def begin_anew(worker: socket.socket, reason: str) -> NoReturn:
+    """Let this process begin anew, so that it holds nothing of what it has imported."""
+    worker.set_inheritable(True)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", HOST, "--anew", reason, *sys.argv[1:]])
+
+
+def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | None) -> None:
+    """Run a trial for each line that comes, and say how each ended, until the worker hangs up."""
+    become_subreaper()
+    outlive_parent()  # its end is seen on the socket
+    worker.set_inheritable(False)
+    _tell(worker, {"anew": anew})
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(worker, 1, 1)
+        if not message:
+            return
+        (line,) = descriptors
+        child = _forked(worker, script, arguments, line) if anew is None else _started(script, arguments, line)
+        os.close(line)
+        try:
+            _tell(worker, {"pid": child})
+            status = _waited_for(child, worker)
+        finally:
+            end_descendants(child)
+        if status is None:
+            return
+        _tell(worker, {"exit": os.waitstatus_to_exitcode(status)})
+
+
+def _forked(worker: socket.socket, script: str, arguments: list[str], line: int) -> int:
+    server = os.getpid()
+    child = os.fork()
+    if child == 0:
+        worker.close()
+        os.setpgid(0, 0)
+        die_with_parent(server)
+        os._exit(run_script(script, arguments, line))
+    with contextlib.suppress(OSError):
+        os.setpgid(child, child)
+    return child
+
+
+def _started(script: str, arguments: list[str], line: int) -> int:
+    os.set_inheritable(line, True)
+    options = ["--parent", str(os.getpid()), "--once", str(line)]
+    command = [sys.executable, "-P", "-m", HOST, *options, script, "--", *arguments]
+    return os.posix_spawn(sys.executable, command, os.environ, setpgroup=0)
+
+
+def _waited_for(child: int, worker: socket.socket) -> int | None:
+    """Wait until a trial's process has ended; return its status, None where the worker has ended before."""
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        if select.select([worker], [], [], TICK_SECONDS)[0] and not worker.recv(1, socket.MSG_PEEK):
+            return None
+
+
+def _tell(worker: socket.socket, message: dict[str, Any]) -> None:
+    worker.sendall(json.dumps(message).encode() + b"\n")
+
+
+def run_script(script: str, arguments: list[str], line: int) -> int:
+    """Run a script as ``python script arguments`` would, with its line to the search; return its exit code.
+
+    Of a ``file.py:make_trainer`` the trainer that it makes is fitted.
+    """
+    from bssearch.executors.loops import current
+    from bssearch.executors.loops.current import train_made
+
+    os.environ[TRIAL_VARIABLE] = str(line)
+    session = current.session()
+    assert session is not None, "the variable has just been set"
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    code = 0
+    try:
+        if script.endswith(MAKE_TRAINER):
+            train_made(script, session.assign.program.default)
+        else:
+            runpy.run_path(script, run_name="__main__")
+        error: BaseException | None = None
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
+        error = RuntimeError(f"the script left with exit code {left.code}") if code else None
+    except BaseException as raised:
+        error, code = raised, 0 if isinstance(raised, TrialStopped) else 1
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    try:
+        session.ended(script, error)
+        clean_up()
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return code
+
+
+def clean_up() -> None:
+    """Do what an interpreter does at its end: wait for threads, call what `atexit` has, write out files that are open.
+
+    An end of the interpreter itself would take apart all that is imported, a third of a second of every trial.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for one in gc.get_objects():
+        if issubclass(type(one), io.IOBase) and not one.closed:
+            with contextlib.suppress(OSError, ValueError):
+                one.flush()
+
+
+def import_packages_of(script: Path) -> None:
+    """Import the installed packages that a script imports at its top; what fails will fail in the script."""
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in tree.body:
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in names:
+            if _is_installed(name.partition(".")[0]):
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
+
+
+def why_not_to_fork() -> str | None:
+    """Return why a fork of this process would not be safe; None where it is."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "its imports begin to use CUDA"
+    try:
+        threads = len(list(Path("/proc/self/task").iterdir()))
+    except OSError:
+        return "this system does not say which threads run"
+    return None if threads == 1 else f"its imports start {threads - 1} threads"
+
+
+def end_descendants(group: int) -> None:
+    """Kill what is left of a process group, and all of this process's descendants."""
+    import psutil
+
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+    while left := psutil.Process().children(recursive=True):
+        for one in left:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        psutil.wait_procs(left, timeout=1.0)
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return found is not None and (found.origin in {"built-in", "frozen"} or str(found.origin).startswith(_PACKAGES))
+
+
+if __name__ == "__main__":
+    main()

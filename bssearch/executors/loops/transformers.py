@@ -1,0 +1,493 @@
+"""A Hugging Face Trainer as a trial: a callback that counts its steps, has it evaluated and ends it.
+
+::
+
+    trial = bssearch.current_trial(batch_size=32, learning_rate=5e-5)
+    args = training_arguments(trial, output_dir="out")
+    trainer = Trainer(model, args, ..., callbacks=[TrialCallback(trial)])
+    trainer.train()
+
+The name of this module is that of the library within bssearch only: ``import transformers`` is the library everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from bssearch.errors import UsageError
+from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.trial_run import kept_random_numbers
+from bssearch.training.schedule import warmup_steps
+
+__all__ = ["TrialCallback", "both_names", "fit", "fit_made", "training_arguments"]
+
+EXTRA = "bssearch[transformers]"
+LEAST_VERSIONS = {"transformers": (5, 22), "accelerate": (1, 15)}
+"""The oldest versions that tests have run: the events of a Trainer and when they come differ in older ones."""
+
+
+def check_libraries() -> None:
+    """Raise `UsageError` where transformers or accelerate is missing or too old; nothing is imported."""
+    for name, least in LEAST_VERSIONS.items():
+        wanted = f"{name}>={'.'.join(map(str, least))}"
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            raise UsageError(
+                f"{name} is missing: a Trainer as a trial takes {wanted}", hint=f"pip install '{EXTRA}'"
+            ) from None
+        if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < least:
+            raise UsageError(f"{name} {found} is too old: must be {wanted}", hint=f"pip install '{EXTRA}'")
+
+
+check_libraries()
+
+from transformers import (  # noqa: E402 - what is missing is told first
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+PREFIX = "eval_"
+"""What a Trainer puts before the name of each metric of its evaluations."""
+
+NO_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+"""What a Trainer reports beside the metrics: how fast it evaluates."""
+
+
+class TrialCallback(TrainerCallback):  # type: ignore[misc]
+    """Has a Trainer train a trial: its optimizer steps are the trial's, and it is evaluated where the trial says.
+
+    ``metric`` names the one metric to report, as ``accuracy`` or as ``eval_accuracy``; None reports all. Raises
+    `UsageError` as the training begins where the Trainer's arguments contradict the trial, or its batch grows.
+
+    On the clock is all from the end of an evaluation to the step after which the next is due: the batches, that the
+    Trainer fetches before ``on_step_begin``, its logging and its checkpoints too. Each epoch ends with its last whole
+    batch, so that no step has fewer samples than the others; of data without a length the samples are counted as the
+    model sees them. Where a batch is accumulated the model's loss must count
+    ``num_items_in_batch``, or not be given it; see `check_counts_items`.
+    """
+
+    def __init__(self, trial: LoopTrial, metric: str | None = None) -> None:
+        self._trial = trial
+        self._metric = metric
+        self._is_training = False
+        self._steps_in_pass: float = 0
+        self._steps_of_pass = 0
+        self._micro_batch_samples: int | None = None
+        self._end_look_at_loss: Callable[[], object] = lambda: None
+        self._end_look_at_samples: Callable[[], object] = lambda: None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Begin the trial's time; have the model evaluated where that is due before the first step."""
+        self._trial.check_trainer("a Hugging Face Trainer")
+        check(args, self._trial)
+        if state.global_step != self._trial.steps:
+            raise UsageError(
+                f"the Trainer begins at step {state.global_step}, the trial at step {self._trial.steps}",
+                hint="a Trainer trains a trial from its start: no resume_from_checkpoint",
+            )
+        self._steps_in_pass = whole_steps(others["train_dataloader"], args)
+        if args.gradient_accumulation_steps > 1:
+            self._end_look_at_loss = check_counts_items(others["model"])
+        if math.isinf(self._steps_in_pass):
+            self._end_look_at_samples = others["model"].register_forward_pre_hook(self._look, with_kwargs=True).remove
+        self._trial.count_steps_of({"optimizer": others.get("optimizer")})
+        self._is_training = True
+        args.eval_on_start = self._trial.evaluation_due
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Count the steps of a pass over the data anew."""
+        self._steps_of_pass = 0
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Count the samples of a micro-batch before a step's last one."""
+        self._add_samples()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        """Count an optimizer step; have the model evaluated where that is due, end where the trial does."""
+        trial = self._trial
+        if self._has_ended(control):
+            return
+        self._add_samples()
+        trial.stepped()
+        self._end_look_at_loss()
+        self._steps_of_pass += 1
+        if self._steps_of_pass >= self._steps_in_pass:
+            control.should_epoch_stop = True
+        if trial.evaluation_due:
+            control.should_evaluate = True
+        else:
+            self._has_ended(control)
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, Any],
+        **others: Any,
+    ) -> None:
+        """Report an evaluation that was due; the user's own ones are let be."""
+        if not self._is_training:
+            return
+        if self._trial.evaluation_due:
+            named = self._reported(metrics)
+            self._trial.report_all(named, named.get("loss"))
+        self._has_ended(control)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """End a trial that the Trainer has ended, and say by what."""
+        self._is_training = False
+        self._end_look_at_samples()
+        self._trial.close(_what_ended(args))
+
+    def _look(self, model: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Note the samples that the model is given; it may be called more than once for a micro-batch."""
+        if model.training:
+            self._micro_batch_samples = self._trial.samples_in(named or given)
+
+    def _add_samples(self) -> None:
+        """Count the samples of a micro-batch: of data without a length those that the model was given."""
+        found, self._micro_batch_samples = self._micro_batch_samples, None
+        trial = self._trial
+        trial.add_samples(trial.micro_batch_size if math.isfinite(self._steps_in_pass) else found)
+
+    def _has_ended(self, control: TrainerControl) -> bool:
+        """Return whether the trial has ended; the Trainer then ends too."""
+        if not self._trial.should_stop:
+            return False
+        control.should_training_stop = True
+        return True
+
+    def _reported(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is reported of an evaluation; alone each metric once, as it is printed."""
+        _refuse_several(metrics)
+        named = both_names(metrics)
+        if self._metric is not None:
+            name = self._metric.removeprefix(PREFIX)
+            if name not in named:
+                raise UsageError(f"evaluate() reports {', '.join(sorted(named))}; the callback's metric is {name!r}")
+            named = {one: named[one] for one in (name, PREFIX + name, "loss") if one in named}
+        if not self._trial.is_searched:
+            return {name: value for name, value in named.items() if not name.startswith(PREFIX)}
+        return named
+
+
+def fit(trainer: Trainer, trial: LoopTrial, metric: str | None = None) -> None:
+    """Train a trial with a Trainer: set what its arguments lack, add the callback where it has none, and train.
+
+    What an argument lacks is what is at its default; see `training_arguments`. ``metric`` is the callback's. Raises
+    `UsageError` for a Trainer without an ``eval_dataset``, and for an argument that contradicts the trial.
+    """
+    if trainer.eval_dataset is None:
+        raise UsageError("the Trainer has no eval_dataset: a trial is evaluated", hint="Trainer(..., eval_dataset=...)")
+    try:
+        samples = len(trainer.train_dataset)
+    except TypeError:
+        samples = None
+    fill(trainer.args, trial, samples)
+    trainer._train_batch_size = trainer.args.train_batch_size
+    if not any(isinstance(one, TrialCallback) for one in trainer.callback_handler.callbacks):
+        trainer.add_callback(TrialCallback(trial, metric))
+    trainer.train()
+
+
+def fit_made(trial: LoopTrial, made: Trainer) -> None:
+    """Train a trial with the Trainer that a ``make_trainer`` has returned; see `fit`."""
+    fit(made, trial)
+
+
+def both_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of ``trainer.evaluate()``, each as ``accuracy`` and as ``eval_accuracy``.
+
+    For the test part: ``trial.test(lambda: both_names(trainer.evaluate(test_data)))``.
+    """
+    bare = {name.removeprefix(PREFIX): value for name, value in metrics.items()}
+    kept = {name: value for name, value in bare.items() if name not in (*NO_METRICS, "epoch")}
+    return {**kept, **{PREFIX + name: value for name, value in kept.items()}}
+
+
+def _refuse_several(metrics: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for the metrics of one of several evaluation sets: it is not known which is the last."""
+    speeds = [name for name in metrics if name.endswith("_runtime") and name != f"{PREFIX}runtime"]
+    if speeds:
+        raise UsageError(
+            f"eval_dataset is a dict of several, of which {speeds[0].removesuffix('_runtime')} is one; a trial has one",
+            hint="Trainer(..., eval_dataset=...) with the one of the target",
+        )
+
+
+def _what_ended(args: TrainingArguments) -> str:
+    """Return what has ended a Trainer whose trial had not ended."""
+    if args.max_steps == MOST_STEPS:
+        return "a callback of the Trainer, or the end of its data"
+    bound = f"max_steps={args.max_steps}" if args.max_steps > 0 else f"num_train_epochs={args.num_train_epochs:g}"
+    return f"{bound} of the Trainer, or a callback of its own"
+
+
+MOST_STEPS = 10**9
+"""``max_steps`` where a search ends the trial: a choice, more than any trial takes."""
+
+ENDLESS_SCHEDULES = {"constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"}
+"""The schedules whose learning rate at a step does not depend on ``max_steps``."""
+
+RENAMED = {
+    "weight_decay": "weight_decay",
+    "label_smoothing": "label_smoothing_factor",
+    "warmup_steps": "warmup_steps",
+    "clip_norm": "max_grad_norm",
+    "beta1": "adam_beta1",
+    "beta2": "adam_beta2",
+    "epsilon": "adam_epsilon",
+}
+"""The parameters of a study that an argument stands for, by the name of that."""
+
+FILLED = "_filled_for_trial"
+"""The attribute of arguments that `training_arguments` has made."""
+
+
+def training_arguments(
+    trial: LoopTrial,
+    *,
+    train_samples: int | None = None,
+    arguments_class: type[TrainingArguments] = TrainingArguments,
+    **own: Any,
+) -> TrainingArguments:
+    """Return the arguments of a Trainer that trains a trial: those of the trial, ``own``, and what these leave open.
+
+    The trial decides the sizes of batches, the learning rate, the seed and what its study sets of weight decay, warmup,
+    label smoothing, clipping and the optimizer. ``train_samples`` is the number of training samples; it is asked for
+    where the study sets ``warmup_epochs``. ``arguments_class`` is the class to make, such as
+    ``Seq2SeqTrainingArguments``. Without ``max_steps`` and ``num_train_epochs`` the learning rate is constant after its
+    warmup, and the search ends the trial. Raises `UsageError`, naming the argument, for one of ``own`` that contradicts
+    the trial or needs ``max_steps``, and for an optimizer or a schedule of the study that no argument stands for.
+    """
+    given = {**_lacking(trial, train_samples, own, is_new=True), **own}
+    if trial.device == "cpu" and not own.get("use_cpu"):
+        given["use_cpu"] = True
+    if trial.is_look:
+        given["max_steps"] = MOST_STEPS
+    made = arguments_class(**given)
+    if made.n_gpu > 1:
+        made._n_gpu = 1  # a trial has one device
+    setattr(made, FILLED, True)
+    return made
+
+
+def fill(arguments: TrainingArguments, trial: LoopTrial, train_samples: int | None) -> None:
+    """Set what arguments that were made without `training_arguments` lack: all that is at its default.
+
+    Raises `UsageError` as `training_arguments` does.
+    """
+    if hasattr(arguments, FILLED):
+        return
+    defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
+    own = {name: getattr(arguments, name) for name, value in defaults.items() if getattr(arguments, name) != value}
+    for name, value in _lacking(trial, train_samples, own, is_new=False).items():
+        if name not in own:
+            now = getattr(arguments, name)
+            setattr(arguments, name, type(now)(value) if isinstance(now, Enum) else value)
+    if trial.is_look:
+        arguments.max_steps = MOST_STEPS
+
+
+def _lacking(trial: LoopTrial, train_samples: int | None, own: Mapping[str, Any], *, is_new: bool) -> dict[str, Any]:
+    """Return what a trial decides, and what its Trainer has if the user's ``own`` arguments leave that open.
+
+    Raises `UsageError` for one of ``own`` that contradicts the trial, and for what no argument stands for.
+    """
+    decided = decided_by(trial, train_samples)
+    _check_obeys(trial, own)
+    for name, value in decided.items():
+        if name in own:
+            _check_agrees(name, own[name], value)
+    has_horizon = own.get("max_steps", -1) > 0 or "num_train_epochs" in own
+    found = {**_open(trial, has_horizon=has_horizon, is_new=is_new), **decided}
+    if not has_horizon:
+        _check_needs_no_horizon({**found, **own})
+    return found
+
+
+def check(arguments: TrainingArguments, trial: LoopTrial) -> None:
+    """Raise `UsageError` where a Trainer would not train what its trial says, naming the argument."""
+    for name, value in _of_steps(trial).items():
+        _check_agrees(name, getattr(arguments, name), value)
+    if arguments.n_gpu > 1:
+        raise UsageError(
+            f"the Trainer shares each batch among {arguments.n_gpu} GPUs; a trial has one",
+            hint="args = training_arguments(trial, output_dir=...), or CUDA_VISIBLE_DEVICES=0",
+        )
+    hint = "executor: {device: cpu} in the spec with use_cpu=True, CUDA_VISIBLE_DEVICES for another GPU than the first"
+    trial.check_device(arguments.device, arguments.world_size, hint)
+
+
+def decided_by(trial: LoopTrial, train_samples: int | None) -> dict[str, Any]:
+    """Return the arguments that a trial decides.
+
+    Raises `UsageError` where the study sets ``warmup_epochs`` and the number of training samples is not known.
+    """
+    parameters = trial.parameters
+    found = {**_of_steps(trial), **{its: parameters[name] for name, its in RENAMED.items() if name in parameters}}
+    if parameters.get("warmup_epochs"):
+        if train_samples is None:
+            raise UsageError(
+                f"warmup_epochs = {parameters['warmup_epochs']} takes the number of training samples",
+                hint="training_arguments(trial, train_samples=len(train_data), ...)",
+            )
+        found["warmup_steps"] = warmup_steps(float(str(parameters["warmup_epochs"])), train_samples, trial.batch_size)
+    return {**found, **_of_optimizer(parameters)}
+
+
+def _of_steps(trial: LoopTrial) -> dict[str, Any]:
+    """Return what makes the Trainer's steps those of the trial, and has it evaluated where the trial says alone."""
+    return {
+        "per_device_train_batch_size": trial.micro_batch_size,
+        "gradient_accumulation_steps": trial.accumulation_steps,
+        "learning_rate": trial.learning_rate,
+        "seed": trial.seed,
+        "auto_find_batch_size": False,
+        "eval_strategy": "no",
+    }
+
+
+def _of_optimizer(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Trainer's optimizer of a study that sets one; nothing for one that the Trainer does not have."""
+    if parameters.get("optimizer") == "adamw":
+        return {"optim": TrainingArguments.default_optim}
+    if parameters.get("optimizer") != "sgd":
+        return {}
+    options = [f"{name}={parameters[name]}".lower() for name in ("momentum", "nesterov") if name in parameters]
+    return {"optim": "sgd", **({"optim_args": ",".join(options)} if options else {})}
+
+
+def _open(trial: LoopTrial, *, has_horizon: bool, is_new: bool) -> dict[str, Any]:
+    """Return what a Trainer of a trial has where the user says nothing; ``is_new`` before the Trainer is made."""
+    found: dict[str, Any] = {"logging_nan_inf_filter": False, "save_strategy": "no"}
+    if is_new:
+        found |= {"report_to": "none", **({"disable_tqdm": True} if trial.is_searched else {})}
+    if not has_horizon:
+        found["lr_scheduler_type"] = "constant_with_warmup"
+        if trial.is_searched:
+            found["max_steps"] = MOST_STEPS
+    return found
+
+
+def _check_obeys(trial: LoopTrial, own: Collection[str]) -> None:
+    """Raise `UsageError` for a parameter of the study that no argument stands for, and none of ``own`` is about."""
+    optimizer, schedule = trial.parameters.get("optimizer"), trial.parameters.get("schedule")
+    for name, value, known, argument in (
+        ("optimizer", optimizer, ("adamw", "sgd"), "optim"),
+        ("schedule", schedule, ("constant",), "lr_scheduler_type"),
+    ):
+        if value is not None and value not in known and argument not in own:
+            raise UsageError(
+                f"space.{name}: {value} has no argument of a Trainer that stands for it; {', '.join(known)} has",
+                hint=f"leave {name} out of the space, or give {argument}=... beside it",
+            )
+
+
+def _check_agrees(name: str, given: Any, value: Any) -> None:
+    text = str(getattr(given, "value", given))
+    if given == value or (name == "optim" and text.startswith("adamw") and value == TrainingArguments.default_optim):
+        return
+    raise UsageError(
+        f"{name}={text} contradicts the trial: must be {value}",
+        hint=f"training_arguments(trial, output_dir=...) sets {name}: leave it out",
+    )
+
+
+def _check_needs_no_horizon(given: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for a schedule that goes by ``max_steps`` where there is none."""
+    schedule, warmup = given["lr_scheduler_type"], given.get("warmup_steps") or 0
+    schedule = getattr(schedule, "value", schedule)
+    if schedule not in ENDLESS_SCHEDULES:
+        raise UsageError(
+            f"lr_scheduler_type={schedule!r} decays over max_steps, which is not given",
+            hint=f"max_steps=..., or one of {', '.join(sorted(ENDLESS_SCHEDULES))}",
+        )
+    if 0 < warmup < 1:
+        raise UsageError(
+            f"warmup_steps={warmup} is a share of max_steps, which is not given",
+            hint="warmup_steps as a number of steps, or max_steps=...",
+        )
+
+
+def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
+    """Return how many steps of whole batches a pass over a loader has; infinite for one without a length.
+
+    Raises `UsageError` where it has not one, and where only the search would end a loader without a length.
+    """
+    accumulation = arguments.gradient_accumulation_steps
+    size = arguments.per_device_train_batch_size * accumulation
+    try:
+        micro_batches = len(loader)
+    except TypeError:
+        if arguments.max_steps >= MOST_STEPS:
+            raise UsageError(
+                "the training data has no length, and a trial goes through its data again and again",
+                hint="data with a length, or data without an end and max_steps=...",
+            ) from None
+        return math.inf
+    rows = len(getattr(loader.batch_sampler, "sampler", loader.dataset))
+    steps: int = min(micro_batches // accumulation, rows // size)
+    if steps < 1:
+        raise UsageError(f"batch_size = {size} must be <= {rows}, the number of training samples")
+    return steps
+
+
+LEAST_CHANGE = 1e-3
+"""The share by which a loss must change where it is divided by twice as many items: a choice, far below a half."""
+
+
+def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
+    """Have a model's next loss looked at; return what calls that off.
+
+    A Trainer hands ``num_items_in_batch``, the items of all micro-batches of a step, to each model that takes further
+    arguments, and leaves it to the model to divide by it. A model that takes it and goes on with the mean over its
+    micro-batch has gradients that are as many times too large as there are micro-batches: `UsageError` is raised in its
+    forward pass. Random numbers stay as they are.
+    """
+
+    def look(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:
+        items = given.get("num_items_in_batch")
+        if items is None or not isinstance(output, Mapping) or output.get("loss") is None:
+            return
+        handle.remove()
+        once, twice = (_loss(module, args, {**given, "num_items_in_batch": times * items}) for times in (1, 2))
+        if abs(once - twice) <= LEAST_CHANGE * abs(once):
+            raise UsageError(
+                f"the loss of {type(module).__name__} does not count num_items_in_batch: a batch in several "
+                "micro-batches would have gradients as many times too large",
+                hint="model.accepts_loss_kwargs = False, before the Trainer is made: that divides the loss itself then",
+            )
+
+    handle = model.register_forward_hook(look, with_kwargs=True)
+    return handle.remove
+
+
+def _loss(model: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> float:
+    put_back = kept_random_numbers()
+    try:
+        with torch.no_grad():
+            return float(model(*args, **given)["loss"])
+    finally:
+        put_back()

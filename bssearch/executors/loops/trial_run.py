@@ -1,0 +1,631 @@
+"""A loop that trains a trial of a study: its clock, its evaluations, its end, and its pauses."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import statistics
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from bssearch.errors import CheckpointError, UsageError
+from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics, ended_by, number_of
+from bssearch.executors.messages import Assign
+from bssearch.records import (
+    Observation,
+    TrialEnded,
+    TrialObserved,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    is_metric,
+)
+from bssearch.training.clock import Clock, Ledger
+from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel, cpu_use
+from bssearch.training.course import Course, Ending, first_line, not_finite, paused, where
+from bssearch.training.loop import TESTED_STATES
+from bssearch.training.memory import is_out_of_memory, peak_memory_meter
+from bssearch.training.nvml import DeviceMeter
+from bssearch.training.trial_checkpoint import Checkpoint, Part, RandomState, Saved
+
+WARM_UP_STEPS = 3
+"""The steps at the start of a loop whose excess over the later ones is no training: a choice."""
+
+TIMED_STEPS = WARM_UP_STEPS + 20
+"""The steps that are timed one by one to tell that excess: a choice; on a GPU each of them is waited for."""
+
+RUN_PROCESSES = 3
+"""The processes above that of a script which are its run's: its server, the worker and the driver."""
+
+
+def contention_meter(device: torch.device, threads: int, core: CorePace | None) -> ContentionMeter:
+    """Return what tells whether others use the machine: none of the processes that started this one for its run."""
+    above = [one.pid for one in psutil.Process().parents()[:RUN_PROCESSES]]
+    return ContentionMeter(device, threads, core, lambda: cpu_use(parents=above))
+
+
+class HostClock(Clock):
+    """Times a loop by the host between two synchronisations, on whichever device and streams it computes.
+
+    Events on one stream, as for bssearch's own loop, would miss what the user's code puts on others.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        now: Callable[[], float] = time.perf_counter,
+        cpu_now: Callable[[], float] = time.thread_time,
+        delay_now: Callable[[], float | None] | None = None,
+    ) -> None:
+        self._device = device
+        super().__init__(now, cpu_now, delay_now)
+
+    def start(self) -> None:
+        """Set the wall time and every ledger to zero."""
+        super().start()
+        self._knows_delays = self._knows_delays and self._device.type == "cpu"
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Return the share of the train seconds in which this thread had a processor; None on a GPU."""
+        return super().cpu_share if self._device.type == "cpu" else None
+
+    def book_rest(self, name: Ledger) -> None:
+        """Add to a ledger the wall time up to now that is in none."""
+        self._seconds[name] += max(0.0, self.wall_seconds - sum(self._seconds.values()))
+
+    def wait(self) -> None:
+        """Wait until the device has done what was asked of it."""
+        self._synchronize()
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        elif self._device.type == "mps":
+            torch.mps.synchronize()
+
+
+class LoopClock:
+    """Books a loop's time: training goes on unless something else is timed.
+
+    ``excess`` is by how much the first steps (`WARM_UP_STEPS`) took longer than the median of the later ones:
+    compilation, autotuning, caches. It is booked as warm-up, of each part of a trial that was paused. All are the
+    seconds that count of a training on ``threads``, see `Clock.counted_train_seconds`.
+    """
+
+    def __init__(self, clock: HostClock, threads: int) -> None:
+        self.clock = clock
+        self._threads = threads
+        self.excess = 0.0
+        self._excess_before = 0.0
+        self._opened = ExitStack()
+        self._name: Ledger | None = None
+        self._steps: list[float] = []
+        self._step_began = 0.0
+        self._told = 0.0
+
+    def train(self) -> None:
+        """Go on timing the training; nothing changes where it is timed already."""
+        if self._name != "train":
+            self.enter("train")
+            self._step_began = self._counted
+
+    def enter(self, name: Ledger) -> None:
+        """Book in a ledger from now on."""
+        self.pause()
+        self._opened.enter_context(self.clock.ledger(name))
+        self._name = name
+
+    def pause(self) -> None:
+        """Wait for the device and close what is being timed."""
+        self._name = None
+        self._opened.close()
+
+    def stepped(self) -> None:
+        """Take note that a step has ended, while its training is timed or just after."""
+        if len(self._steps) >= TIMED_STEPS:
+            return
+        if self._name == "train":
+            self.clock.wait()
+        now = self._counted
+        self._steps.append(now - self._step_began)
+        self._step_began = now
+        self.excess = self._excess_before + _excess(self._steps)
+
+    def state(self) -> dict[str, Any]:
+        """Return what the first steps took too long, to be saved."""
+        return {"excess": self.excess, "told": self._told}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved: the first steps of this process are warm-up again."""
+        self.excess = self._excess_before = state["excess"]
+        self._told = state["told"]
+
+    @property
+    def _counted(self) -> float:
+        return self.clock.counted_train_seconds(self._threads)
+
+    def train_seconds(self, *, is_hit: bool = False) -> float:
+        """Return the train seconds that count, without the excess of the first steps; they never run backwards.
+
+        While that excess is not known, in the first steps, they stand still: less than it was is a bound of when the
+        target was missed. It is none of when it was met (``is_hit``).
+        """
+        if len(self._steps) <= WARM_UP_STEPS and not is_hit:
+            return self._told
+        self._told = max(self._told, self._counted - self.excess)
+        return self._told
+
+
+def _excess(steps: list[float]) -> float:
+    later = steps[WARM_UP_STEPS:] or steps[1:]
+    if not later:
+        return 0.0
+    typical = statistics.median(later)
+    return sum(max(0.0, seconds - typical) for seconds in steps[:WARM_UP_STEPS])
+
+
+class Pass:
+    """The pass over the data that a trial is in: the random numbers at its start, and the micro-batches behind it.
+
+    Those that a loader draws from generators of its own (`generators_of`) are kept beside the global ones. ``own`` are
+    those of the loader at hand. A trial that was paused as a pass ended has ``restored`` the latter alone.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._random = RandomState(device)
+        self._at_start: dict[str, Any] = {}
+        self._own_at_start: list[torch.Tensor] = []
+        self.own: Sequence[torch.Generator] = ()
+        self.micro_batches = 0
+        self.restored = False
+
+    def begin(self) -> None:
+        """Begin a pass."""
+        self._at_start, self.micro_batches, self.restored = self._random.state(), 0, False
+        self._own_at_start = [generator.get_state() for generator in self.own]
+
+    def end(self) -> None:
+        """End the pass before its loader does: a trial that is paused now goes on with the next one."""
+        self._at_start, self.micro_batches = {}, 0
+        self._own_at_start = [generator.get_state() for generator in self.own]
+
+    def rewind(self) -> None:
+        """Draw as at the start of the pass."""
+        self._random.restore(self._at_start)
+        self.restored = False
+
+    def rewind_own(self) -> None:
+        """Let the loader's own generators draw as at the start of the pass."""
+        for generator, state in zip(self.own, self._own_at_start, strict=True):
+            generator.set_state(state)
+
+    @property
+    def was_within(self) -> bool:
+        """Return whether the trial was paused within the pass."""
+        return self.restored and bool(self._at_start)
+
+    def state(self) -> dict[str, Any]:
+        """Return what is saved."""
+        return {"at_start": self._at_start, "own_at_start": self._own_at_start, "micro_batches": self.micro_batches}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._at_start, self.micro_batches = state["at_start"], state["micro_batches"]
+        self._own_at_start = state["own_at_start"]
+        self.restored = bool(self._at_start or self._own_at_start)
+
+
+def generators_of(loader: object) -> list[torch.Generator]:
+    """Return the random generators of a `DataLoader` itself, and of its samplers, each once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def refuse_unreadable(state: dict[str, Any]) -> None:
+    """Raise what reading a state raises where it holds more than tensors and plain values; tensors are not copied."""
+    file = io.BytesIO()
+    torch.save(_without_tensors(state), file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return None
+    if type(value) in (dict, OrderedDict):
+        return {name: _without_tensors(one) for name, one in value.items()}
+    return [_without_tensors(one) for one in value] if type(value) in (list, tuple) else value
+
+
+def first_non_finite(objects: Mapping[str, Any]) -> str | None:
+    """Return the name of the first parameter that is not finite in the models among some objects; waits for them."""
+    named = [
+        (f"the parameter {name} of {owner}", parameter.detach())
+        for owner, model in objects.items()
+        if isinstance(model, torch.nn.Module)
+        for name, parameter in model.named_parameters()
+    ]
+    if not named:
+        return None
+    finite = torch.stack([parameter.isfinite().all().cpu() for _, parameter in named]).tolist()
+    return next((name for (name, _), is_finite in zip(named, finite, strict=True) if not is_finite), None)
+
+
+def unmoved(evaluate: Evaluate) -> Metrics:
+    """Return what an evaluation finds; whatever it draws, the training's random numbers are those without it."""
+    put_back = kept_random_numbers()
+    try:
+        return evaluate()
+    finally:
+        put_back()
+
+
+def kept_random_numbers() -> Callable[[], None]:
+    """Return what puts the global random generators back to where they are now."""
+    states = RandomState(_device_of_generators())
+    kept = states.state()
+    return lambda: states.restore(kept)
+
+
+def _device_of_generators() -> torch.device:
+    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu")
+
+
+NO_STATE = "the script has named no trial.state(...), which one with a Trainer does not"
+
+
+class TrialRun(Assignment):
+    """The assignment to train one trial."""
+
+    def __init__(
+        self,
+        request: TrialRequest,
+        assign: Assign,
+        line: Line,
+        *,
+        clock: HostClock | None = None,
+    ) -> None:
+        super().__init__(request.plan.configuration, assign)
+        self.seed = request.plan.seed
+        self._request, self._plan = request, request.plan
+        self._has_read_checkpoint = False
+        self._line = line
+        self._revision = assign.revision
+        self._torch_device = torch.device(assign.device)
+        self._clock = LoopClock(clock or HostClock(self._torch_device), request.plan.threads)
+        self._course = Course(request, None)
+        core = CorePace() if self._torch_device.type == "cpu" else None
+        self.contention = contention_meter(self._torch_device, request.plan.threads, core)
+        self._clock.clock.meter = self._device_meter = DeviceMeter(self._torch_device)
+        self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.plan.threads)
+        self._memory = peak_memory_meter(self._torch_device)
+        self._objects: dict[str, Any] = {}
+        self._ending: Ending | None = None
+        self._has_ended = False
+        self._steps = self._samples = 0
+        self._data_seconds: float | None = None
+        self._random = RandomState(self._torch_device)
+        self._saved_random: dict[str, Any] | None = None
+        self._pass = Pass(self._torch_device)
+        self._test_metric: float | None = None
+        self._memory.start()
+
+    def checkpoint(self) -> str | None:
+        """Return the checkpoint of the run of which the trial is a branch; the script has then asked for it."""
+        self._has_read_checkpoint = True
+        return None if self._request.branch is None else self._request.branch.checkpoint
+
+    def begin(self) -> None:
+        """Begin the training's time; what the script did before is no training."""
+        if (branch := self._request.branch) is not None:
+            self.stages.refuse("a branch of a longer run", "it ends after as many steps of one size")
+            if not self._has_read_checkpoint:
+                raise UsageError(
+                    f"the script is to go on from {branch.checkpoint}, and has not read trial.checkpoint",
+                    hint="if trial.checkpoint is not None: load the model, and the optimizer by trial.load_optimizer()",
+                )
+        clock = self._clock.clock
+        clock.book_rest("other")
+        with clock.ledger("other"):
+            self._device_meter.start()
+            self.contention.start()
+        if self._request.resumes and not self._objects:
+            raise CheckpointError(f"trial {self._request.number} cannot go on: {NO_STATE}")
+        self.skipped()
+        self._clock.train()
+
+    def passes(self, loader: object, in_order: bool) -> int | None:
+        """Begin a pass over a loader, see `bssearch.executors.loops.assignment.Assignment`."""
+        was_within, self._pass.own = self._pass.was_within, generators_of(loader)
+        if self._pass.restored:
+            self._pass.rewind_own()
+        if was_within and not in_order:
+            self._pass.rewind()
+            return self._pass.micro_batches
+        if self._request.checkpoint is not None:
+            self._pass.begin()
+        return 0 if was_within else None
+
+    def skipped(self) -> None:
+        """Go on with the random numbers of the moment of the pause, if the trial was paused."""
+        if self._saved_random is not None:
+            self._random.restore(self._saved_random)
+
+    def pass_ended(self) -> None:
+        """End a pass before its loader does."""
+        self._pass.end()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due; one that was made before a pause is not made again."""
+        last = self._course.progress.last
+        every = self._plan.eval_every_steps * self.configuration.batch_size
+        is_due = self._is_at_last(step) or self.stages.has_seen_again(every, step)
+        return is_due and (last is None or last.step != step)
+
+    def pause(self) -> None:
+        """Leave the training's time: an evaluation begins."""
+        self._clock.pause()
+        self._clock.enter("evaluation")
+
+    def resume(self) -> None:
+        """Go on with the training's time."""
+        self._clock.train()
+
+    def stepped(self, step: int, samples: int | None) -> None:
+        """Count steps and their samples; full batches if the samples are not known."""
+        full = self.stages.samples(step) - self.stages.samples(self._steps)
+        self._samples += full if samples is None else samples
+        self._steps = step
+        self._clock.stepped()
+        self._line.progressed()
+
+    def diverged(self, reason: str) -> bool:
+        """End the trial as diverged."""
+        self._end(Ending(TrialState.DIVERGED, reason))
+        return True
+
+    def settle(self) -> None:
+        """End the trial where it is asked to, or has trained past its limit.
+
+        Where an evaluation is due that is made first: a paused trial could not make up for it in the body of a loop.
+        """
+        if not self.is_over and not self.is_due(self._steps):
+            self._end_where_asked()
+            self._end_where_late()
+
+    def waited(self, seconds: float) -> None:
+        """Count a wait for data within the training."""
+        self._data_seconds = (self._data_seconds or 0.0) + seconds
+        self._pass.micro_batches += 1
+
+    def warned(self, sentence: str) -> None:
+        """Keep a sentence for the outcome."""
+        if sentence not in self._course.progress.warnings:
+            self._course.progress.warnings.append(sentence)
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Take in an evaluation, tell of it, and end the trial where it says so."""
+        self._clock.pause()
+        self._steps = step
+        self._line.progressed()
+        target = self._request.target
+        metric = number_of(metrics, target.metric)
+        loss = None if loss is None else float(loss)
+        with self._clock.clock.ledger("other"):
+            if not is_metric(metric) or (loss is not None and not math.isfinite(loss)):
+                self._end(Ending(TrialState.DIVERGED, self._not_finite(metric, step)))
+                return
+            broken = first_non_finite(self._objects)
+            if broken is not None:
+                self._end(Ending(TrialState.DIVERGED, f"{broken} is not finite: {where(self.stages.last(step), step)}"))
+                return
+            observation = Observation(
+                step=step,
+                samples=self._samples,
+                train_seconds=self._clock.train_seconds(is_hit=target.is_met_by(metric)),
+                metric=metric,
+                loss=loss,
+                learning_rate=self.stages.last(step).learning_rate,
+            )
+            ending = self._course.observe(observation, is_over=self._is_at_last(step))
+            self._device_meter.sample()
+            self.contention.look()
+            if self._reference is not None:
+                self._reference.look()
+            self._line.send(TrialObserved(self._request.number, observation))
+        if ending is not None:
+            self._end(ending)
+
+    def test(self, evaluate: Evaluate) -> None:
+        """Evaluate the test part, where the request asks for it and the trial ended well."""
+        if self._has_ended or not self._is_tested:
+            return
+        self._clock.enter("evaluation")
+        metric = number_of(evaluate(), self._request.target.metric)
+        self._test_metric = metric if is_metric(metric) else None
+        self.finish()
+
+    def looped(self, step: int, because: str = "") -> None:
+        """End the trial where the loop ended by itself."""
+        if self.is_over:
+            return
+        self._clock.pause()
+        if step == 0:
+            raise UsageError(f"the loop ended before its first step{ended_by(because)}")
+        if self._course.progress.last is None:
+            raise UsageError(
+                f"the loop ended after {step} steps without an evaluation",
+                hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
+            )
+        self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}{ended_by(because)}"))
+
+    def failed(self, error: BaseException) -> bool:
+        """End the trial where memory ran out; return whether that is what the error says."""
+        if self.is_over or not is_out_of_memory(error):
+            return False
+        self._clock.pause()
+        micro = self.stages.at(self._steps).micro_batch_size
+        reason = f"out of memory, micro-batch {micro}, step {self._steps}: {first_line(error)}"
+        self._end(Ending(TrialState.OOM, reason))
+        return True
+
+    def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
+        """Keep what the training goes on from; return the steps and samples that a paused trial has behind it."""
+        for name, one in objects.items():
+            if not callable(getattr(one, "state_dict", None)) or not callable(getattr(one, "load_state_dict", None)):
+                raise UsageError(f"state({name}=...): a {type(one).__name__} has no state_dict() and load_state_dict()")
+        self._objects = dict(objects)
+        if self._request.resumes:
+            assert self._request.checkpoint is not None, "a trial that resumes has a checkpoint"
+            self._checkpoint(self._request.checkpoint).restore(*self._parts())
+        return self._steps, self._samples
+
+    def finish(self) -> None:
+        """Tell how the trial ended, once it has."""
+        if self._ending is None or self._has_ended:
+            return
+        self._has_ended = True
+        self._clock.pause()
+        self._line.send(TrialEnded(self._request.number, self._outcome(self._ending)))
+
+    def close(self) -> None:
+        """End what measures the memory, of a trial that may not have ended."""
+        self._memory.close()
+
+    def state(self) -> dict[str, Any]:
+        """Return what is counted, to be saved."""
+        return {"steps": self._steps, "samples": self._samples, "data_seconds": self._data_seconds}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._steps, self._samples, self._data_seconds = state["steps"], state["samples"], state["data_seconds"]
+
+    def _is_at_last(self, step: int) -> bool:
+        branch = self._request.branch
+        return branch is not None and step >= branch.samples // self.configuration.batch_size
+
+    @property
+    def _is_tested(self) -> bool:
+        ending = self._ending
+        return self._plan.is_tested and ending is not None and ending.state in TESTED_STATES
+
+    def _end_where_asked(self) -> None:
+        asked = self._line.asked_to_stop()
+        if asked is not None and not self.is_over:
+            self._end(Ending(*asked, asked=True))
+
+    def _end_where_late(self) -> None:
+        if self.is_over or self._clock.clock.train_seconds_so_far <= self._plan.train_seconds_limit:
+            return
+        late = self._course.limited(self._clock.train_seconds())
+        if late is not None:
+            self._end(late)
+
+    def _end(self, ending: Ending) -> None:
+        self._clock.pause()
+        ending = self._course.reached_before(ending)
+        self._ending, self.is_over = paused(ending, self._request.checkpoint, self._save), True
+        if self._is_tested:
+            self._clock.enter("other")  # until the script tests, or ends
+        else:
+            self.finish()
+
+    def _keep_random(self, state: dict[str, Any]) -> None:
+        self._saved_random = state
+
+    def _save(self, path: str) -> str | None:
+        """Save the trial; return why that cannot be."""
+        if not self._objects:
+            return NO_STATE
+        self._course.progress.note_peak(self._memory.peak_bytes())
+        for one in self._objects.values():
+            refuse_unreadable(one.state_dict())
+        self._checkpoint(path).save(*self._parts())
+        return None
+
+    def _checkpoint(self, path: str) -> Checkpoint:
+        request = self._request
+        fields = {
+            "configuration": asdict(request.plan.configuration),
+            "seed": request.plan.seed,
+            "target": asdict(request.target),
+            "eval_every_steps": request.plan.eval_every_steps,
+            "threads": request.plan.threads,
+            "script": self._revision,
+            "device": self._torch_device.type,
+        }
+        identity = {name: json.dumps(value, sort_keys=True) for name, value in fields.items()}
+        return Checkpoint(Path(path), identity, self._clock.clock, self._line.progressed)
+
+    def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
+        training: dict[str, Saved] = {
+            f"own.{name}": Part(one.state_dict, one.load_state_dict) for name, one in self._objects.items()
+        }
+        training["random"], training["pass"] = Part(self._random.state, self._keep_random), self._pass
+        measured: dict[str, Saved] = {
+            "clock": self._clock.clock,
+            "loop": self,
+            "first_steps": self._clock,
+            "contention": self.contention,
+            "device_use": self._device_meter,
+            "progress": self._course.progress,
+        }
+        if self._reference is not None:
+            measured["reference"] = self._reference
+        if self.stages.grows:
+            measured["stages"] = self.stages
+        return training, measured
+
+    def _not_finite(self, metric: float, step: int) -> str:
+        what = "the loss" if is_metric(metric) else self._request.target.metric
+        return f"{not_finite(what, metric)}: {where(self.stages.last(step), step)}"
+
+    def _outcome(self, ending: Ending) -> TrialOutcome:
+        clock, threads, progress = self._clock.clock, self._plan.threads, self._course.progress
+        with clock.ledger("other"):
+            progress.note_peak(self._memory.peak_bytes())
+            self._memory.close()
+            contention = self.contention.stop()
+            device_use = self._device_meter.stop()
+        wall = clock.wall_seconds
+        excess, undelayed = self._clock.excess, clock.undelayed_train_seconds(threads)
+        outcome = TrialOutcome(
+            state=ending.state,
+            reason=ending.reason,
+            steps=self._steps,
+            samples=self._samples,
+            train_seconds=clock.seconds("train") - excess,
+            undelayed_train_seconds=None if undelayed is None else max(0.0, undelayed - excess),
+            reference_seconds=None if self._reference is None else self._reference.seconds,
+            evaluation_seconds=clock.seconds("evaluation"),
+            warmup_seconds=clock.seconds("warmup") + excess,
+            other_seconds=clock.seconds("other"),
+            wall_seconds=wall,
+            data_seconds=self._data_seconds,
+            final_metric=None if progress.last is None else progress.last.metric,
+            best_metric=progress.best,
+            test_metric=self._test_metric,
+            peak_memory_bytes=progress.peak,
+            peak_memory_basis=None if progress.peak is None else self._memory.basis,
+            contended=contention.contended or clock.is_contended(threads),
+            warnings=self._warnings(contention, wall),
+            device_use=device_use,
+        )
+        return self._course.with_target(outcome)
+
+    def _warnings(self, contention: Contention, wall: float) -> tuple[str, ...]:
+        warnings = self._course.progress.warnings
+        return (*warnings, *contention.warnings, *self._clock.clock.warnings(wall))

@@ -1,0 +1,126 @@
+"""One HTML file that needs nothing else: a headline, key figures, sections of charts and tables.
+
+The templates escape every value, and the page has no script: its charts are SVG. The page's own security
+policy runs none, knows its one style sheet by its digest, and fetches nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from bssearch.figures.chart import Chart
+from bssearch.figures.svg import stylesheet, svg
+
+if TYPE_CHECKING:
+    from jinja2 import BaseLoader, Environment
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One key figure, with what it must be read with."""
+
+    name: str
+    value: Any
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a table; the optimum's is marked."""
+
+    cells: Sequence[Any]
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table; ``folded`` if it is seldom looked at."""
+
+    headings: Sequence[str]
+    rows: Sequence[Row]
+    caption: str = ""
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the page: how to read it and its charts or table; without either, ``absent`` says why."""
+
+    name: str
+    title: str
+    text: str
+    absent: str = ""
+    charts: Mapping[str, Chart | None] = field(default_factory=dict)
+    table: Table | None = None
+    notes: Sequence[str] = ()
+
+    @property
+    def drawn(self) -> dict[str, Chart]:
+        """Return the charts that have something to show."""
+        return {name: chart for name, chart in self.charts.items() if chart is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page as its templates show it. ``reproduction`` has the values of its last section, None for no such one."""
+
+    title: str
+    kicker: str
+    headline: str
+    tiles: Sequence[Tile] = ()
+    warnings: Sequence[str] = ()
+    sections: Sequence[Section]
+    reproduction: Mapping[str, Any] | None = None
+
+
+def html_page(page: Page) -> str:
+    """Return a page as one HTML file."""
+    from markupsafe import Markup
+
+    style = page_style()
+    return rendered("page.html", page=page, policy=_policy(style), style=Markup(style))
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Return a template of the pages with its values."""
+    return _own_templates().get_template(template).render(values)
+
+
+def page_style() -> str:
+    """Return the style sheet of a page, with the colours of its charts."""
+    return stylesheet("colours.css") + stylesheet("page.css")
+
+
+def templates(*more: BaseLoader) -> Environment:
+    """Return the templates of the page, and then those of further loaders, by the names of their files.
+
+    They escape every value and refuse one that is not defined. ``chart | svg(name, title, width)`` draws a chart.
+    """
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader("bssearch.figures", "."), *more]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["svg"] = lambda *drawn: Markup(svg(*drawn))
+    return environment
+
+
+_own_templates = cache(templates)
+
+
+def _policy(style: str) -> str:
+    """Return a policy under which no script runs, this style alone counts, and nothing is fetched."""
+    # A browser reads every end of line as \n, and compares the digest of that with the policy's.
+    lines = style.replace("\r\n", "\n").replace("\r", "\n")
+    digest = base64.b64encode(hashlib.sha256(lines.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

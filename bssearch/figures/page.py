@@ -1,0 +1,553 @@
+"""The page of a study: the answer in words, charts and tables, its rules of thumb, and how to run it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bssearch.analysis.answer import Answer, Batch, Figure, Ratio, objective_in
+from bssearch.analysis.generalisation import final_rows
+from bssearch.analysis.headline import about_device, about_law, headline, shares_of_speedup, with_interval
+from bssearch.analysis.law.fitted import Fit
+from bssearch.analysis.measured import NoiseAnswer
+from bssearch.analysis.numbers import ends, memory, number
+from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.rules.regret import BROKE, HELD
+from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
+from bssearch.analysis.shape import Parameters
+from bssearch.analysis.trade_offs import about_columns, trade_off_rows
+from bssearch.figures import plots
+from bssearch.figures.growing import growing, grown_trials
+from bssearch.figures.html import Page, Row, Section, Table, Tile, html_page, rendered
+from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord
+from bssearch.records.text import NOTHING, in_words, plural, sentence
+from bssearch.spec import StudySpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPicture:
+    """All that the page of a study is made of. ``curves`` are by batch size, of the run that stands for it.
+
+    ``audit`` is what the rules came to: a mapping, or a model that dumps one, with a list ``rules`` of mappings.
+    ``grown`` is a run of the best schedule of growing batches with its curve, None where there is none.
+    """
+
+    study: StudyRecord
+    spec: StudySpec
+    answer: Answer
+    trials: Sequence[TrialRecord]
+    curves: Mapping[int, Sequence[Observation]]
+    audit: Any | None = None
+    grown: tuple[TrialRecord, Sequence[Observation]] | None = None
+
+
+def render(picture: StudyPicture) -> str:
+    """Return the page as HTML."""
+    return html_page(page_of(picture))
+
+
+def in_notebook(answer: Answer) -> str:
+    """Return an answer as HTML for a notebook: its sentence, its chart, the batch sizes and the caveats."""
+    from markupsafe import Markup
+
+    return rendered(
+        "notebook.html",
+        headline=headline(answer),
+        picture=Markup(plots.objective_picture(answer)),
+        table=_batches(answer).table,
+        warnings=[warning.message for warning in answer.warnings],
+    )
+
+
+def page_of(picture: StudyPicture) -> Page:
+    """Return the page as its parts."""
+    return Page(
+        title=f"{picture.study.name}: optimal batch size",
+        kicker=_kicker(picture),
+        headline=headline(picture.answer),
+        tiles=tiles_of(picture.answer, picture.spec),
+        warnings=[sentence(warning.message) for warning in picture.answer.warnings],
+        sections=_sections(picture),
+        reproduction=reproduction_of(picture.study, picture.spec),
+    )
+
+
+def _kicker(picture: StudyPicture) -> str:
+    device = picture.answer.device
+    ended = [trial.ended_at for trial in picture.trials if trial.ended_at is not None]
+    until = f" · until {max(ended):%d %B %Y}" if ended else ""
+    study = picture.study.name
+    place = ", ".join(part for part in (device.name, device.precision) if part)
+    return f"{study} · {picture.spec.workload} · {place} · {len(picture.trials)} trials{until}"
+
+
+def _sections(picture: StudyPicture) -> list[Section]:
+    """Return the parts of the page in the order in which they answer what a reader asks next."""
+    answer = picture.answer
+    found = [
+        _objective(picture),
+        _recipe(answer),
+        _batches(answer),
+        grown_trials(picture.trials, answer, objective_of(picture.spec, picture.study.target)),
+        growing(answer, picture.grown, picture.curves.get(answer.optimal.batch_size, ())),
+        _steps(answer),
+        _curves(picture),
+        _front(picture),
+        _learning_rate(picture),
+        _device(answer),
+        trained_for_the_same_time(answer),
+        promised_and_found(answer),
+        _audit(picture.audit),
+    ]
+    return [section for section in found if section is not None]
+
+
+def _objective(picture: StudyPicture) -> Section:
+    answer, default = picture.answer, _known_default(picture)
+    text = "Each batch size with its own best learning rate and regularisation; bars are 95 % intervals"
+    stopped = " over seeds, arrows lower bounds of runs that were stopped before the target. Lower is better."
+    return Section(
+        name="objective",
+        title=objective_in(answer).title(answer.target.metric, answer.target.in_words),
+        text=f"{text}{stopped if objective_in(answer).stops_at_target else '.'}",
+        charts={
+            "objective": plots.objective_chart(answer, default.batch_size if default else None),
+            "time": plots.time_chart(answer),
+        },
+        notes=[*_without_figure(answer), *([] if (shares := shares_of_speedup(answer)) is None else [shares])],
+    )
+
+
+def _steps(answer: Answer) -> Section:
+    return Section(
+        name="steps",
+        title="Steps and samples",
+        text="Along the dotted line a batch twice as large needs half the steps. Where the steps leave it, larger "
+        "batches buy less (diminishing); where they no longer fall, nothing (maximal). Hollow: not well tuned.",
+        absent="Not shown: no batch size has a known number of steps to the target.",
+        charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
+        notes=[" ".join(about_law(answer))],
+    )
+
+
+def _curves(picture: StudyPicture) -> Section:
+    return Section(
+        name="curves",
+        title="Learning curves",
+        text="The best run of each batch size; dotted where none reached the target.",
+        absent="Not shown: the runs have no stored evaluations.",
+        charts={"curves": plots.curves_chart(picture.answer, picture.curves)},
+        notes=_about_seconds(picture.answer),
+    )
+
+
+def _about_seconds(answer: Answer) -> list[str]:
+    """Return why curves end at other seconds than the times above, where they do."""
+    times = [row.time_to_target_s for row in answer.batches]
+    bases = {time.basis for time in times if time is not None}
+    if "wall" in bases:
+        return ["In seconds of the wall clock from the program's first report on, its evaluations included."]
+    if "steps_x_step_time" not in bases:
+        return []
+    return [
+        "In seconds as they passed, while something else used the device; the times to the target above are steps × "
+        "step time, without that."
+    ]
+
+
+def _front(picture: StudyPicture) -> Section:
+    priced = picture.spec.price_per_device_hour is not None
+    cost = "The cost is the price of the device’s hours." if priced else "The cost is the samples computed."
+    answer = picture.answer
+    headings, rows = trade_off_rows(answer)
+    best = str(answer.optimal.batch_size)
+    absent = "Not shown: it takes both seconds and samples to the target, and no batch size has both."
+    return Section(
+        name="front",
+        title="Trade-offs: time, cost, memory, generalisation",
+        text=f"Along the line, less time costs more; the others are beaten in both by one of these. {cost}"
+        if answer.front
+        else absent,
+        absent=absent,
+        charts={"front": plots.front_chart(answer, priced=priced)},
+        table=Table([sentence(one) for one in headings], [Row(row, row[0] == best) for row in rows]) if rows else None,
+        notes=[*_about_front(answer), *([" ".join(about_columns(answer))] if rows else [])],
+    )
+
+
+def _about_front(answer: Answer) -> list[str]:
+    """Return why the recommended batch size is not on the line, where it is not; nothing where it is."""
+    point = next((one for one in answer.front if one.batch_size == answer.optimal.batch_size), None)
+    if point is None or point.on_front:
+        return []
+    rule, least = answer.recommendation.rule, answer.recommendation.least_batch_size
+    why = {
+        "least": f"it is recommended for its {objective_in(answer).noun}",
+        "law": f"its median is not told apart from that of batch {least}, and steps and step times speak for it",
+        "smallest_shown_within_5_percent": f"it is the smallest batch size shown to be within 5 % of batch {least}",
+    }[rule]
+    return [f"Batch {answer.optimal.batch_size} is not on the line: {why}."]
+
+
+def _learning_rate(picture: StudyPicture) -> Section:
+    objective = objective_of(picture.spec, picture.study.target)
+    which = " whose batch stays" if any(trial.configuration.grows for trial in picture.trials) else ""
+    return Section(
+        name="learning-rate",
+        title="Learning rate and batch size",
+        text=f"Every trial{which}. The lines are where the linear and the square-root rule lead from the default.",
+        absent="Not shown: the learning rates of the trials are not known.",
+        charts={"rates": plots.learning_rate_chart(picture.trials, objective, _known_default(picture))},
+    )
+
+
+def _device(answer: Answer) -> Section:
+    return Section(
+        name="device",
+        title="Throughput and memory",
+        text="What the device does at each batch size. The highest throughput is not the shortest training.",
+        absent="Not shown: neither step times nor peak memory were measured.",
+        charts={"throughput": plots.throughput_chart(answer), "memory": plots.memory_chart(answer)},
+        notes=list(filter(None, [about_device(answer)])),
+    )
+
+
+def _known_default(picture: StudyPicture) -> Configuration | None:
+    """Return the default configuration; None where nobody said what it is."""
+    return picture.spec.default_configuration if picture.spec.default_is_known else None
+
+
+def _without_figure(answer: Answer) -> list[str]:
+    """Return the sentence on the batch sizes that the figure of the objective does not show."""
+    missing = [
+        f"{row.batch_size} ({_ended(row) or 'not run'})"
+        for row in answer.batches
+        if row.objective_value is None and row.objective_lower_bound is None
+    ]
+    return [f"Not drawn, for no run gives a figure or a bound: batch {', '.join(missing)}."] if missing else []
+
+
+def _recipe(answer: Answer) -> Section:
+    best = answer.optimal
+    values: Parameters = {"batch_size": best.batch_size}
+    if best.accumulation_steps > 1:
+        values |= {"micro_batch_size": best.micro_batch_size, "accumulation_steps": best.accumulation_steps}
+    rows = [Row([name, in_words(value)]) for name, value in (values | best.parameters).items() if value is not None]
+    return Section(
+        name="recipe",
+        title="Train with",
+        text=f"The configuration of the optimum, run in {plural(len(best.trial_numbers), 'trial')}.",
+        table=Table(["Parameter", "Value"], rows),
+    )
+
+
+def _batches(answer: Answer) -> Section:
+    headings = [
+        "Batch",
+        f"{objective_in(answer).label} [95 %]",
+        "Steps",
+        "Samples",
+        "ms/step",
+        "Learning rate",
+        "Regime",
+        "Trials",
+    ]
+    if _tells_of_the_host(answer):
+        headings.insert(headings.index("ms/step") + 1, "Host-bound")
+    return Section(
+        name="batches",
+        title="Batch sizes",
+        text="The best configuration of each; the optimum is bold.",
+        table=Table(
+            headings, [Row(_cells(answer, row), row.batch_size == answer.optimal.batch_size) for row in answer.batches]
+        ),
+    )
+
+
+def _tells_of_the_host(answer: Answer) -> bool:
+    return any(row.host_bound_share is not None for row in answer.batches)
+
+
+def _regime(row: Batch) -> str | None:
+    """Return the regime, with the slope of its steps where there is an interval."""
+    slope = row.slope
+    if slope is None or slope.low is None or slope.high is None:
+        return row.regime
+    figures = f"{slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]"
+    return f"{row.regime} (slope {figures.replace('-', '−')})"  # at a hyphen a line may break
+
+
+def _cells(answer: Answer, row: Batch) -> list[str]:
+    figure = row.objective_value
+    bound, unit = row.objective_lower_bound, objective_in(answer).unit
+    if figure is not None:
+        shown = f"{number(figure.median)}{unit}{ends(figure.low, figure.high)}, {plural(figure.runs, 'run')}"
+    elif bound is not None:
+        shown = f"> {number(bound)}{unit}"
+    elif row.predicted_s is not None and not row.trials and answer.objective == TIME.name:
+        shown = f"not tried; predicted {with_interval(row.predicted_s, unit=unit)}"
+    else:
+        shown = NOTHING
+    rate, share = row.best.parameters.get("learning_rate") if row.best else None, row.host_bound_share
+    untuned = f"untuned: {'; '.join(row.untuned_because)}" if row.untuned else None
+    return [
+        f"{row.batch_size}",
+        shown,
+        in_words(row.steps_to_target),
+        NOTHING if row.samples_to_target is None else number(row.samples_to_target),
+        NOTHING if row.step_time_s is None else number(1000 * row.step_time_s),
+        *([NOTHING if share is None else f"{share:.0%}"] if _tells_of_the_host(answer) else []),
+        in_words(rate),
+        ", ".join(part for part in (_regime(row), untuned) if part) or NOTHING,
+        _ended(row) or NOTHING,
+    ]
+
+
+def _ended(row: Batch) -> str:
+    return ", ".join(f"{count} {state}" for state, count in row.ended.items())
+
+
+def _audit(audit: Any | None) -> Section | None:
+    """Return the table of the rules; None where they were not looked at."""
+    if audit is None:
+        return None
+    found: Mapping[str, Any] = audit.model_dump(mode="json") if hasattr(audit, "model_dump") else audit
+    if not found.get("rules"):
+        return None
+    slope = found.get("learning_rate_slope")
+    return Section(
+        name="audit",
+        title="Rules of thumb on this workload",
+        text="Regret is the time by the rule over the time of the tuned optimum at the same batch size, with its 95 % "
+        f"interval. Held: below {HELD:.2f}; broke: above {BROKE:.2f}.",
+        table=Table(
+            ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
+            [Row(_rule_cells(rule)) for rule in sorted(found["rules"], key=lambda one: one["verdict"] == "not_run")],
+        ),
+        notes=[] if not slope else [_slope(slope)],
+    )
+
+
+def _rule_cells(rule: Mapping[str, Any]) -> list[str]:
+    regret = rule.get("regret")
+    return [
+        str(rule["rule"]).replace("_", " "),
+        in_words(rule.get("batch_size")),
+        str(rule["verdict"]).replace("_", " ").upper(),
+        NOTHING if not regret else _regret(regret),
+        _given(str(rule["rule"]), rule.get("configuration") or {}),
+        str(rule.get("reason") or NOTHING),
+    ]
+
+
+def _given(rule: str, configuration: Mapping[str, Any]) -> str:
+    """Return the parameter that a rule gives, or all of them where its one is not known."""
+    about = {str(one): name for one, name in CHANGED_PARAMETER.items()}.get(rule)
+    shown = configuration if about is None else {about: configuration.get(about)}
+    return ", ".join(f"{name} {in_words(value)}" for name, value in shown.items() if value is not None) or NOTHING
+
+
+def _regret(regret: Mapping[str, Any]) -> str:
+    interval = ends(regret.get("low"), regret.get("high"))
+    return f"{'≥ ' if regret.get('at_least') else ''}{number(regret['value'])}{interval}"
+
+
+def _slope(slope: Mapping[str, Any]) -> str:
+    excluded = ", ".join(in_words(one) for one in slope.get("excludes") or [])
+    return (
+        f"The tuned learning rate grows as batch size to the power {number(slope['estimate'])} "
+        f"[{number(slope['low'])}, {number(slope['high'])}]; linear is 1, square root 0.5"
+        f"{f', and the interval excludes {excluded}' if excluded else ''}."
+    )
+
+
+# Sections that hold the answer against something else: the same training time, and what a quick answer promised.
+
+
+def promised_and_found(answer: Answer) -> Section | None:
+    """Return what the quick answer had promised beside what the search has found; None where nothing was promised.
+
+    The time of either is that at its batch size over the optimum's, tuned by the search.
+    """
+    promise = answer.quick
+    if promise is None:
+        return None
+    ratio = NOTHING if promise.time_ratio is None else f"{number(promise.time_ratio)}×"
+    held = "holds" if promise.holds else "does not hold"
+    return Section(
+        name="quick",
+        title="Promised and found",
+        text=f"The quick answer had promised {number(promise.gain)}× over the default before the search. Its 90 % "
+        f"interval {held} what was found.",
+        table=Table(
+            ["", "Batch", "Range", "Time over the optimum"],
+            [
+                Row(["Promised", f"{promise.batch_size:,}", _range(promise.interval), ratio]),
+                Row(["Found", f"{promise.found_batch_size:,}", _range(promise.found_flat_range), "1×"], marked=True),
+            ],
+        ),
+        notes=["The promised range holds the optimum with 90 %, the found one is what is within 5 % of it."],
+    )
+
+
+def _range(ends: list[int]) -> str:
+    low, high = ends
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def trained_for_the_same_time(answer: Answer) -> Section | None:
+    """Return the final metric of each batch size in the same train seconds; None where none was trained so."""
+    found = answer.generalisation
+    if found is None:
+        return None
+    best = [one.batch_size for one in found.batches].index(found.best_batch_size)
+    return Section(
+        name="generalisation",
+        title="Trained for the same time",
+        text=f"Each batch size trained for {number(found.train_seconds)} s, whenever it reached the target: the median "
+        "final metrics, and by how much they are worse than the best, with a 95 % interval.",
+        table=Table(
+            ["Batch", f"Validation {answer.target.metric}", f"Test {answer.target.metric}", "Worse by", "Runs"],
+            [Row(cells, index == best) for index, cells in enumerate(final_rows(found))],
+        ),
+    )
+
+
+# Where a study ran, and how to run it again: the end of its page.
+
+SHORT_SPEC = 25
+"""Lines of the longest spec that is shown unfolded: a choice."""
+
+
+def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
+    """Return where the study ran, what to type, and its spec."""
+    import yaml
+
+    name = study.name
+    text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+    imported = spec.is_imported
+    how = (
+        "Its runs were made elsewhere and imported; the spec below says what is known of them."
+        if imported
+        else f"Save the spec below as {name}.yaml beside the workload. Figures compare only on the same kind of device."
+    )
+    file = shlex.quote(f"./{name}.yaml")
+    commands = [] if imported else [f"bssearch run {file}"]
+    commands.append(f"bssearch report {shlex.quote(name)} --html report.html")
+    return {
+        "facts": facts_of(study.environment),
+        "how": how,
+        "commands": "\n".join(commands),
+        "spec": text,
+        "spec_is_short": text.count("\n") <= SHORT_SPEC,
+    }
+
+
+def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
+    """Return where something ran, as names and values."""
+    if environment is None:
+        return []
+    memory = environment.device_memory_bytes
+    known = {
+        "Device": environment.device_name,
+        "Device memory": None if memory is None else f"{number(memory / 2**30)} GiB",
+        "Precision": environment.precision,
+        "Compile mode": environment.compile_mode,
+        "torch": environment.torch_version,
+        "CUDA": environment.cuda_version,
+        "cuDNN": environment.cudnn_version,
+        "Driver": environment.driver_version,
+        "Python": environment.python_version,
+        "Host": environment.host,
+        "Workload’s digest": environment.workload_revision,
+        "Git revision": environment.git_revision,
+        "Libraries": ", ".join(environment.libraries),
+    }
+    return [(name, str(value)) for name, value in known.items() if value]
+
+
+# The key figures at the top of a study's page.
+
+
+def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
+    """Return the key figures, those of the optimum first."""
+    low, high = answer.flat_range
+    best, largest = answer.optimal, answer.largest_that_fits
+    accumulated = f"{best.accumulation_steps} × {best.micro_batch_size}" if best.accumulation_steps > 1 else ""
+    over = _times(answer, answer.speedup.over_largest)
+    tiles = [
+        Tile("Optimal batch size", f"{best.batch_size:,}", accumulated),
+        _figure_tile(answer),
+        Tile("Within 5 %", f"{low:,}" if low == high else f"{low:,} to {high:,}", "medians around the optimum"),
+        Tile(
+            largest.in_words.capitalize(),
+            f"{largest.batch_size:,}",
+            "; ".join(part for part in (over, largest.reason) if part),
+        ),
+    ]
+    if spec.default_is_known:
+        tiles.append(_default_tile(answer, spec))
+    if answer.fit is not None and answer.fit.verdict != "too_few_points":
+        tiles.append(_critical(answer.fit))
+    if answer.measured.noise_scale is not None:
+        tiles.append(_noise(answer.measured.noise_scale))
+    if best.test_metric is not None:
+        tiles.append(Tile(f"Test {answer.target.metric}", number(best.test_metric), "of the optimum, at the target"))
+    tiles += [_further(name, figure) for name, figure in best.further_metrics.items()]
+    if best.peak_memory_bytes is not None:
+        of = "of the optimum"
+        if best.peak_memory_basis not in (None, MemoryBasis.DEVICE):
+            of = "growth of the process over a trial of the optimum"
+        tiles.append(Tile("Peak memory", memory(best.peak_memory_bytes), of))
+    return tiles
+
+
+def _further(name: str, figure: Figure) -> Tile:
+    shown = ends(figure.low, figure.high).strip()
+    return Tile(
+        f"Test {name}", number(figure.median), f"of the optimum, at the target{shown and f', 95 % interval {shown}'}"
+    )
+
+
+def _default_tile(answer: Answer, spec: StudySpec) -> Tile:
+    over = _times(answer, answer.speedup.over_default)
+    return Tile("Your default", f"{spec.default.batch_size:,}", over or "no run of it gives a figure to compare")
+
+
+def _figure_tile(answer: Answer) -> Tile:
+    figure, objective = answer.optimal.objective_value, objective_in(answer)
+    assert figure is not None, "an optimum has its figure"
+    of = plural(figure.runs, "run")
+    low, high = figure.low, figure.high
+    ends = "" if low is None or high is None else f"95 % interval {number(low)} to {number(high)}, "
+    return Tile(objective.label, f"{number(figure.median)}{objective.unit}", ends + of)
+
+
+def _times(answer: Answer, ratio: Ratio | None) -> str:
+    """Return how much a batch size takes against the optimum, in words; nothing where that is not known."""
+    if ratio is None:
+        return ""
+    noun = objective_in(answer).noun
+    shown = f"{number(ratio.value)}×{ends(ratio.low, ratio.high)}"
+    return f"{'at least ' if ratio.at_least else ''}{shown} the {noun} of the optimum"
+
+
+def _noise(noise: NoiseAnswer) -> Tile:
+    scale = f"≥ {number(noise.low)}" if noise.scale is None else number(noise.scale)
+    place = "" if noise.far_from_target is None else ", measured far from the target"
+    if noise.trials is not None:
+        place = f", over {noise.trials} trials"
+    ends = "" if noise.scale is None or noise.high is None else f", {number(noise.low)} to {number(noise.high)}"
+    return Tile("Gradient noise scale", scale, f"samples{ends}{place}")
+
+
+def _critical(fit: Fit) -> Tile:
+    critical = fit.b_crit
+    said = "the law fits" if fit.verdict == "fits" else "the law fits poorly"
+    if critical.low is None or critical.high is None:
+        return Tile("Critical batch size", critical.in_words, f"90 % bound; {said}")
+    interval = f"90 % interval {number(critical.low)} to {number(critical.high)}"
+    return Tile("Critical batch size", number(critical.estimate), f"{interval}; {said}")

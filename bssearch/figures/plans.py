@@ -1,0 +1,249 @@
+"""How plans are shown to people, on a terminal and in the calculator: key figures, tables and notes.
+
+Each number knows where it stands in the plan's JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+from bssearch.figures.html import Row, Table, Tile
+from bssearch.planning.accumulation import AccumulationPlan
+from bssearch.planning.learning_rate import LearningRatePlan
+from bssearch.planning.memory import MemoryPlan
+from bssearch.planning.memory.plan import GIB
+from bssearch.planning.scale import ScalePlan
+from bssearch.records.text import in_words
+
+MIB = 2**20
+UNITS = {
+    "fixed_bytes": ("GiB", GIB),
+    "peak_bytes": ("GiB", GIB),
+    "activation_bytes_per_sample": ("MiB", MIB),
+    "bytes": ("GiB", GIB),
+    "bytes_per_sample": ("MiB", MIB),
+}
+"""The units in which sizes in bytes are shown."""
+
+TERMS = {"term": "term", "bytes": "GiB", "bytes_per_sample": "MiB a sample", "when": "lives", "meaning": "what it is"}
+CHOICE = ("precision", "mixed", "optimizer", "checkpointing")
+CHOICES = {
+    **{name: name for name in CHOICE},
+    "fixed_bytes": "GiB fixed",
+    "activation_bytes_per_sample": "MiB a sample",
+    "largest_micro_batch": "largest",
+    "safe_micro_batch": "safe",
+}
+RULE = {"": "rule", "learning_rate": "learning rate", "warmup_epochs": "warmup epochs"}
+MORE_OF_RULE = {
+    "weight_decay": "weight decay",
+    "beta1": "β₁",
+    "beta2": "β₂",
+    "epsilon": "ε",
+    "ema_decay": "averaging",
+    "dropout": "dropout",
+    "label_smoothing": "label smoothing",
+}
+DEVICES = {
+    "devices": "devices",
+    "batch": "batch",
+    "accumulation_steps": "accumulation",
+    "step_s": "step, s",
+    "communication_s": "communication, s",
+    "speedup": "speedup",
+    "efficiency": "efficiency",
+    "time_to_target_s": "to target, s",
+    "device_hours": "device hours",
+    "cost": "cost",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A value as it is shown; of one in the JSON of the command also its place (``terms.0.bytes``) and its JSON."""
+
+    shown: Any
+    key: str = ""
+    value: str = ""
+    unit: str = ""
+
+    @property
+    def text(self) -> str:
+        """The value for people."""
+        return f"{in_words(self.shown)}{self.unit}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A plan for people; the values of tiles and tables are `Cell`."""
+
+    sentence: str = ""
+    tiles: Sequence[Tile] = ()
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
+
+
+def cell(document: Any, key: str) -> Cell:
+    """Return the cell of a value in a plan's JSON."""
+    value = reduce(lambda inner, step: inner[step if isinstance(inner, dict) else int(step)], key.split("."), document)
+    shown = ("yes" if value else "no") if isinstance(value, bool) else value
+    _, size = UNITS.get(key.rpartition(".")[2], ("", 0))
+    if isinstance(shown, str):
+        shown = shown.replace("_", " ")
+    return Cell(value / size if size and value is not None else shown, key, json.dumps(value))
+
+
+def table(
+    document: Any,
+    place: str,
+    columns: Mapping[str, str],
+    *,
+    caption: str,
+    marked: Callable[[Any], bool] = lambda _: False,
+    is_shown: Callable[[Any], bool] = lambda _: True,
+    folded: bool = False,
+) -> Table:
+    """Return the table of the rows at a place in a plan's JSON; the column ``""`` is their name."""
+    entries = document[place]
+    named = list(entries.items() if isinstance(entries, dict) else enumerate(entries))
+    rows = [
+        Row(
+            cells=[
+                cell(document, f"{place}.{name}.{column}") if column else Cell(str(name).replace("_", " "))
+                for column in columns
+            ],
+            marked=marked(entry),
+        )
+        for name, entry in named
+        if is_shown(entry)
+    ]
+    return Table(caption=caption, headings=list(columns.values()), rows=rows, folded=folded)
+
+
+def shown_memory(plan: MemoryPlan) -> Shown:
+    """Return a plan of memory for people."""
+    document = plan.document()
+    own = [document[name] for name in CHOICE]
+    tiles = {
+        "safe_micro_batch": ("Safe micro-batch", "leaves 20 % free"),
+        "largest_micro_batch": ("Largest micro-batch", "leaves nothing free"),
+        "fixed_bytes": ("Stays, whatever the batch", f"{plan.parameters:,} parameters"),
+        "activation_bytes_per_sample": ("Each sample adds", ""),
+        "peak_bytes": ("Peak of a step", f"at micro-batch {plan.micro_batch}"),
+    }
+    lacking = "name the memory or a device" if plan.activation_bytes_per_sample else "give a transformer's dimensions"
+    unknown = [Tile("Micro-batches that fit", Cell("not known"), lacking)]
+    others = table(
+        document,
+        "table",
+        CHOICES,
+        caption="Other precisions, optimizers and checkpointing",
+        marked=lambda row: [row[name] for name in CHOICE] == own,
+        folded=True,
+    )
+    return Shown(
+        tiles=[
+            *(unknown if plan.largest_micro_batch is None else []),
+            *(
+                Tile(name, _tile(document, key), note)
+                for key, (name, note) in tiles.items()
+                if document[key] is not None
+            ),
+        ],
+        tables=[table(document, "terms", TERMS, caption="Term by term"), *([others] if plan.table else [])],
+        notes=plan.notes,
+    )
+
+
+def _tile(document: Any, key: str) -> Cell:
+    """Return a cell with its unit; of no micro-batch at all the word."""
+    found = cell(document, key)
+    return replace(found, shown=found.shown or "none", unit=f" {UNITS[key][0]}" if key in UNITS else "")
+
+
+def shown_split(plan: AccumulationPlan) -> Shown:
+    """Return the split of a batch for people."""
+    tiles = {
+        "micro_batch": ("Micro-batch", "samples at once"),
+        "accumulation_steps": ("Accumulation steps", ""),
+        "devices": ("Devices", ""),
+        "batch": ("Batch", "samples of an optimizer step"),
+    }
+    return Shown(
+        tiles=[Tile(name, cell(plan.document(), key), note) for key, (name, note) in tiles.items()],
+        notes=[one.message for one in plan.notes],
+    )
+
+
+def shown_rules(plan: LearningRatePlan) -> Shown:
+    """Return what each rule gives, when it holds, and what audits said, for people."""
+    document, rules = plan.document(), plan.rules.items()
+    told = {name: words for name, words in MORE_OF_RULE.items() if _is_told(name, document["rules"].values())}
+    document["audits"] = [{"rule": name, **audit} for name, one in document["rules"].items() for audit in one["audits"]]
+    audits = {name: name.replace("_", " ") for name in ("rule", "study", "batch_size", "verdict", "regret")}
+    of_audits = [table(document, "audits", audits, caption="What audits said")] if document["audits"] else []
+    return Shown(
+        sentence=f"From batch {plan.from_batch} to {plan.batch}, κ = {plan.ratio:.4g}, with {plan.optimizer}.",
+        tables=[
+            table(
+                document,
+                "rules",
+                {**RULE, **told},
+                caption="By rule; in bold those that nothing speaks against here",
+                marked=lambda row: not row["caveats"],
+            ),
+            table(
+                document,
+                "rules",
+                {"": "rule", "holds": "holds", "breaks": "breaks", "source": "source"},
+                caption="When each rule is right, and when not",
+                folded=True,
+            ),
+            *of_audits,
+        ],
+        notes=[
+            *(f"{name}: {caveat}" for name, one in rules for caveat in one.caveats),
+            *(one.message for one in plan.notes),
+        ],
+    )
+
+
+def _is_told(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether a rule says something of it: a β of 0 is what a rule has made of it, a dropout of 0 is none."""
+    return any(one[name] is not None if name in ("beta1", "beta2", "epsilon") else one[name] for one in rules)
+
+
+def shown_scale(plan: ScalePlan) -> Shown:
+    """Return what each number of devices takes, and from which number on more stop paying, for people."""
+    document, shown = plan.document(), {row.devices for row in plan.rows_for_people()}
+    tiles = {"pays_up_to": "More devices pay up to", "passes_b_crit": "Devices at which the batch passes B_crit"}
+    return Shown(
+        tiles=[
+            *(
+                Tile(title, cell(document, f"{name}.estimate"), _interval(document[name]))
+                for name, title in tiles.items()
+                if document[name]["estimate"] is not None
+            ),
+            Tile("Devices of the least time", cell(document, "fastest"), f"of 1 to {plan.devices}"),
+        ],
+        tables=[
+            table(
+                document,
+                "rows",
+                {name: words for name, words in DEVICES.items() if document["rows"][0][name] is not None},
+                caption="By number of devices; in bold the last that pays",
+                marked=lambda row: bool(row["devices"] == plan.pays_up_to.estimate),
+                is_shown=lambda row: row["devices"] in shown,
+            )
+        ],
+        notes=[one.message for one in plan.notes],
+    )
+
+
+def _interval(found: Mapping[str, Any]) -> str:
+    is_known = found["low"] is not None or found["high"] is not None
+    return f"[{in_words(found['low'])}, {in_words(found['high'])}]" if is_known else ""

@@ -1,0 +1,523 @@
+"""The charts of a study's page: a value for each batch size, or trials. None if there is nothing to draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import date
+
+import numpy as np
+
+from bssearch.analysis.answer import Answer, Batch, Time, objective_in
+from bssearch.analysis.answer import Figure as Median
+from bssearch.analysis.batches import LAW_NOT_TIMED
+from bssearch.analysis.law.fitted import Fit, Law
+from bssearch.analysis.numbers import number
+from bssearch.analysis.objectives.base import Objective
+from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.shape import parameters_of
+from bssearch.errors import UsageError
+from bssearch.figures.chart import (
+    ACCENT,
+    INK,
+    MUTED,
+    PADDING,
+    SECOND,
+    THIRD,
+    Axis,
+    Band,
+    Chart,
+    ColourScale,
+    Dash,
+    Point,
+    Rule,
+    Series,
+    Symbol,
+    batch_axis,
+    extent,
+    round_numbers,
+    sequence_colour,
+    short_name,
+    value_axis,
+)
+from bssearch.figures.svg import picture
+from bssearch.records import Configuration, Observation, Target, TrialRecord, TrialState
+from bssearch.records.scaling import LearningRateRule, learning_rate_factor
+from bssearch.records.text import plural
+
+REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
+    None: "circle",
+    "perfect": "circle",
+    "diminishing": "square",
+    "maximal": "diamond",
+    "undecided": "cross",
+}
+
+
+def objective_picture(answer: Answer, *, default_batch_size: int | None = None, measured_on: date | None = None) -> str:
+    """Return the chart of the objective as an SVG document that needs nothing else.
+
+    Raises `UsageError` if no batch size has a value.
+    """
+    chart = objective_chart(answer, default_batch_size)
+    if chart is None:
+        raise UsageError(f"study {answer.study} has no figure to draw: no trial reached the target")
+    objective, best = objective_in(answer), answer.optimal
+    title = f"{objective.axis_title.capitalize()} by batch size"
+    if objective.stops_at_target:
+        title += f": {answer.target.in_words}"
+    value = "" if best.objective_value is None else f" at {number(best.objective_value.median)}{objective.unit}"
+    where = [f"study {answer.study}", answer.device.name, *([] if measured_on is None else [measured_on.isoformat()])]
+    return picture(
+        chart,
+        title=title,
+        subtitle="median and 95 % interval over fresh seeds, with the learning rate and the rest tuned at each batch "
+        "size",
+        footnote=", ".join(where),
+        about=f"{title}. Optimal: batch {best.batch_size}{value}.",
+    )
+
+
+def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Chart | None:
+    """Return the objective against batch size: intervals, lower bounds, the law, the range within 5 %.
+
+    ``default_batch_size`` is the batch size of the user's default; None leaves the default out.
+    """
+    objective = objective_in(answer)
+    if all(row.objective_value is None for row in answer.batches):
+        return None
+    series = [
+        *__law_curve(answer),
+        *_medians(answer),
+        *_lower_bounds(answer),
+        *([] if default_batch_size is None else _default(answer, default_batch_size)),
+    ]
+    low, high = answer.flat_range
+    span = str(low) if low == high else f"{low} to {high}"
+    largest, over = answer.largest_that_fits, answer.speedup.over_largest
+    times = "" if over is None else f", {'> ' if over.at_least else ''}{number(over.value)}× the optimum"
+    return Chart(
+        x=batch_axis(_sizes(answer)),
+        y=value_axis(objective.axis_title, extent(series), log=objective.has_ratios),
+        series=series,
+        bands=[Band(f"within 5 %: {span}", low / 2**0.2, high * 2**0.2)],
+        rules=[Rule(at=largest.batch_size, name=f"{largest.in_words}: {largest.batch_size}{times}", is_upright=True)],
+    )
+
+
+def time_chart(answer: Answer) -> Chart | None:
+    """Return seconds to the target against batch size, for a study with another objective."""
+    known = [(row.batch_size, row.time_to_target_s) for row in answer.batches if row.time_to_target_s is not None]
+    if not known or answer.objective == TIME.name:
+        return None
+    series = [Series(name="best tuned", points=[_median(size, time) for size, time in known], symbol="circle")]
+    return Chart(x=batch_axis(_sizes(answer)), y=value_axis(TIME.axis_title, extent(series), log=True), series=series)
+
+
+def steps_chart(answer: Answer) -> Chart | None:
+    """Return steps to the target against batch size, by regime, with the law and the slope of perfect scaling."""
+    return _against_law(answer, lambda row: row.steps_to_target, "optimizer steps", _steps_by_law, slope=-1)
+
+
+def samples_chart(answer: Answer) -> Chart | None:
+    """Return samples to the target against batch size, by regime, with the law and the level of perfect scaling."""
+    return _against_law(
+        answer,
+        lambda row: row.samples_to_target,
+        "training samples",
+        lambda law, size: size * _steps_by_law(law, size),
+        slope=0,
+    )
+
+
+def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
+    """Return each batch size's time and cost to the target; the cost is money if ``priced``, samples otherwise."""
+    if not answer.front:
+        return None
+    confirmed = {row.batch_size for row in answer.batches if row.confirmed}
+    points: dict[str, list[Point]] = {"front": [], "beaten": [], "single": []}
+    for one in sorted(answer.front, key=lambda one: one.time_to_target_s):
+        about = f"batch {one.batch_size}\n{number(one.time_to_target_s, 4)} s, cost {number(one.cost, 4)}"
+        point = Point(one.time_to_target_s, one.cost, about, str(one.batch_size))
+        is_single = confirmed and one.batch_size not in confirmed
+        points["front" if one.on_front else "single" if is_single else "beaten"].append(point)
+    best = str(answer.optimal.batch_size)
+    series = [
+        Series(name="best trade-offs", points=points["front"], symbol="circle", width=1.5, shape="hv"),
+        Series(name="beaten in both", points=points["beaten"], symbol="circle", colour=MUTED),
+        _apart("a single search trial, not compared", points["single"], "circle"),
+        Series(
+            name="recommended",
+            points=[Point(one.x, one.y) for here in points.values() for one in here if one.label == best],
+            colour=SECOND,
+            symbol="star",
+            size=14,
+        ),
+    ]
+    seconds, costs = [one.time_to_target_s for one in answer.front], [one.cost for one in answer.front]
+    cost = "price" if priced else "training samples"
+    return Chart(
+        x=value_axis("train seconds to the target", seconds, log=True, room=2 * PADDING),
+        y=value_axis(f"{cost} to the target", costs, log=True, room=2 * PADDING),
+        series=[one for one in series if one.points],
+    )
+
+
+def throughput_chart(answer: Answer) -> Chart | None:
+    """Return samples per second against batch size."""
+    series = _connected(answer, lambda row: row.samples_per_s)
+    if series is None:
+        return None
+    y = value_axis("training samples a second", extent([series]), log=True)
+    return Chart(x=batch_axis(_sizes(answer)), y=y, series=[series])
+
+
+def memory_chart(answer: Answer) -> Chart | None:
+    """Return peak memory against batch size in GiB or MiB, beside the device's memory if a peak needs a quarter."""
+    peaks = [row.peak_memory_bytes for row in answer.batches if row.peak_memory_bytes is not None]
+    name, unit = ("GiB", 2**30) if max(peaks, default=0) >= 2**30 else ("MiB", 2**20)
+    series = _connected(answer, lambda row: None if row.peak_memory_bytes is None else row.peak_memory_bytes / unit)
+    if series is None:
+        return None
+    limit = (answer.device.memory_bytes or 0) / unit
+    limits = [limit] if limit and max(extent([series])) >= limit / 4 else []
+    return Chart(
+        x=batch_axis(_sizes(answer)),
+        y=value_axis(f"peak memory, {name}", [0.0, *extent([series]), *limits], log=False),
+        series=[series],
+        rules=[Rule(at=limit, name="memory of the device", colour=SECOND) for limit in limits],
+    )
+
+
+def _law_curve(points: Sequence[tuple[float, float]], name: str, fit: Fit) -> Series:
+    """Return a line of the law, dashed and called poor if the law does not fit."""
+    fits = fit.verdict == "fits"
+    return Series(
+        name=name if fits else f"{name} (poor fit)",
+        points=[Point(*one) for one in points],
+        colour=THIRD,
+        width=2,
+        dash="solid" if fits else "dash",
+    )
+
+
+def _against_law(
+    answer: Answer,
+    value: Callable[[Batch], float | None],
+    title: str,
+    expected: Callable[[Law, float], float],
+    slope: int,
+) -> Chart | None:
+    known = [(row, one) for row in answer.batches if (one := value(row)) is not None]
+    if not known:
+        return None
+    series = []
+    fit = _drawn_law(answer)
+    if fit is not None:
+        series.append(_law_curve([(size, expected(fit, size)) for size in dense_sizes(fit.residuals)], "the law", fit))
+    if len(known) > 1:
+        (first, at_first), last = known[0], known[-1][0].batch_size
+        ends = [Point(size, at_first * (size / first.batch_size) ** slope) for size in (first.batch_size, last)]
+        series.append(Series(name="perfect scaling", points=ends, colour=MUTED, width=1.5, dash="dot"))
+    for regime, symbol in REGIME_SYMBOLS.items():
+        for is_hollow, name in ((False, regime or ""), (True, f"{regime or 'smallest'}, not well tuned")):
+            here = [(row.batch_size, one) for row, one in known if (row.regime, row.untuned) == (regime, is_hollow)]
+            if here:
+                points = [Point(size, one, f"batch {size}: {number(one, 4)}") for size, one in here]
+                colour = MUTED if regime is None else ACCENT
+                series.append(Series(name=name, points=points, colour=colour, symbol=symbol, is_hollow=is_hollow))
+    y = value_axis(f"{title} to the target", [one for _, one in known], log=True)
+    return Chart(x=batch_axis(_sizes(answer)), y=y, series=series)
+
+
+def _connected(answer: Answer, value: Callable[[Batch], float | None]) -> Series | None:
+    """Return a value of each batch size as a line with symbols."""
+    known = [(row.batch_size, one) for row in answer.batches if (one := value(row)) is not None]
+    points = [Point(size, one, f"batch {size}: {number(one, 4)}") for size, one in known]
+    return Series(points=points, width=1.5, symbol="circle", size=9) if points else None
+
+
+def _medians(answer: Answer) -> Iterator[Series]:
+    """Yield the batch sizes with their intervals: confirmed ones filled, the optimum as a star."""
+    best, unit = answer.optimal.batch_size, objective_in(answer).unit
+    known = [(row, row.objective_value) for row in answer.batches if row.objective_value is not None]
+    confirmed = [_median(row.batch_size, one, row) for row, one in known if row.confirmed and row.batch_size != best]
+    single = [_median(row.batch_size, one, row) for row, one in known if not row.confirmed and row.batch_size != best]
+    if confirmed:
+        yield Series(name="confirmed by fresh seeds", points=confirmed, symbol="circle")
+    if single:
+        yield Series(name="a single search trial", points=single, symbol="circle", is_hollow=True)
+    for row, one in known:
+        if row.batch_size == best:
+            point = _median(best, one, row, f"{best}: {number(one.median)}{unit}")
+            yield Series(name="optimal", points=[point], colour=SECOND, symbol="star", size=14)
+
+
+def _median(size: int, figure: Median | Time, row: Batch | None = None, label: str = "") -> Point:
+    about = f"batch {size}: {number(figure.median, 4)}" + ("" if row is None else f"\n{_about(row)}")
+    return Point(size, figure.median, about, label, figure.low, figure.high)
+
+
+def _lower_bounds(answer: Answer) -> Iterator[Series]:
+    """Yield the batch sizes that missed the target as arrows upward."""
+    exceeds, unit = objective_in(answer).exceeds, objective_in(answer).unit
+    points = [
+        Point(
+            row.batch_size,
+            bound,
+            f"batch {row.batch_size}: {exceeds} than {number(bound, 4)}\n{_about(row)}",
+            f"> {number(bound)}{unit}",
+        )
+        for row in answer.batches
+        if (bound := row.objective_lower_bound) is not None
+    ]
+    if points:
+        yield Series(
+            name=f"{exceeds} than this: target not reached", points=points, colour=MUTED, symbol="arrow", size=12
+        )
+
+
+def _default(answer: Answer, batch_size: int) -> Iterator[Series]:
+    """Yield the default as it ran, not the best that was tuned at its batch size."""
+    ratio, best = answer.speedup.over_default, answer.optimal.objective_value
+    if ratio is None or best is None:
+        return
+    value, longer = best.median * ratio.value, "longer than " if ratio.at_least else ""
+    about = f"your default, batch {batch_size}: {longer}{number(value, 4)}"
+    label = f"{'> ' if ratio.at_least else ''}{number(ratio.value)}× the optimum"
+    name = f"your default{' (longer than this)' if ratio.at_least else ''}"
+    yield _apart(name, [Point(batch_size, value, about, label)], "arrow" if ratio.at_least else "diamond")
+
+
+def _apart(name: str, points: Sequence[Point], symbol: Symbol) -> Series:
+    """Return what stands apart from the trials that are compared."""
+    return Series(name=name, points=points, colour=INK, symbol=symbol, is_hollow=True)
+
+
+def __law_curve(answer: Answer) -> Iterator[Series]:
+    """Yield the objective that the law predicts, up to the largest batch size that reached the target."""
+    fit = _drawn_law(answer)
+    if fit is None:
+        return
+    objective = objective_in(answer)
+    timed = {row.batch_size: row.step_time_s for row in answer.batches if row.step_time_s is not None}
+    inside = [size for size in timed if min(fit.residuals) <= size <= max(fit.residuals)]
+    needs_step_times = objective.predicted(1.0, 1.0, None) is None
+    is_timed = all(warning.code != LAW_NOT_TIMED for warning in answer.warnings)
+    if needs_step_times and (len(inside) < 2 or not is_timed):
+        return
+    points = []
+    for size in dense_sizes(inside if needs_step_times else fit.residuals):
+        value = objective.predicted(_steps_by_law(fit, size), size, _step_seconds_at(timed, size))
+        if value is not None:
+            points.append((size, value))
+    if points:
+        yield _law_curve(points, "law × step time" if needs_step_times else "the law", fit)
+
+
+def _step_seconds_at(timed: Mapping[int, float], size: float) -> float | None:
+    """Return the seconds of a step, log-log interpolated between the batch sizes that were timed; None without any."""
+    if not timed:
+        return None
+    return math.exp(np.interp(math.log(size), np.log(list(timed)), np.log(list(timed.values()))))
+
+
+def _steps_by_law(law: Law, size: float) -> float:
+    """Return S_min·(1 + B_crit / B)."""
+    return law.s_min * (1 + law.b_crit.estimate / size)
+
+
+def _drawn_law(answer: Answer) -> Fit | None:
+    """Return the law if enough batch sizes speak for or against it."""
+    fit = answer.fit
+    return None if fit is None or fit.verdict == "too_few_points" else fit
+
+
+def dense_sizes(sizes: Collection[int]) -> list[float]:
+    """Return batch sizes from the smallest to the largest, close enough for a smooth line."""
+    low, high = min(sizes), max(sizes)
+    return [float(one) for one in np.geomspace(low, high, max(2, round(12 * math.log2(high / low)) + 1))]
+
+
+def _about(row: Batch) -> str:
+    """Return what the tooltip of a batch size says beside its value."""
+    parts = [f"{row.reached} of {row.trials} trials reached the target"]
+    time = row.time_to_target_s
+    if time is not None:
+        parts.append("a single run" if time.runs == 1 else f"median of {plural(time.runs, 'run')}")
+        if time.basis != "measured":
+            parts.append(time.basis)
+    return "\n".join([*parts, *row.untuned_because])
+
+
+def _sizes(answer: Answer) -> list[int]:
+    return [row.batch_size for row in answer.batches]
+
+
+CURVE_POINTS = 200
+"""Points of a learning curve on the page: a choice, more than a screen tells apart."""
+
+ENDED: dict[str, tuple[Symbol, str, set[TrialState]]] = {
+    "stopped before the target": ("triangle", MUTED, {state for state in TrialState if state.is_censored}),
+    "diverged": ("x", SECOND, {TrialState.DIVERGED}),
+    "out of memory": ("square", SECOND, {TrialState.OOM}),
+}
+
+
+def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int]:
+    """Return by batch size the trial whose curve stands for it: its fastest, else the one that came nearest."""
+    chosen = {row.batch_size: row.best.trial for row in answer.batches if row.best is not None}
+    sign = 1 if answer.target.goal == "maximize" else -1
+    nearest: dict[int, tuple[float, int]] = {}
+    for trial in trials:
+        if trial.configuration.grows:
+            continue
+        size = trial.configuration.batch_size
+        metric = None if trial.outcome is None else trial.outcome.best_metric
+        if size not in chosen and metric is not None:
+            nearest[size] = max(nearest.get(size, (-math.inf, 0)), (sign * metric, trial.number))
+    return dict(sorted({**{size: one for size, (_, one) in nearest.items()}, **chosen}.items()))
+
+
+def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) -> Chart | None:
+    """Return the metric over train seconds of one run for each batch size, the optimum's the widest."""
+    drawn = {size: points for size, curve in curves.items() if len(points := thinned(curve)) > 1}
+    if not drawn:
+        return None
+    best = answer.optimal.batch_size
+    reached = {row.batch_size for row in answer.batches if row.reached}
+    series = [
+        Series(
+            name=f"{size} (optimal)" if size == best else str(size),
+            points=_curve(points, f"batch {size}"),
+            colour=sequence_colour(index / max(1, len(drawn) - 1)),
+            width=4 if size == best else 1.75,
+            dash="solid" if size in reached else "dot",
+        )
+        for index, (size, points) in enumerate(drawn.items())
+    ]
+    seconds = [point.x for one in series for point in one.points]
+    return _curves(series, value_axis("train seconds", seconds, log=True), answer.target)
+
+
+def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Chart | None:
+    """Return the metric over train seconds of some trials of a study that need not have an answer."""
+    drawn = [(trial, points) for trial, curve in runs if (points := thinned(curve))]
+    if not drawn:
+        return None
+    series = [
+        Series(
+            name=f"trial {trial.number}, batch {trial.configuration.batch_size}",
+            points=_curve(points, f"trial {trial.number}"),
+            colour=sequence_colour(index / max(1, len(drawn) - 1)),
+            width=2,
+            symbol="circle" if len(points) == 1 else None,
+        )
+        for index, (trial, points) in enumerate(drawn)
+    ]
+    seconds = [point.x for one in series for point in one.points]
+    return _curves(series, value_axis("train seconds", [0.0, *seconds], log=False), target)
+
+
+def _curve(curve: Sequence[Observation], name: str) -> list[Point]:
+    return [
+        Point(one.train_seconds, one.metric, f"{name}\n{number(one.train_seconds, 4)} s: {number(one.metric, 4)}")
+        for one in curve
+    ]
+
+
+def _curves(series: Sequence[Series], seconds: Axis, target: Target) -> Chart:
+    """Return curves with the target as a line across them."""
+    metric = value_axis(short_name(target.metric), [*extent(series), target.value], log=False)
+    rule = Rule(at=target.value, name=f"target {target.goal.sign} {target.value:g}", colour=ACCENT)
+    return Chart(x=seconds, y=metric, series=series, rules=[rule])
+
+
+def learning_rate_chart(
+    trials: Sequence[TrialRecord], objective: Objective, default: Configuration | None
+) -> Chart | None:
+    """Return learning rate and batch size of all trials, coloured by the objective, with the lines of two rules.
+
+    The rules start at the default; without a default they are left out. So are trials whose batch grows, whose
+    learning rate is unknown, or that failed, were lost or cancelled.
+    """
+    constant = [trial for trial in trials if not trial.configuration.grows]
+    known = [(trial, rate) for trial in constant if (rate := _learning_rate(trial.configuration)) is not None]
+    valued = [(trial, rate, value) for trial, rate in known if (value := objective.figure(trial)) is not None]
+    series, colours = _coloured(valued, objective) if valued else ([], None)
+    for name, (symbol, colour, states) in ENDED.items():
+        points = [
+            _mark(trial.configuration, rate, name)
+            for trial, rate in known
+            if trial.state in states and objective.figure(trial) is None
+        ]
+        if points:
+            series.append(Series(name=name, points=points, colour=colour, symbol=symbol, size=8, is_hollow=True))
+    if not series:
+        return None
+    sizes, rates = {trial.configuration.batch_size for trial, _ in known}, extent(series)
+    if default is not None:
+        series += [_rule_line(rule, default, sizes) for rule in (LearningRateRule.LINEAR, LearningRateRule.SQRT)]
+        mark = _mark(default, default.learning_rate, "your default")
+        series.append(Series(name="your default", points=[mark], colour=INK, symbol="diamond", is_hollow=True))
+        rates.append(default.learning_rate)
+        sizes.add(default.batch_size)
+    y = value_axis("learning rate", rates, log=True)
+    return Chart(x=batch_axis(sorted(sizes)), y=y, series=series, colours=colours)
+
+
+def _rule_line(rule: LearningRateRule, default: Configuration, sizes: Iterable[int]) -> Series:
+    size = default.batch_size
+    points = [
+        Point(one, default.learning_rate * learning_rate_factor(rule, one, size)) for one in sorted({*sizes, size})
+    ]
+    dash: Dash = "dash" if rule is LearningRateRule.LINEAR else "dot"
+    return Series(name=f"{rule.value} rule", points=points, colour=MUTED, width=1.5, dash=dash)
+
+
+def _coloured(
+    valued: Sequence[tuple[TrialRecord, float, float]], objective: Objective
+) -> tuple[list[Series], ColourScale]:
+    """Return trials coloured by the logarithm of their value, the best over the others, with the scale."""
+    logs = [objective.log(value) or 0.0 for _, _, value in valued]
+    low, high = min(logs), max(logs)
+
+    def share(log: float) -> float:
+        return (log - low) / ((high - low) or 1.0)
+
+    name = "reached the target" if objective.stops_at_target else "measured"
+    points = [
+        _mark(
+            trial.configuration,
+            rate,
+            f"trial {trial.number}: {number(objective.shown(value))}",
+            sequence_colour(share(objective.log(value) or 0.0)),
+        )
+        for trial, rate, value in sorted(valued, key=lambda one: -one[2])
+    ]
+    ticks = [low, (low + high) / 2, high]
+    if objective.has_ratios:
+        ticks = [math.log(tick) for tick in round_numbers(math.exp(low), math.exp(high))]
+    texts = [(share(tick), number(objective.shown(objective.from_log(tick)))) for tick in ticks]
+    series = Series(name=name, points=points, colour=sequence_colour(0.5), symbol="circle", size=8)
+    return [series], ColourScale(objective.axis_title.removesuffix(" to the target"), texts)
+
+
+def _mark(configuration: Configuration, rate: float, about: str, colour: str | None = None) -> Point:
+    """Return a trial's or a configuration's point at batch size and learning rate."""
+    place = f"batch {configuration.batch_size}, learning rate {number(rate)}"
+    return Point(configuration.batch_size, rate, f"{about}\n{place}", colour=colour)
+
+
+def _learning_rate(configuration: Configuration) -> float | None:
+    """Return the learning rate; None where it is not known, as it may be of imported runs."""
+    rate = parameters_of(configuration)["learning_rate"]
+    return rate if isinstance(rate, float) and rate > 0 else None
+
+
+def thinned(curve: Sequence[Observation]) -> list[Observation]:
+    """Return at most `CURVE_POINTS` of the finite points after step 0, which a logarithmic axis cannot show."""
+    finite = [one for one in curve if math.isfinite(one.metric) and one.train_seconds > 0]
+    if len(finite) <= CURVE_POINTS:
+        return finite
+    return [finite[round(index)] for index in np.linspace(0, len(finite) - 1, CURVE_POINTS)]

@@ -1,0 +1,541 @@
+"""Charts as SVG without a script: twice on a page, for a screen and for a phone, or as a picture by itself."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Literal, NamedTuple
+
+from bssearch.figures.chart import INK, PAGE, STOPS, Axis, Band, Chart, ColourScale, Point, Rule, Series, Symbol, Tick
+
+Anchor = Literal["start", "middle", "end"]
+Corners = Sequence[tuple[float, float]]
+Place = tuple[float, float, Anchor]
+"""Where a text starts, stands in the middle or ends, and its baseline."""
+
+NARROW_WIDTH, WIDE_WIDTH = 340, 560
+PICTURE_WIDTH, PICTURE_EDGE = 880, 24
+MOST_TOOLTIPS = 200
+"""A series with more points has no tooltips: they would double the size of the page."""
+TOOLTIP_RADIUS = 6
+TICK, GAP, AWAY = 4, 4, 9
+"""Length of a tick, its distance from its text, and the distance of a point from its text."""
+SWATCH, SWATCH_GAP, BETWEEN_NAMES = 24, 6, 16
+BAR_WIDTH, BAR_HEIGHT = 180, 10
+CAP = 5
+"""Half the width of the cap of an interval."""
+
+POLYGONS: dict[str, Corners] = {
+    "square": [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
+    "diamond": [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)],
+    "triangle": [(0, -1), (1.15, 0.8), (-1.15, 0.8)],
+    "cross": [
+        *((1.2, 0.4), (0.4, 0.4), (0.4, 1.2), (-0.4, 1.2), (-0.4, 0.4), (-1.2, 0.4)),
+        *((-1.2, -0.4), (-0.4, -0.4), (-0.4, -1.2), (0.4, -1.2), (0.4, -0.4), (1.2, -0.4)),
+    ],
+    "star": [
+        (radius * math.sin(corner * math.pi / 5), -radius * math.cos(corner * math.pi / 5))
+        for corner, radius in enumerate((1.3, 0.55) * 5)
+    ],
+}
+"""Corners in half sizes of a symbol; y grows downward."""
+STROKES: dict[str, Sequence[Corners]] = {
+    "x": [[(-1, -1), (1, 1)], [(-1, 1), (1, -1)]],
+    "arrow": [[(-0.6, 0), (0.6, 0)], [(0, 0), (0, -2)], [(-0.6, -1.3), (0, -2), (0.6, -1.3)]],
+}
+
+CHARACTER_WIDTHS = {0.34: "fijlt.,:;'!|I()[]/ -·", 0.85: "mwMW%@—→≥≤±×", 0.7: "ABCDEFGHJKLNOPQRSTUVXYZ&"}
+"""In font sizes, others 0.62: about those of DejaVu Sans, which is wider than most."""
+WIDTH_OF = {character: width for width, characters in CHARACTER_WIDTHS.items() for character in characters}
+NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 (section 2.2) forbids."""
+HALO = f' paint-order="stroke" stroke="{PAGE}" stroke-width="3" stroke-linejoin="round"'
+MUTED_TEXT = ' fill="var(--muted)"'
+PICTURE_STYLE = "svg.bssearch-chart { max-width: 100%; height: auto; }\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The width of a chart, the height of its plot and the font size, in one unit."""
+
+    kind: str
+    width: float
+    plot_height: float
+    font: float = 13
+    has_tooltips: bool = True
+
+    @property
+    def row(self) -> float:
+        """Return the height of a row of text."""
+        return 1.55 * self.font
+
+
+class Box(NamedTuple):
+    """A rectangle."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: Box) -> bool:
+        """Return whether two rectangles overlap."""
+        return (
+            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+        )
+
+    def is_inside(self, other: Box) -> bool:
+        """Return whether this rectangle lies within another."""
+        return (
+            other.left <= self.left
+            and self.right <= other.right
+            and other.top <= self.top
+            and self.bottom <= other.bottom
+        )
+
+
+class Placed(NamedTuple):
+    """A point with its place."""
+
+    point: Point
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The axes of a chart on their pixels, with the ticks for which there is room."""
+
+    box: Box
+    x_axis: Axis
+    y_axis: Axis
+    x_ticks: Sequence[Tick]
+    y_ticks: Sequence[Tick]
+
+    def x(self, value: float) -> float:
+        """Return the place of a value of the x axis."""
+        return self.box.left + self.x_axis.share(value) * (self.box.right - self.box.left)
+
+    def y(self, value: float) -> float:
+        """Return the place of a value of the y axis."""
+        return self.box.bottom - self.y_axis.share(value) * (self.box.bottom - self.box.top)
+
+    def placed(self, series: Series) -> list[Placed]:
+        """Return the points of a series that lie within the axes, but for rounding."""
+        places = [Placed(point, self.x(point.x), self.y(point.y)) for point in series.points]
+        left, top, right, bottom = self.box
+        return [one for one in places if left <= one.x + 0.1 <= right + 0.2 and top <= one.y + 0.1 <= bottom + 0.2]
+
+
+def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
+    """Return a chart as two ``svg`` elements, of which the style sheet shows one: ``wide``, or ``narrow`` on a phone.
+
+    ``name`` is unique on its page and makes the ids, ``title`` is the text alternative, ``width`` is in CSS pixels.
+    """
+    sizes = (
+        Size(kind="wide", width=width, plot_height=290 if width <= WIDE_WIDTH else 330),
+        Size(kind="narrow", width=NARROW_WIDTH, plot_height=220, font=12, has_tooltips=False),
+    )
+    about = f"{title}: {chart.y.title} by {chart.x.title}"
+    drawn = []
+    for size in sizes:
+        elements, height = _drawn(chart, escaped(f"{name}-{size.kind}"), size)
+        head = f'<svg class="{size.kind}" viewBox="0 0 {short(size.width)} {short(height)}"'
+        drawn += [f"{head} {_attributes(about, size)}>", *elements, "</svg>"]
+    return "\n".join(drawn)
+
+
+def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: str) -> str:
+    """Return a chart as an SVG document with its own colours; ``about`` is the text alternative."""
+    size = Size(kind="wide", width=PICTURE_WIDTH - 2 * PICTURE_EDGE, plot_height=310, font=14)
+    # An id must differ between pictures that stand in one notebook.
+    elements, height = _drawn(chart, f"chart-{zlib.crc32(repr((chart, title)).encode()):08x}", size)
+    top, bottom = 74, 74 + height + 34
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="bssearch-chart" viewBox="0 0 {PICTURE_WIDTH} '
+            f'{short(bottom)}" width="{PICTURE_WIDTH}" height="{short(bottom)}" {_attributes(about, size)}>',
+            f"<style>\n{PICTURE_STYLE}{stylesheet('colours.css').replace(':root', 'svg.bssearch-chart')}</style>",
+            f'<rect width="{PICTURE_WIDTH}" height="{short(bottom)}" rx="8" fill="{PAGE}"/>',
+            text_at(PICTURE_EDGE, 34, cut(title, 19, size.width), more=' font-size="19" font-weight="600"'),
+            text_at(PICTURE_EDGE, 58, cut(subtitle, size.font, size.width), more=MUTED_TEXT),
+            f'<g transform="translate({PICTURE_EDGE} {top})">',
+            *elements,
+            "</g>",
+            text_at(PICTURE_WIDTH - PICTURE_EDGE, bottom - 14, cut(footnote, size.font, size.width), "end", MUTED_TEXT),
+            "</svg>",
+            "",
+        ]
+    )
+
+
+@cache
+def stylesheet(name: str) -> str:
+    """Return a style sheet of the pages."""
+    return resources.files("bssearch.figures").joinpath(name).read_text(encoding="utf-8")
+
+
+def _attributes(about: str, size: Size) -> str:
+    return (
+        f'role="img" aria-label="{escaped(about)}" font-family="system-ui, sans-serif" font-size="{size.font}" '
+        f'fill="{INK}"'
+    )
+
+
+def _description(chart: Chart) -> str:
+    """Return in words what a chart shows: its axes with their ends, and the names in it."""
+    axes = " ".join(
+        f"{which}: {axis.title}, {axis.low:.3g} to {axis.high:.3g}{', logarithmic' if axis.is_log else ''}."
+        for which, axis in (("Across", chart.x), ("Upward", chart.y))
+    )
+    names = [one.name for one in chart.rules if one.name] + [one.name for one in _named(chart)]
+    return f"{axes} Shown: {'; '.join(names)}." if names else axes
+
+
+def _named(chart: Chart) -> list[Band | Series]:
+    """Return what the legend names."""
+    return [*chart.bands, *(series for series in chart.series if series.name)]
+
+
+def _drawn(chart: Chart, name: str, size: Size) -> tuple[list[str], float]:
+    """Return the elements of a chart and their height; ``name`` makes the ids."""
+    head, top = _legend(_named(chart), size)
+    if chart.colours is not None:
+        scale, height = _colour_scale(chart.colours, name, size)
+        head += [f'<g transform="translate(0 {short(top + 4)})">', *scale, "</g>"]
+        top += height + 4
+    frame = _frame(chart, size, top + 2.4 * size.font)
+    plot, by_width = frame.box, sorted(chart.series, key=lambda series: series.width)
+    placed = [(series, frame.placed(series)) for series in chart.series]
+    elements = [
+        f"<desc>{escaped(_description(chart))}</desc>",
+        *head,
+        f'<clipPath id="{name}-plot"><rect x="{short(plot.left)}" y="{short(plot.top)}" '
+        f'width="{short(plot.right - plot.left)}" height="{short(size.plot_height)}"/></clipPath>',
+        f'<g clip-path="url(#{name}-plot)">',
+        *(_band(band, frame) for band in chart.bands),
+        *_grid(frame),
+        *(_rule(rule, frame) for rule in chart.rules),
+        *(_line(series, frame) for series in by_width if series.width and len(series.points) > 1),
+        "</g>",
+        *_axes(frame, size),
+        *(
+            part
+            for series, points in placed
+            for part in (*_intervals(series, points, frame), *_symbols(series, points))
+        ),
+        *_texts(chart.rules, placed, frame, size),
+    ]
+    if size.has_tooltips:
+        elements += [part for series, points in placed for part in _tooltips(series, points)]
+    return elements, plot.bottom + TICK + GAP + 2.9 * size.font
+
+
+def _frame(chart: Chart, size: Size, top: float) -> Frame:
+    """Return the axes of a chart; the plot begins at a height, and leaves room for the texts of the ticks."""
+    bottom = top + size.plot_height
+
+    def half(tick: Tick) -> float:
+        return width_of(tick[1], size.font) / 2
+
+    upward = _fitting(
+        chart.y.ticks, lambda tick: bottom - chart.y.share(tick[0]) * (bottom - top), lambda tick: 0.65 * size.font
+    )
+    across = chart.x.ticks
+    left = max([*(2 * half(tick) + TICK + GAP for tick in upward), *(half(tick) for tick in across[:1])])
+    right = size.width - max(10, *(half(tick) + 2 for tick in across[-1:]))
+    ticks = _fitting(
+        across,
+        lambda tick: left + chart.x.share(tick[0]) * (right - left),
+        lambda tick: half(tick) + 0.25 * size.font,
+    )
+    return Frame(Box(left, top, right, bottom), chart.x, chart.y, ticks, upward)
+
+
+def _fitting(ticks: Sequence[Tick], place: Callable[[Tick], float], half: Callable[[Tick], float]) -> Sequence[Tick]:
+    """Return every tick, or every second, third and so on, until the texts of neighbours do not meet."""
+    for every in range(1, len(ticks)):
+        shown = ticks[::every]
+        if all(abs(place(one) - place(two)) >= half(one) + half(two) for one, two in itertools.pairwise(shown)):
+            return shown
+    return ticks[:1]
+
+
+def _grid(frame: Frame) -> Iterator[str]:
+    box = frame.box
+    lines = [f"M{short(box.left)} {short(frame.y(value))}H{short(box.right)}" for value, _ in frame.y_ticks]
+    if frame.x_axis.has_grid:
+        lines += [f"M{short(frame.x(value))} {short(box.bottom)}V{short(box.top)}" for value, _ in frame.x_ticks]
+    yield f'<path d="{"".join(lines)}" fill="none" stroke="var(--grid)"/>'
+
+
+def _axes(frame: Frame, size: Size) -> Iterator[str]:
+    """Yield the lines of the axes with their ticks, texts and titles; the title of the y axis stands above it."""
+    box, font = frame.box, size.font
+    ticks = "".join(f"M{short(frame.x(value))} {short(box.bottom)}v{TICK}" for value, _ in frame.x_ticks)
+    corner = f"M{short(box.left)} {short(box.top)}V{short(box.bottom)}H{short(box.right)}"
+    yield f'<path d="{corner}{ticks}" fill="none" stroke="var(--grid)"/>'
+    for value, text in frame.x_ticks:
+        yield text_at(frame.x(value), box.bottom + TICK + GAP + 0.8 * font, text, "middle")
+    for value, text in frame.y_ticks:
+        yield text_at(box.left - TICK - GAP / 2, frame.y(value) + 0.35 * font, text, "end")
+    across = cut(frame.x_axis.title, font, size.width)
+    half = width_of(across, font) / 2
+    middle = min(max((box.left + box.right) / 2, half), size.width - half)
+    yield text_at(middle, box.bottom + TICK + GAP + 2.5 * font, across, "middle", MUTED_TEXT)
+    yield text_at(0, box.top - 0.8 * font, cut(frame.y_axis.title, font, size.width), more=MUTED_TEXT)
+
+
+def _band(band: Band, frame: Frame) -> str:
+    left, right = frame.x(band.low), frame.x(band.high)
+    return (
+        f'<rect x="{short(left)}" y="{short(frame.box.top)}" width="{short(right - left)}" '
+        f'height="{short(frame.box.bottom - frame.box.top)}" fill="var(--band)"/>'
+    )
+
+
+def _rule(rule: Rule, frame: Frame) -> str:
+    box = frame.box
+    path = (
+        f"M{short(frame.x(rule.at))} {short(box.bottom)}V{short(box.top)}"
+        if rule.is_upright
+        else f"M{short(box.left)} {short(frame.y(rule.at))}H{short(box.right)}"
+    )
+    return f'<path d="{path}" fill="none" stroke="{rule.colour}" stroke-width="1.25" stroke-dasharray="3"/>'
+
+
+def _line(series: Series, frame: Frame) -> str:
+    step = {"straight": "L{0} {1}", "hv": "H{0}V{1}", "vh": "V{1}H{0}"}[series.shape]
+    first, *others = [(short(frame.x(point.x)), short(frame.y(point.y))) for point in series.points]
+    path = f"M{first[0]} {first[1]}" + "".join(step.format(x, y) for x, y in others)
+    return f'<path d="{path}" fill="none" stroke-linejoin="round" {_stroke(series)}/>'
+
+
+def _stroke(series: Series) -> str:
+    unit = max(series.width, 3)
+    dashes = {"solid": "", "dot": short(unit), "dash": short(3 * unit)}[series.dash]
+    return f'stroke="{series.colour}" stroke-width="{series.width:g}"' + (
+        f' stroke-dasharray="{dashes}"' if dashes else ""
+    )
+
+
+def _ends(point: Point, frame: Frame) -> tuple[float, float] | None:
+    """Return the places of the ends of an interval, the lower first, as far as the axis goes; None without one."""
+    if point.low is None or point.high is None:
+        return None
+    return frame.y(frame.y_axis.clamped(point.low)), frame.y(frame.y_axis.clamped(point.high))
+
+
+def _intervals(series: Series, points: Sequence[Placed], frame: Frame) -> Iterator[str]:
+    found = [(one.x, ends) for one in points if (ends := _ends(one.point, frame)) is not None]
+    if found:
+        path = "".join(
+            f"M{short(x - CAP)} {short(low)}h{2 * CAP}m{-CAP} 0V{short(high)}m{-CAP} 0h{2 * CAP}"
+            for x, (low, high) in found
+        )
+        yield f'<path d="{path}" fill="none" stroke="{series.colour}" stroke-width="1.5"/>'
+
+
+def _symbols(series: Series, points: Sequence[Placed]) -> Iterator[str]:
+    """Yield the symbols of a series, one path for each colour in the order of the points."""
+    if series.symbol is None:
+        return
+    paths: dict[str, dict[str, None]] = {}
+    for point, x, y in points:
+        paths.setdefault(point.colour or series.colour, {})[_outline(series.symbol, series.size, x, y)] = None
+    for colour, outlines in paths.items():
+        yield _symbol("".join(outlines), series, colour)
+
+
+def _symbol(path: str, series: Series, colour: str) -> str:
+    if series.is_hollow or series.symbol in STROKES:
+        inside = PAGE if series.symbol not in STROKES else "none"
+        return f'<path d="{path}" fill="{inside}" stroke="{colour}" stroke-width="1.75"/>'
+    return f'<path d="{path}" fill="{colour}" stroke="{PAGE}"/>'
+
+
+def _outline(symbol: Symbol, size: float, x: float, y: float) -> str:
+    half = size / 2
+    if symbol == "circle":
+        radii = f"{short(half)} {short(half)}"
+        return f"M{short(x - half)} {short(y)}a{radii} 0 1 0 {short(size)} 0 {radii} 0 1 0{short(-size)} 0"
+    end = "" if symbol in STROKES else "z"
+    return "".join(
+        f"M{'L'.join(f'{short(x + half * right)} {short(y + half * down)}' for right, down in corners)}{end}"
+        for corners in STROKES.get(symbol) or [POLYGONS[symbol]]
+    )
+
+
+def _tooltips(series: Series, points: Sequence[Placed]) -> Iterator[str]:
+    """Yield invisible circles with the texts that a browser shows under the pointer."""
+    if len(series.points) > MOST_TOOLTIPS or not any(point.about for point in series.points):
+        return
+    radius = short(max(TOOLTIP_RADIUS, series.size / 2 if series.symbol else 0))
+    yield '<g fill="none" pointer-events="all">'
+    for point, x, y in points:
+        yield f'<circle cx="{short(x)}" cy="{short(y)}" r="{radius}"><title>{escaped(point.about)}</title></circle>'
+    yield "</g>"
+
+
+def _texts(
+    rules: Sequence[Rule], placed: Sequence[tuple[Series, Sequence[Placed]]], frame: Frame, size: Size
+) -> Iterator[str]:
+    """Yield the names of the rules, then the texts of points where there is room."""
+    box = Box(frame.box.left, frame.box.top - 2, size.width, frame.box.bottom)
+    wanted: list[tuple[str, str, list[Place]]] = []
+    for rule in rules:
+        name = cut(rule.name, size.font, frame.box.right - frame.box.left - 2 * GAP)
+        wanted.append((name, rule.colour, _beside_rule(rule, frame, size)))
+    for series, points in placed:
+        wanted += [(one.point.label, series.colour, _beside_point(one, size)) for one in points if one.point.label]
+    if not wanted:
+        return
+    taken = [obstacle for series, points in placed for one in points for obstacle in _obstacles(series, one, frame)]
+    for index, (text, colour, places) in enumerate(wanted):
+        boxes = [(place, box_of(text, size.font, *place)) for place in places]
+        inside = [one for one in boxes if one[1].is_inside(box)]
+        free = (one for one in inside if not any(one[1].meets(other) for other in taken))
+        found = next(free, (inside or boxes)[0] if index < len(rules) else None)
+        if found is not None:
+            place, room = found
+            taken.append(Box(room.left - GAP, room.top, room.right + GAP, room.bottom))
+            yield text_at(place[0], place[1], text, place[2], f' fill="{colour}"{HALO}')
+
+
+def _obstacles(series: Series, placed: Placed, frame: Frame) -> Iterator[Box]:
+    """Yield what texts stay clear of: the symbol of a point and its interval."""
+    point, x, y = placed
+    half = series.size / 2 if series.symbol else 0
+    yield Box(x - half, y - half * (2 if series.symbol == "arrow" else 1), x + half, y + half)
+    if (ends := _ends(point, frame)) is not None:
+        yield Box(x - CAP, ends[1], x + CAP, ends[0])
+
+
+def _beside_rule(rule: Rule, frame: Frame, size: Size) -> list[Place]:
+    """Return the places for the name of a rule, the best first."""
+    box = frame.box
+    if rule.is_upright:
+        x = frame.x(rule.at)
+        rows = [box.top + (row + 1.1) * size.font for row in range(4)]
+        sides: list[tuple[float, Anchor]] = [(x - GAP, "end"), (x + GAP, "start")]
+        return [(side, row, anchor) for row in rows for side, anchor in sides]
+    y = frame.y(rule.at)
+    heights = (y - 0.4 * size.font, y + 1.1 * size.font)
+    ends: list[tuple[float, Anchor]] = [(box.left + GAP, "start"), (box.right - GAP, "end")]
+    return [(x, height, anchor) for height in heights for x, anchor in ends]
+
+
+def _beside_point(placed: Placed, size: Size) -> list[Place]:
+    """Return the places for the text of a point, the best first."""
+    _, x, y = placed
+    aside, above, below = 0.6 * AWAY, y - AWAY - 0.2 * size.font, y + AWAY + 0.8 * size.font
+    beside = y + 0.35 * size.font
+    return [
+        (x + aside, above, "start"),
+        (x + aside, below, "start"),
+        (x - aside, above, "end"),
+        (x - aside, below, "end"),
+        (x, above, "middle"),
+        (x, below, "middle"),
+        (x + AWAY, beside, "start"),
+        (x - AWAY, beside, "end"),
+    ]
+
+
+def _legend(entries: Sequence[Band | Series], size: Size) -> tuple[list[str], float]:
+    """Return the elements of the legend in rows as wide as the chart, and the height of all rows."""
+    elements, x, row = [], 0.0, 0
+    for entry in entries:
+        name = cut(entry.name, size.font, size.width - SWATCH - SWATCH_GAP)
+        width = SWATCH + SWATCH_GAP + width_of(name, size.font)
+        if x and x + width > size.width:
+            x, row = 0.0, row + 1
+        middle = (row + 0.5) * size.row
+        elements += [*_sample(entry, x, middle), text_at(x + SWATCH + SWATCH_GAP, middle + 0.35 * size.font, name)]
+        x += width + BETWEEN_NAMES
+    return elements, (row + 1) * size.row if entries else 0.0
+
+
+def _sample(entry: Band | Series, x: float, y: float) -> Iterator[str]:
+    """Yield what a band or a series looks like."""
+    if isinstance(entry, Band):
+        yield f'<rect x="{short(x)}" y="{short(y - 6)}" width="{SWATCH}" height="12" fill="var(--band)"/>'
+        return
+    if entry.width:
+        yield f'<path d="M{short(x)} {short(y)}h{SWATCH}" fill="none" {_stroke(entry)}/>'
+    if entry.symbol is not None:
+        below = entry.size / 2 if entry.symbol == "arrow" else 0
+        yield _symbol(_outline(entry.symbol, entry.size, x + SWATCH / 2, y + below), entry, entry.colour)
+
+
+def _colour_scale(scale: ColourScale, name: str, size: Size) -> tuple[list[str], float]:
+    """Return the elements of the scale of colours and their height; ``name`` makes the id of its gradient."""
+    title = cut(scale.title, size.font, size.width)
+    edge = max(width_of(text, size.font) for _, text in scale.ticks) / 2
+    left, middle = width_of(title, size.font) + SWATCH_GAP + edge, size.row / 2
+    if left + BAR_WIDTH + edge > size.width:
+        left, middle = edge, 1.5 * size.row
+    stops = "".join(
+        f'<stop offset="{stop / (STOPS - 1):.3g}" stop-color="var(--sequence-{stop})"/>' for stop in range(STOPS)
+    )
+    ticks = _fitting(
+        scale.ticks,
+        lambda tick: BAR_WIDTH * tick[0],
+        lambda tick: (width_of(tick[1], size.font) + SWATCH_GAP) / 2,
+    )
+    elements = [
+        f'<linearGradient id="{name}-scale">{stops}</linearGradient>',
+        text_at(0, size.row / 2 + 0.35 * size.font, title),
+        f'<rect x="{short(left)}" y="{short(middle - BAR_HEIGHT / 2)}" width="{BAR_WIDTH}" height="{BAR_HEIGHT}" '
+        f'fill="url(#{name}-scale)"/>',
+        *(
+            text_at(left + BAR_WIDTH * share, middle + BAR_HEIGHT / 2 + size.font, text, "middle")
+            for share, text in ticks
+        ),
+    ]
+    return elements, middle + size.row / 2 + 1.1 * size.font
+
+
+def short(value: float) -> str:
+    """Return a length with one decimal at most."""
+    text = f"{value:.1f}".removesuffix(".0")
+    return "0" if text == "-0" else text
+
+
+def width_of(text: str, font: float) -> float:
+    """Return about how wide a text is."""
+    return font * sum(WIDTH_OF.get(character, 0.62) for character in text)
+
+
+def cut(text: str, font: float, room: float) -> str:
+    """Return a text that fits into some room; if it is too long, an ellipsis stands for its end."""
+    if width_of(text, font) <= room:
+        return text
+    while text and width_of(f"{text}…", font) > room:
+        text = text[:-1]
+    return f"{text.rstrip()}…"
+
+
+def escaped(text: str) -> str:
+    """Return a text for XML; characters that XML forbids become U+FFFD."""
+    return html.escape(NO_XML.sub("\ufffd", text))
+
+
+def text_at(x: float, baseline: float, text: str, anchor: Anchor = "start", more: str = "") -> str:
+    """Return the element of a line of text; ``more`` are further attributes."""
+    placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    return f'<text x="{short(x)}" y="{short(baseline)}"{placed}{more}>{escaped(text)}</text>'
+
+
+def box_of(text: str, font: float, x: float, baseline: float, anchor: Anchor) -> Box:
+    """Return the room that a line of text takes."""
+    width = width_of(text, font)
+    left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+    return Box(left, baseline - 0.95 * font, left + width, baseline + 0.25 * font)

@@ -1,0 +1,339 @@
+"""The step time of each batch size from all visits to it, and how far that may be off.
+
+A step's seconds differ from one visit to the next by more than the steps of one visit do: others share the machine, its
+clocks move, memory lies elsewhere. A few short visits therefore tell more than a long one, and the error of a step time
+is taken from the differences between visits, never from inside one.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from bssearch.records import (
+    BATCH_STAGES,
+    Configuration,
+    ModelParameters,
+    ProbeRecord,
+    StepTime,
+    StepTimeError,
+    TrialRecord,
+    Visit,
+    model_parameters,
+)
+from bssearch.records.batch_schedule import batch_schedule_of
+from bssearch.records.intervals import student_t
+
+VISIT_DEVIATION = 0.1
+VISIT_FREEDOM = 4
+"""The standard deviation of a log step time between visits before a study shows its own, and its weight in degrees of
+freedom. Measured on two shared cores with digits at batch 16, 128 and 512: 0.05 to 0.14 after correction, with nothing
+else running and beside busy processes. The weight is a choice."""
+
+STEP_DEVIATION = 0.3
+"""The standard deviation of a log step time between the steps of one trial, by which a trial of few steps weighs less
+than a long one: a choice."""
+
+UNDISTURBED = 3
+"""Measurements of every split that nothing disturbed from which on the others are left out: a choice."""
+
+SMALLEST_PENALTY = 0.01
+"""The least variance of a residual over that of a visit: below it visits count as free. A choice."""
+
+MIDMEAN_ERROR = 1.09
+"""The standard error of the mean of the middle half over that of the mean, for normal values: its efficiency is 84 %
+(Rosenberger & Gasko 1983)."""
+
+ROUNDS = 30
+"""Rounds of the alternating fit, which converges in a few: a choice."""
+
+Split = tuple[int, int]
+"""(batch size, micro-batch size)."""
+
+Timed = tuple[object, ...]
+"""(batch size, micro-batch size), and each of the user's own parameters of the model as (name, value)."""
+
+StepSeconds = Mapping[Timed, float]
+"""Seconds of an optimizer step by split and model, timed in isolation."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def split(configuration: Configuration) -> Split:
+    """Return (batch size, micro-batch size)."""
+    return configuration.batch_size, configuration.micro_batch_size
+
+
+def timed_as(configuration: Configuration) -> Timed:
+    """Return what the step time of a configuration is known by: another model takes another time."""
+    grows = ((BATCH_STAGES, configuration.parameters.get(BATCH_STAGES)),) if configuration.grows else ()
+    return *split(configuration), *model_parameters(configuration), *grows
+
+
+def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> StepSeconds:
+    """Return the measured step times; of several of a split, the first that had the device to itself.
+
+    ``model`` are the user's own parameters of the model that was timed: the default's, `StudySpec.timed_model`.
+    """
+    timed = [(one.contended, (one.batch_size, one.micro_batch_size, *model), one.step_seconds) for one in probes]
+    known: dict[Timed, float] = {}
+    for _, place, seconds in sorted(timed, key=lambda one: one[0]):
+        if seconds is not None:
+            known.setdefault(place, seconds)
+    return known
+
+
+def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord:
+    """Return a trial with its steps to the target × the step time of its split and model as it is known now.
+
+    The same trial where that changes nothing; the product of its end stays where no such step time is known.
+    """
+    steps = None if trial.outcome is None else trial.outcome.steps_to_target
+    product = None if steps is None else seconds_of_steps(trial.configuration, steps, step_seconds)
+    if product is None or trial.steps_x_step_time_s == product:
+        return trial
+    return replace(trial, steps_x_step_time_s=product)
+
+
+def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
+    """Return what the first steps of a trial take by the step times, each at the size that its batch has there.
+
+    None where a step time is missing, and where the trial decides by what it measures when its batch grows.
+    """
+    schedule = batch_schedule_of(configuration) if configuration.grows else None
+    if schedule is None:
+        seconds = step_seconds.get(timed_as(configuration))
+        return None if seconds is None else steps * seconds
+    if schedule.is_measured:
+        return None
+    model = model_parameters(configuration)
+    stages = schedule.steps_by_stage(steps)
+    times = [step_seconds.get((stage.batch_size, stage.micro_batch_size, *model)) for stage, _ in stages]
+    if any(one is None for one in times):
+        return None
+    return math.fsum(taken * (time or 0.0) for (_, taken), time in zip(stages, times, strict=True))
+
+
+def steps_at_first_size(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
+    """Return how many steps of the first batch size take as long as the first steps of a trial; None as above.
+
+    Of a trial whose batch size stays they are the steps themselves.
+    """
+    if not configuration.grows:
+        return steps
+    seconds = seconds_of_steps(configuration, steps, step_seconds)
+    first = step_seconds.get((*split(configuration), *model_parameters(configuration)))
+    return None if seconds is None or first is None else seconds / first
+
+
+@dataclass(frozen=True, slots=True)
+class FittedStepTime:
+    """The seconds of a step of one split from all visits to it, and their error."""
+
+    seconds: float
+    error: StepTimeError
+
+
+@dataclass(frozen=True, slots=True)
+class PooledStepTime(Generic[Key]):
+    """The seconds of a step of one kind of configuration, and the standard error of their logarithm.
+
+    ``common`` is the standard error of the pace that the step times of all kinds are given at: it is in every figure
+    and in no ratio of two. ``excess`` is the logarithm by which the wall time of a step was larger on the average: as
+    much may still be too much, for what shares caches slows training down more than it slows the kernel. Beside two
+    busy processes on two cores the steps of digits kept 0.5 to 1.2 times what was taken off.
+    """
+
+    kind: Key
+    seconds: float
+    error: float
+    freedom: float
+    excess: float
+    common: float = 0.0
+
+
+def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
+    """Return the step time of each split that was visited: log t = split + visit + residual, by least squares.
+
+    Where it is known what a step took without waiting for a CPU, and what the reference kernel took, t is the former
+    over the latter, in seconds at the kernel's median pace: what takes time slices away, and most of what slows a core
+    down, falls out. Otherwise t is the wall time, and visits that something else disturbed are left out where others
+    are not. Visits are random effects: one to a single batch size tells something of it, more where visits differ
+    little.
+    """
+    chosen = _comparable(list(visits))
+    if not chosen:
+        return {}
+    splits, rounds = _fit(chosen)
+    residuals = [log - splits[split] - rounds[visit] for split, visit, log in chosen]
+    counts: dict[Split, int] = defaultdict(int)
+    for split, _, _ in chosen:
+        counts[split] += 1
+    shown = max(0, len(chosen) - len(splits) - len(rounds) + 1)
+    freedom = shown + VISIT_FREEDOM
+    variance = (sum(one * one for one in residuals) + VISIT_FREEDOM * VISIT_DEVIATION**2) / freedom
+    spread = math.fsum(effect**2 for effect in rounds.values()) + VISIT_FREEDOM * VISIT_DEVIATION**2
+    common = math.sqrt(spread / (len(rounds) - 1 + VISIT_FREEDOM) / len(rounds))
+    return {
+        split: FittedStepTime(
+            seconds=math.exp(log),
+            error=StepTimeError(
+                own=math.sqrt(variance / counts[split]), common=common, freedom=float(freedom), visits=counts[split]
+            ),
+        )
+        for split, log in splits.items()
+    }
+
+
+def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
+    """Return step times with the seconds that all visits to their splits tell, and with their error."""
+    fitted, by_split = fit_step_times(visits), _by_split(visits)
+    found: list[ProbeRecord] = []
+    for probe in probes:
+        split = probe.batch_size, probe.micro_batch_size
+        found.append(_fitted(probe, fitted[split], by_split[split]) if split in by_split else probe)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The ``steps`` of a whole trial: the seconds of one, without waits for a CPU too, and the kernel's meanwhile."""
+
+    steps: float
+    step_seconds: float
+    undelayed_step_seconds: float
+    reference_seconds: float
+    contended: bool
+
+    @property
+    def weight(self) -> float:
+        """Return the variance of a long trial's log step time over that of this one, between 0 and 1.
+
+        The latter is `VISIT_DEVIATION`² + `STEP_DEVIATION`² / steps: a trial of 9 steps weighs half as much as a long
+        one.
+        """
+        return self.steps / (self.steps + (STEP_DEVIATION / VISIT_DEVIATION) ** 2)
+
+
+def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
+    """Return the step time of each kind of configuration from the trials that ran it, without waits for a CPU.
+
+    It is the geometric mean over the trials, each with its `Pace.weight`. Where every kind that is ``compared`` has
+    `UNDISTURBED` trials that nothing disturbed, these alone count, and have no excess. The kernel's pace is the mean of
+    the middle half of the logarithms that count: nearly as exact as a mean where they are normal (`MIDMEAN_ERROR`), and
+    unmoved by the few during which a neighbour had the core.
+    """
+    alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
+    are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)
+    counted = {key: (are_enough and alone[key]) or list(found) for key, found in paces.items()}
+    references = [one.reference_seconds for found in counted.values() for one in found]
+    reference = math.exp(_midmean([math.log(one) for one in references]))
+    spread = statistics.stdev(map(math.log, references)) if len(references) > 1 else 0.0
+    logs = {
+        key: [math.log(one.undelayed_step_seconds * reference / one.reference_seconds) for one in found]
+        for key, found in counted.items()
+    }
+    weights = {key: [one.weight for one in found] for key, found in counted.items()}
+    means = {key: statistics.fmean(values, weights[key]) for key, values in logs.items()}
+    squares = math.fsum(
+        weight * (log - means[key]) ** 2
+        for key, values in logs.items()
+        for log, weight in zip(values, weights[key], strict=True)
+    )
+    freedom = sum(len(values) - 1 for values in logs.values()) + VISIT_FREEDOM
+    variance = (squares + VISIT_FREEDOM * VISIT_DEVIATION**2) / freedom
+    return {
+        key: PooledStepTime(
+            kind=key,
+            seconds=math.exp(mean),
+            error=math.sqrt(variance / math.fsum(weights[key])),
+            freedom=float(freedom),
+            excess=0.0
+            if are_enough and alone[key]
+            else max(0.0, statistics.fmean((math.log(one.step_seconds) for one in counted[key]), weights[key]) - mean),
+            common=MIDMEAN_ERROR * spread / math.sqrt(len(references)),
+        )
+        for key, mean in means.items()
+    }
+
+
+def _midmean(values: Sequence[float]) -> float:
+    """Return the mean of the middle half of some values, of all where they are fewer than four."""
+    ordered, cut = sorted(values), len(values) // 4
+    return statistics.fmean(ordered[cut : len(ordered) - cut])
+
+
+def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) -> ProbeRecord:
+    """Return a step time with what its visits tell; all that were made count as visits, left out or not.
+
+    Its host-bound share is the median of the visits that nothing disturbed, of all where each was.
+    """
+    contended = all(one.contended for one in visits)
+    widest = math.exp(student_t(fit.error.freedom) * math.hypot(fit.error.own, fit.error.common))
+    shares = [one.host_bound_share for one in visits if one.host_bound_share is not None and one.contended is contended]
+    return replace(
+        probe,
+        step_seconds=fit.seconds,
+        step_seconds_low=fit.seconds / widest,
+        step_seconds_high=fit.seconds * widest,
+        error=replace(fit.error, visits=len(visits)),
+        host_bound_share=statistics.median(shares) if shares else None,
+        steps_timed=sum(one.steps_timed for one in visits),
+        settled=any(one.settled for one in visits),
+        contended=contended,
+        reason=next((one.reason for one in reversed(visits) if one.contended), None) if contended else None,
+    )
+
+
+def _by_split(visits: Iterable[Visit]) -> dict[Split, list[Visit]]:
+    found: dict[Split, list[Visit]] = {}
+    for one in visits:
+        found.setdefault((one.batch_size, one.micro_batch_size), []).append(one)
+    return found
+
+
+def _comparable(visits: Sequence[Visit]) -> list[tuple[Split, int, float]]:
+    """Return (split, visit, log seconds) of the visits that count."""
+    references = [one.reference_seconds for one in visits if one.reference_seconds and one.undelayed_step_seconds]
+    found: list[tuple[Split, int, float]] = []
+    quiet = statistics.median(references) if references else 1.0
+    for split, here in _by_split(visits).items():
+        corrected = [
+            (split, one.visit, math.log(one.undelayed_step_seconds * quiet / one.reference_seconds))
+            for one in here
+            if one.undelayed_step_seconds and one.reference_seconds
+        ]
+        undisturbed = [one for one in here if not one.contended] or here
+        found += corrected or [(split, one.visit, math.log(one.step_seconds)) for one in undisturbed]
+    return found
+
+
+def _fit(chosen: Sequence[tuple[Split, int, float]]) -> tuple[dict[Split, float], dict[int, float]]:
+    """Return the effect of each split and of each visit, the latter drawn towards 0 as random effects are.
+
+    By how much follows from the variances of residuals and visits, which are found in turn with the effects.
+    """
+    by_split: dict[Split, list[tuple[int, float]]] = defaultdict(list)
+    by_visit: dict[int, list[tuple[Split, float]]] = defaultdict(list)
+    for split, visit, log in chosen:
+        by_split[split].append((visit, log))
+        by_visit[visit].append((split, log))
+    rounds = dict.fromkeys(by_visit, 0.0)
+    splits: dict[Split, float] = {}
+    penalty = SMALLEST_PENALTY
+    for _ in range(ROUNDS):
+        for split, seen in by_split.items():
+            splits[split] = statistics.fmean(log - rounds[visit] for visit, log in seen)
+        for visit, made in by_visit.items():
+            rounds[visit] = math.fsum(log - splits[split] for split, log in made) / (len(made) + penalty)
+        middle = statistics.fmean(rounds.values())
+        rounds = {visit: effect - middle for visit, effect in rounds.items()}
+        residuals = math.fsum((log - splits[split] - rounds[visit]) ** 2 for split, visit, log in chosen)
+        residuals = (residuals + VISIT_FREEDOM * VISIT_DEVIATION**2) / (len(chosen) + VISIT_FREEDOM)
+        between = statistics.pvariance(rounds.values())
+        penalty = min(1.0, max(SMALLEST_PENALTY, residuals / between if between > 0 else 1.0))
+    return splits, rounds

@@ -1,0 +1,511 @@
+"""What a search has seen so far, as questions with answers, the seconds it was busy, and its repeats."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from bssearch.analysis.law.quick import QuickPrior
+from bssearch.analysis.objectives.base import Objective, objective_of
+from bssearch.records import (
+    Configuration,
+    ParameterValue,
+    Phase,
+    ProbeRecord,
+    TrialRecord,
+    TrialState,
+    model_parameters,
+)
+from bssearch.records.curves import Progress
+from bssearch.records.step_times import step_seconds_of, with_step_time
+from bssearch.spec import StudySpec
+from bssearch.spec.space import are_coordinates
+
+
+class BusyTime:
+    """For how long at least one of a study's search trials was running, overlaps counted once.
+
+    A trial that waited counts from its last start; once it has ended, what it ran before that adds, spread over the
+    slots: it may have run beside others. When a trial began and ended says the database's clock, which may jump; for
+    how long it ran, its worker's, which does not: a trial that has ended counts for no longer.
+    """
+
+    def __init__(self) -> None:
+        self._spans: dict[int, tuple[float, float]] = {}
+        self._earlier: dict[int, float] = {}
+        self._union: tuple[float, float] | None = (0.0, -math.inf)
+        """Of the spans of what has ended: their seconds, and the last end; None where it must be computed anew."""
+
+    def count(self, trial: TrialRecord, by: int) -> None:
+        """Count a trial that has ended, or take it out."""
+        if trial.state.is_missing or trial.ended_at is None:
+            return
+        if by < 0:
+            del self._spans[trial.number], self._earlier[trial.number]
+            self._union = None
+            return
+        start, ended = trial.created_at.timestamp(), trial.ended_at.timestamp()
+        wall = trial.outcome.wall_seconds if trial.outcome is not None else 0.0
+        end = start + max(0.0, min(ended - start, wall or math.inf))
+        self._spans[trial.number] = start, end
+        self._earlier[trial.number] = max(0.0, wall - (end - start))
+        before = self._union
+        self._union = (before[0] + end - start, end) if before is not None and start >= before[1] else None
+
+    def seconds(self, running: Collection[TrialRecord], now: float, slots: int) -> float:
+        """Return the seconds until now; what is ``running`` adds from its start."""
+        if self._union is None:
+            self._union = _union(self._spans.values(), (0.0, -math.inf))
+        spans = [(trial.created_at.timestamp(), now) for trial in running]
+        begun = self._union
+        if any(start < begun[1] for start, _ in spans):
+            spans, begun = [*self._spans.values(), *spans], (0.0, -math.inf)
+        return math.fsum(self._earlier.values()) / slots + _union(spans, begun)[0]
+
+
+def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -> tuple[float, float]:
+    """Return the length of a union of spans, added to that of what ended before, and its last end."""
+    total, until = begun
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total, until
+
+
+SEED_NOISE = 0.15
+SEED_NOISE_FREEDOM = 4
+"""The standard deviation of log seconds between seeds before repeats show it, and its weight in degrees of freedom.
+
+Between what was measured of MLPerf's reference runs (0.04) and of small networks (0.15 to 0.4); the weight is a choice.
+"""
+
+Identity = tuple[object, ...]
+"""What tells a configuration from others, however its batches are split into micro-batches."""
+
+
+class Repeats:
+    """How much the time to the target differs between the seeds of one configuration, as far as a study has shown it.
+
+    ``noise`` is the standard deviation of log seconds between seeds, pooled over the configurations that were run more
+    than once and drawn towards `SEED_NOISE` where those are few. A configuration of which a run was stopped for being
+    slow is left out: only its lucky runs have a time.
+    """
+
+    def __init__(self) -> None:
+        self._logs: dict[Identity, dict[int, float]] = defaultdict(dict)
+        self._stopped: dict[Identity, set[int]] = defaultdict(set)
+        self._several: set[Identity] = set()
+
+    def take(self, trial: TrialRecord, key: Identity) -> None:
+        """Take in a trial of any phase, in the place of what it was before."""
+        seconds = measured_seconds(trial) if trial.state is TrialState.REACHED else math.inf
+        self._stopped[key].discard(trial.number)
+        self._logs[key].pop(trial.number, None)
+        if trial.state.is_censored:
+            self._stopped[key].add(trial.number)
+        elif 0 < seconds < math.inf:
+            self._logs[key][trial.number] = math.log(seconds)
+        if len(self._logs[key]) > 1:
+            self._several.add(key)
+
+    @property
+    def noise(self) -> float:
+        """Return the standard deviation of log seconds between seeds."""
+        squares, freedom = SEED_NOISE_FREEDOM * SEED_NOISE**2, SEED_NOISE_FREEDOM
+        for key in self._several:
+            logs = [] if self._stopped[key] else list(self._logs[key].values())
+            if len(logs) > 1:
+                mean = math.fsum(logs) / len(logs)
+                squares += math.fsum((one - mean) ** 2 for one in logs)
+                freedom += len(logs) - 1
+        return math.sqrt(squares / freedom)
+
+
+def identity_of(configuration: Configuration) -> Identity:
+    """Return a value that two configurations share where they train alike, however batches are split."""
+    one = configuration
+    rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
+    return (one.batch_size, one.world_size, *rates, one.optimizer, *sorted(one.parameters.items()))
+
+
+def measured_seconds(trial: TrialRecord | None) -> float:
+    """Return a trial's time-to-target on the clock that its curve and all running trials have, contended or not."""
+    value = trial.outcome.time_to_target_s if trial is not None and trial.outcome is not None else None
+    return math.inf if value is None else value
+
+
+FAILURES = 3
+"""Failed trials that exclude a batch size, where no more than as many ran. A choice."""
+
+TRIED_AGAIN = frozenset({TrialState.LOST, TrialState.CANCELLED, TrialState.OOM})
+"""After these a configuration counts as not tried."""
+
+ATTEMPTS = 5
+"""How often one trial is tried: it may be what kills its drivers. A choice."""
+
+INTERRUPTED = "stopped by the user"
+"""The reason of what was running when somebody interrupted it: it goes on before what waits and what is new."""
+
+
+class History:
+    """A study's search trials in the order of their numbers, running ones included, and its step-time probes.
+
+    ``probes`` holds by batch size the step time of the split into micro-batches that its trials run in. ``curves``
+    holds by number the best gains so far of each search trial that has been evaluated. ``all_trials`` are those of
+    every phase, ``length`` is how many that are: the number of the newest. ``now`` is the moment of the last decision,
+    in seconds since 1970. ``quick`` is the quick answer that the search begins at, None without one.
+    """
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        trials: Sequence[TrialRecord] = (),
+        probes: Mapping[int, ProbeRecord] | None = None,
+        *,
+        now: float = 0.0,
+    ) -> None:
+        self.spec = spec
+        self.objective: Objective = objective_of(spec)
+        self._timed_model = spec.timed_model
+        self._dimensions = spec.space.dimensions()
+        self._probes: Mapping[int, ProbeRecord] = {} if probes is None else probes
+        self._step_seconds = step_seconds_of(self._probes.values(), self._timed_model)
+        self.now = now
+        self.quick: QuickPrior | None = None
+        self.curves: dict[int, Progress] = {}
+        self.all_trials: list[TrialRecord] = []
+        self.trials: list[TrialRecord] = []
+        self.spent = 0
+        self.ended = 0
+        """How many search trials have ended; those that are paused have not."""
+        self.last_expectation: float | None = None
+        """What the newest search trial that has ended was expected to improve, of those of which that is known."""
+        self._last_expected = 0
+        self._as_stored: dict[int, TrialRecord] = {}
+        self._places: dict[int, tuple[int, int | None]] = {}
+        self._by_state: dict[TrialState, dict[int, TrialRecord]] = defaultdict(dict)
+        self._by_batch_size: dict[int, dict[int, TrialRecord]] = defaultdict(dict)
+        self._best: dict[int, TrialRecord] = {}
+        self._keys: dict[int, Identity] = {}
+        self._tried: Counter[Identity] = Counter()
+        self._retried: Counter[int] = Counter()
+        self._failed: Counter[int] = Counter()
+        self._ran: Counter[int] = Counter()
+        self._said: Counter[int] = Counter()
+        self._repeats = Repeats()
+        self._busy = BusyTime()
+        self._takes = 0
+        self._busy_known: tuple[tuple[float, int], float] | None = None
+        for trial in trials:
+            self.take(trial)
+
+    def take(self, trial: TrialRecord) -> None:
+        """Take in a trial that is new, or has changed; its number tells which it is."""
+        self._takes += 1
+        is_sampled = trial.phase is Phase.SEARCH and trial.sampled is not None
+        if is_sampled and not are_coordinates(trial.sampled, self._dimensions):
+            trial = replace(trial, sampled=None)
+        self._as_stored[trial.number] = trial
+        trial = with_step_time(trial, self._step_seconds)
+        before = self._replace(trial)
+        if before is not None and before.phase is Phase.SEARCH:
+            self._count(before, -1)
+        if trial.phase is Phase.SEARCH:
+            self._count(trial, +1)
+            self._expect(trial)
+            self._note_best(trial)
+            if trial.state is TrialState.REACHED:
+                self._reach(trial)
+        self._repeats.take(trial, self._key(trial))
+
+    @property
+    def probes(self) -> Mapping[int, ProbeRecord]:
+        """Return the step times; where they are set anew, steps × step time of what has reached follow them."""
+        return self._probes
+
+    @probes.setter
+    def probes(self, probes: Mapping[int, ProbeRecord]) -> None:
+        self._probes, self._step_seconds = probes, step_seconds_of(probes.values(), self._timed_model)
+        for stored, known in zip(list(self._as_stored.values()), list(self.all_trials), strict=True):
+            if with_step_time(stored, self._step_seconds).steps_x_step_time_s != known.steps_x_step_time_s:
+                self.take(stored)
+
+    def step_seconds(self, configuration: Configuration) -> float | None:
+        """Return the step time of a configuration's batch size, None where another model was timed, or it grows."""
+        if configuration.grows:
+            return None
+        probe = self.probes.get(configuration.batch_size)
+        return probe.step_seconds if probe is not None and self.is_timed(configuration) else None
+
+    def is_timed(self, configuration: Configuration) -> bool:
+        """Return whether a configuration has the default's model, of which the step times are."""
+        return model_parameters(configuration) == self._timed_model
+
+    def observe(self, number: int, train_seconds: float, metric: float) -> None:
+        """Take in an evaluation of a search trial: of those that missed the target its curve is made."""
+        target = self.spec.record_target
+        if not target.is_met_by(metric):
+            self.curves.setdefault(number, Progress()).add(train_seconds, target.gain(metric))
+
+    def observe_all(self, number: int, evaluations: Sequence[tuple[float, float]]) -> None:
+        """Take in those of a trial's evaluations, (train seconds, metric) in order, that are newer than its curve."""
+        curve, target = self.curves.get(number, Progress()), self.spec.record_target
+        seen = curve.now if curve.gains else -math.inf
+        sign, goal = target.gain(1.0), target.gain(target.value)
+        for train_seconds, metric in evaluations:
+            if train_seconds > seen and not sign * metric >= goal:
+                curve.add(train_seconds, sign * metric)
+        if curve.gains:
+            self.curves[number] = curve
+
+    @property
+    def length(self) -> int:
+        """Return the number of the newest trial, 0 without any."""
+        return self.all_trials[-1].number if self.all_trials else 0
+
+    def trial(self, number: int) -> TrialRecord | None:
+        """Return a trial, or None."""
+        place = self._places.get(number)
+        return None if place is None else self.all_trials[place[0]]
+
+    def value(self, trial: TrialRecord | None) -> float:
+        """Return the objective's figure of a trial, infinite where it has none: it did not reach the target."""
+        found = self.objective.figure(trial) if trial is not None else None
+        return math.inf if found is None else found
+
+    def figure_text(self, trial: TrialRecord) -> str:
+        """Return a trial's figure for people, with its unit; seconds that were not measured are named as such."""
+        is_product = self.objective.trials_race and self.objective.basis(trial) != "measured"
+        basis = " as steps × step time" if is_product else ""
+        return f"{self.objective.shown(self.value(trial)):.3g}{self.objective.unit}{basis}"
+
+    @property
+    def incumbent(self) -> TrialRecord | None:
+        """Return the trial with the least figure, if any has one."""
+        return min(self._best.values(), key=lambda trial: (self.value(trial), trial.number), default=None)
+
+    @property
+    def incumbent_value(self) -> float:
+        """Return the incumbent's figure, infinite without one."""
+        return self.value(self.incumbent)
+
+    @property
+    def reference(self) -> TrialRecord | None:
+        """Return the trial that others are compared with at equal time: the incumbent, else the first that ran on."""
+        if (best := self.incumbent) is not None:
+            return best
+        ran = [trial for state in TrialState if state.is_censored for trial in self._by_state[state].values()]
+        return min(ran, key=lambda trial: trial.number, default=None)
+
+    @property
+    def feasible(self) -> tuple[int, ...]:
+        """Return the batch sizes that may run, ascending.
+
+        Those of `untimed` may not yet; those that the user's program refuses, and which have no seconds, never.
+        `FAILURES` failed trials, and more than ran, exclude a batch size.
+        """
+        timed = (size for size, probe in sorted(self.probes.items()) if probe.step_seconds is not None)
+        return tuple(size for size in timed if not self._is_broken(size))
+
+    @property
+    def untimed(self) -> tuple[int, ...]:
+        """Return the batch sizes without a step time, which an out-of-memory leaves behind: of them nothing runs."""
+        return tuple(size for size in self.spec.batch_sizes if size not in self.probes)
+
+    @property
+    def largest(self) -> int | None:
+        """Return the largest feasible batch size that runs without accumulation."""
+        return max([size for size in self.feasible if self.probes[size].micro_batch_size == size], default=None)
+
+    @property
+    def budget_share(self) -> float:
+        """Return the share of the budget that is spent, of its trials or of its wall seconds: the greater."""
+        return max(self.spent / self.spec.budget.trials, self.time_share)
+
+    @property
+    def time_share(self) -> float:
+        """Return the share of the budget's wall seconds that is spent, 0 where they have no bound."""
+        seconds = self.spec.budget.wall_seconds
+        return 0.0 if seconds is None else self.busy_seconds / seconds
+
+    @property
+    def busy_seconds(self) -> float:
+        """Return for how many seconds at least one search trial was running, until now."""
+        asked = self.now, self._takes
+        if self._busy_known is None or self._busy_known[0] != asked:
+            running = self._by_state[TrialState.RUNNING].values()
+            self._busy_known = asked, self._busy.seconds(running, self.now, self.spec.executor.least_slots)
+        return self._busy_known[1]
+
+    @property
+    def seed_noise(self) -> float:
+        """Return the standard deviation of log seconds to the target between seeds; see `Repeats`."""
+        return self._repeats.noise
+
+    def at(self, batch_size: int) -> list[TrialRecord]:
+        """Return the trials at a batch size that are running or say something about it.
+
+        Running out of memory is about a micro-batch: the trial is run again in smaller ones.
+        """
+        return [trial for trial in self._by_batch_size[batch_size].values() if _says_something(trial)]
+
+    def count_at(self, batch_size: int) -> int:
+        """Return how many trials at a batch size are running or say something about it."""
+        return self._said[batch_size]
+
+    def best_at(self, batch_size: int) -> TrialRecord | None:
+        """Return the trial with the least figure at a batch size."""
+        return self._best.get(batch_size)
+
+    def in_state(self, *states: TrialState) -> list[TrialRecord]:
+        """Return the search trials in some states, by number."""
+        found = [trial for state in states for trial in self._by_state[state].values()]
+        return sorted(found, key=lambda trial: trial.number)
+
+    @property
+    def interrupted(self) -> list[TrialRecord]:
+        """Return the paused trials that somebody interrupted, by number."""
+        return [trial for trial in self.in_state(TrialState.PAUSED) if is_interrupted(trial)]
+
+    def tried(self, configuration: Configuration) -> bool:
+        """Return whether a configuration runs or has run, in whatever micro-batches.
+
+        One whose trial is missing, or ran out of memory, will be tried again.
+        """
+        return self._tried[identity_of(configuration)] > 0
+
+    def has_trial_of(self, configuration: Configuration) -> bool:
+        """Return whether a configuration has a trial in whatever state, in whatever micro-batches."""
+        here = self._by_batch_size[configuration.batch_size].values()
+        return any(trial.configuration.trains_like(configuration) for trial in here)
+
+    def as_run(self, configuration: Configuration) -> Configuration:
+        """Return a configuration in the micro-batches that its batch size runs in, as it is if no step was timed."""
+        probe = self.probes.get(configuration.batch_size)
+        return configuration if probe is None else configuration.in_micro_batches(probe.micro_batch_size)
+
+    def eval_every_steps(self, batch_size: int) -> int:
+        """Return the evaluation cadence of a batch size, 1 if no step was timed."""
+        probe = self.probes.get(batch_size)
+        return 1 if probe is None else probe.eval_every_steps or 1
+
+    def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
+        """Return the best coordinates known at the nearest batch size that reached the target, else the default's."""
+        winners = [trial for size in self.feasible if (trial := self.best_at(size)) and trial.sampled is not None]
+        if not winners:
+            return self.spec.space.encode(self.spec.default_configuration)
+        return min(
+            winners, key=lambda trial: (octaves(trial.configuration.batch_size, batch_size), self.value(trial))
+        ).sampled
+
+    def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
+        """Return a trial to run again: one lost or out of memory (`ATTEMPTS` in all), or failed and no second try.
+
+        Of ``uncapped`` trials, which somebody or the answer asks for, one that was cancelled too; of the others, the
+        search finds something as good.
+        """
+        states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
+        feasible = self.feasible
+        for trial in self.in_state(*states):
+            if trial.uncapped is not uncapped or self._retried[trial.number]:
+                continue
+            if trial.is_refused or (trial.state is TrialState.FAILED and trial.retry_of is not None):
+                continue
+            if trial.configuration.batch_size in feasible and self._attempts(trial) < ATTEMPTS:
+                return trial
+        return None
+
+    def _note_best(self, trial: TrialRecord) -> None:
+        """Note a search trial where it is the best of its batch size; what was, and is worse now, gives way."""
+        size = trial.configuration.batch_size
+        best = self._best.get(size)
+        rivals = [trial] if best is None else [best, trial]
+        if best is not None and best.number == trial.number:
+            rivals = list(self._by_batch_size[size].values())
+        known = [(value, one.number, one) for one in rivals if math.isfinite(value := self.value(one))]
+        if known:
+            self._best[size] = min(known, key=lambda one: one[:2])[2]
+        else:
+            self._best.pop(size, None)
+
+    def _expect(self, trial: TrialRecord) -> None:
+        """Note what was expected of a further trial when one was chosen that has ended."""
+        has_ended = trial.state.is_finished and trial.state is not TrialState.PAUSED
+        if has_ended and trial.expected_improvement is not None and trial.number >= self._last_expected:
+            self._last_expected, self.last_expectation = trial.number, trial.expected_improvement
+
+    def _reach(self, trial: TrialRecord) -> None:
+        """Let the curve of a trial that has reached the target end there."""
+        curve = self.curves.setdefault(trial.number, Progress())
+        seconds, gain = measured_seconds(trial), self.spec.record_target.gain(self.spec.record_target.value)
+        if curve.gain < gain and math.isfinite(seconds):
+            curve.add(seconds, gain)
+
+    def _replace(self, trial: TrialRecord) -> TrialRecord | None:
+        """Put a trial in its place among all; return what was there."""
+        place = self._places.get(trial.number)
+        if place is None:
+            among_search = len(self.trials) if trial.phase is Phase.SEARCH else None
+            self._places[trial.number] = (len(self.all_trials), among_search)
+            self.all_trials.append(trial)
+            if among_search is not None:
+                self.trials.append(trial)
+            return None
+        before = self.all_trials[place[0]]
+        self.all_trials[place[0]] = trial
+        if place[1] is not None:
+            self.trials[place[1]] = trial
+        return before
+
+    def _count(self, trial: TrialRecord, by: int) -> None:
+        """Count a search trial, or take it out of the counts."""
+        state, size = trial.state, trial.configuration.batch_size
+        self.spent += by * (not state.is_missing)
+        self.ended += by * (state.is_finished and state is not TrialState.PAUSED)
+        self._failed[size] += by * (state is TrialState.FAILED and not trial.is_refused)
+        self._ran[size] += by * (state.is_finished and _says_something(trial))
+        self._said[size] += by * _says_something(trial)
+        if state not in TRIED_AGAIN:
+            self._tried[self._key(trial)] += by
+        if trial.retry_of is not None:
+            self._retried[trial.retry_of] += by
+        if by > 0:
+            self._by_state[state][trial.number] = trial
+            self._by_batch_size[size][trial.number] = trial
+        else:
+            del self._by_state[state][trial.number]
+        self._busy.count(trial, by)
+
+    def _key(self, trial: TrialRecord) -> Identity:
+        """Return what tells a trial's configuration from others, however it is split into micro-batches."""
+        if trial.number not in self._keys:
+            self._keys[trial.number] = identity_of(trial.configuration)
+        return self._keys[trial.number]
+
+    def _attempts(self, trial: TrialRecord | None) -> int:
+        """Return how often a trial has been tried."""
+        attempts = 0
+        while trial is not None:
+            attempts += 1
+            trial = self.trial(trial.retry_of) if trial.retry_of is not None else None
+        return attempts
+
+    def _is_broken(self, batch_size: int) -> bool:
+        failures = self._failed[batch_size]
+        return failures >= FAILURES and failures > self._ran[batch_size]
+
+
+def is_interrupted(trial: TrialRecord) -> bool:
+    """Return whether somebody interrupted a trial that is paused."""
+    return trial.outcome is not None and trial.outcome.reason == INTERRUPTED
+
+
+def octaves(one: int, other: int) -> float:
+    """Return how many doublings lie between two batch sizes."""
+    return abs(math.log2(one / other))
+
+
+def _says_something(trial: TrialRecord) -> bool:
+    return not trial.state.is_missing and trial.state is not TrialState.OOM

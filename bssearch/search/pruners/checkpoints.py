@@ -1,0 +1,195 @@
+"""Where the paused trials of a study are kept: a folder, or a store elsewhere with a folder on the way."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from bssearch.errors import CheckpointError
+from bssearch.files import make_guarded_folder
+from bssearch.records import StudyRecord
+from bssearch.search.pruners.checkpoint_store import CheckpointStore, Held, SilentStoreError, check_store_url, held_of
+from bssearch.settings import checkpoint_folder, checkpoint_url
+
+LOOK_SECONDS = 5.0
+"""How long the list of a store's trials counts as known."""
+
+SILENT_SECONDS = 600.0
+"""How long a store that stayed silent is left alone: each question to it takes a minute."""
+
+
+def check_checkpoint_place() -> None:
+    """Raise `UsageError` if ``BSSEARCH_CHECKPOINT_DIR`` is a URL that names no store, or its package is missing."""
+    url = checkpoint_url()
+    if url is not None:
+        check_store_url(url)
+
+
+class CheckpointFolder:
+    """The files of one study. The folder is this user's alone, or a group's (`bssearch.files.make_guarded_folder`)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def try_out(self) -> None:
+        """Write a file and delete it; raise `OSError` if that fails."""
+        make_guarded_folder(self.path)
+        with tempfile.NamedTemporaryFile(dir=self.path) as file:
+            file.write(bytes(2**20))
+
+    def place(self, number: int) -> Path:
+        """Return the path of a trial's file."""
+        return self.path / f"trial-{number}.pt"
+
+    def look(self) -> Held:
+        """Return the trials in the folder, without files that others delete meanwhile."""
+        found = []
+        for file in self._files("trial-*"):
+            with suppress(OSError):
+                found.append((file.name, file.stat().st_size))
+        return held_of(found)
+
+    def remove(self, number: int) -> None:
+        """Delete a trial's files, incomplete ones included."""
+        for file in self._files(f"{self.place(number).name}*"):
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+
+    def _files(self, pattern: str) -> list[Path]:
+        """Return the files of a pattern; none if another driver deletes the folder meanwhile."""
+        with suppress(OSError):
+            return [*self.path.glob(pattern)]
+        return []
+
+    def close(self) -> None:
+        """Delete the folder if it is empty."""
+        with suppress(OSError):
+            self.path.rmdir()
+
+    def clear(self) -> None:
+        """Delete the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class Checkpoints:
+    """The checkpoints of one study, however its database is addressed and whatever the study is called.
+
+    Workers write to ``folder``, which is not for strangers: its files decide how trials resume. With a store elsewhere
+    the driver sends a file there (`send`) before its trial counts as paused, and brings it (`bring`) before the trial
+    resumes. ``refusal`` says why there can be none, ``away`` what is wrong with a store that cannot be listed. Raises
+    `UsageError` if ``BSSEARCH_CHECKPOINT_DIR`` is a URL that names no store.
+    """
+
+    def __init__(self, study: StudyRecord) -> None:
+        self._here = CheckpointFolder(checkpoint_folder() / study.mark)
+        url = checkpoint_url()
+        self._store = None if url is None else CheckpointStore(url, study.mark)
+        self._is_writable = True
+        self.refusal = self.away = ""
+        self._known = Held()
+        self._next_look = 0.0
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder that workers write to."""
+        return self._here.path
+
+    def file_for(self, number: int) -> Path | None:
+        """Return the file to save a trial to, None if the folder cannot be used."""
+        if self._is_writable:
+            try:
+                make_guarded_folder(self.folder)
+            except OSError as error:
+                self._is_writable = False
+                self._refuse(error)
+        return self._here.place(number) if self._is_writable else None
+
+    def is_writable(self) -> bool:
+        """Return whether a file can be written, by writing one, in a store elsewhere too."""
+        try:
+            self._here.try_out()
+            if self._store is not None:
+                with self._noting_silence():
+                    self._store.try_out()
+        except (OSError, CheckpointError) as error:
+            self._refuse(error)
+            return False
+        return True
+
+    def has(self, number: int) -> bool:
+        """Return whether this driver can resume a paused trial."""
+        return number in self.held().saved
+
+    def held(self) -> Held:
+        """Return the saved trials; those of a store as of a few seconds ago, none while it is away."""
+        if self._store is None:
+            return self._here.look()
+        if time.monotonic() >= self._next_look:
+            try:
+                with self._noting_silence():
+                    self._known, self.away = self._store.look(), ""
+                self._next_look = time.monotonic() + LOOK_SECONDS
+            except CheckpointError as error:
+                self._note_away(error)
+        return self._known
+
+    def send(self, number: int) -> None:
+        """Move a trial's file to the store elsewhere, if there is one; raise `CheckpointError` if that fails."""
+        if self._store is None:
+            return
+        try:
+            with self._noting_silence():
+                self._known = self._known.beside(number, self._store.put(number, self._here.place(number)))
+        finally:
+            self._here.remove(number)
+
+    def bring(self, number: int, is_wanted: Callable[[], bool]) -> None:
+        """Copy a trial's file from the store elsewhere, if there is one; raise `CheckpointError` if that fails."""
+        if self._store is not None:
+            with self._noting_silence():
+                self._store.get(number, self._here.place(number), is_wanted)
+
+    def present(self) -> frozenset[int]:
+        """Return the trials with any file left, here or elsewhere."""
+        return frozenset({*self.held().sizes, *self._here.look().sizes})
+
+    def forget(self, number: int) -> None:
+        """Delete a trial's files; a store that does not delete them is left alone."""
+        self._here.remove(number)
+        if self._store is not None and number in self._known.sizes:
+            self._known = self._known.without({number})
+            with suppress(CheckpointError), self._noting_silence():
+                self._store.remove(number)
+
+    def close(self) -> None:
+        """Delete the folder if it is empty."""
+        self._here.close()
+
+    def clear(self) -> None:
+        """Delete the files of all trials; raise `CheckpointError` if the store elsewhere does not."""
+        self._here.clear()
+        if self._store is not None:
+            self._store.clear()
+
+    def _refuse(self, error: OSError | CheckpointError) -> None:
+        """Keep the reason why there can be no checkpoints."""
+        self.refusal = str(error)
+        if isinstance(error, OSError):
+            self.refusal = f"{self.folder} cannot be used: {error.strerror or error}"
+
+    @contextmanager
+    def _noting_silence(self) -> Iterator[None]:
+        """Leave a store that stays silent alone for a while."""
+        try:
+            yield
+        except SilentStoreError as error:
+            self._note_away(error)
+            raise
+
+    def _note_away(self, error: CheckpointError) -> None:
+        pause = SILENT_SECONDS if isinstance(error, SilentStoreError) else LOOK_SECONDS
+        self._known, self.away, self._next_look = Held(), str(error), time.monotonic() + pause

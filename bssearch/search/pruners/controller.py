@@ -1,0 +1,186 @@
+"""The pruning of one study: what its pruner is shown, and what becomes of a trial after each evaluation."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+
+from bssearch.records import Observation, Phase, TrialRecord, TrialState
+from bssearch.search.history import History, is_interrupted, measured_seconds
+from bssearch.search.pruners.base import Action, Pruner, Standings, make_pruner, slack_for
+from bssearch.spec import StudySpec
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """How a running trial is to end now: paused, pruned or capped, and why."""
+
+    state: TrialState
+    reason: str
+
+
+class PruningController:
+    """Keeps the standings of a study's search trials and asks its pruner.
+
+    ``saved`` are the paused trials whose checkpoints lie here: only those wait. What a study does not race for is never
+    stopped early.
+    """
+
+    def __init__(self, spec: StudySpec, history: History, pruner: Pruner | None = None) -> None:
+        self._spec = spec
+        self._history = history
+        races = history.objective.trials_race
+        self._asked_for = pruner or make_pruner(spec.pruner)
+        self.pruner = self._asked_for if races else Pruner()
+        self._saved: frozenset[int] = frozenset()
+        self._noise_is_old = False
+        self._winners_are_old = False
+        self._hits: list[tuple[datetime, int]] = []
+        """When each trial that reached the target ended, in order."""
+        self.standings = Standings(
+            limit=spec.budget.trial_train_seconds,
+            slack=first_slack(spec),
+            can_wait=spec.pruner.checkpoint_gib > 0,
+            curves=history.curves,
+        )
+
+    @property
+    def can_wait(self) -> bool:
+        """Return whether trials can be saved."""
+        return self.standings.can_wait
+
+    def wait_no_more(self) -> None:
+        """Take note that trials cannot be saved here: what would have waited is stopped from now on."""
+        self.standings.can_wait = False
+
+    def take(self, trial: TrialRecord) -> None:
+        """Take in a trial that the history has taken in."""
+        self._noise_is_old |= trial.state.is_finished
+        if trial.phase is not Phase.SEARCH:
+            return
+        number, standings = trial.number, self.standings
+        standings.states[number] = trial.state
+        (standings.running.add if trial.state is TrialState.RUNNING else standings.running.discard)(number)
+        (standings.uncapped.add if trial.uncapped else standings.uncapped.discard)(number)
+        if trial.state is TrialState.REACHED:
+            self._reached(trial)
+        self._note_waiting(number)
+
+    def found_saved(self, numbers: Collection[int]) -> None:
+        """Take note of which trials are saved here now."""
+        changed = self._saved ^ frozenset(numbers)
+        self._saved = frozenset(numbers)
+        for number in changed:
+            self._note_waiting(number)
+
+    def judge(self, number: int, observation: Observation, *, uncapped: bool) -> Halt | None:
+        """Return how a trial is to end after an evaluation, in the history already, that missed the target, or None."""
+        if uncapped:
+            return None
+        self._refresh()
+        now, standings = observation.train_seconds, self.standings
+        action = self.pruner.judge(number, standings)
+        if self.pruner.caps and now > standings.cap:
+            seconds = standings.winners[0][1]
+            reason = f"past {standings.slack:.3g} × the {seconds:.3g} train seconds of the fastest trial"
+            return Halt(TrialState.CAPPED, reason)
+        if action is Action.GO_ON:
+            return None
+        state = TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED
+        if standings.winners:
+            fastest = standings.winners[0][1]
+            reason = (
+                f"at {now:.3g} train seconds too far behind the fastest trial, which took {fastest:.3g} train seconds"
+            )
+            return Halt(state, reason)
+        return Halt(state, f"at {now:.3g} train seconds others were ahead, and none had reached the target yet")
+
+    def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
+        """Return the trial that goes on before another begins, if any; ``fresh``: there are others to begin.
+
+        What somebody interrupted goes on first.
+        """
+        for trial in self._history.interrupted:
+            if trial.number in self._saved:
+                return trial
+        self._refresh()
+        number = self.pruner.next_waiting(self.standings, fresh=fresh) if self.standings.waiting else None
+        return None if number is None else self._history.trial(number)
+
+    def least_promising(self) -> int | None:
+        """Return the waiting trial to give up where all take more disk than they may."""
+        self._refresh()
+        return self.pruner.least_promising(self.standings)
+
+    def paces_itself(self) -> bool:
+        """Return whether the pruner says how long trials run before any has reached the target."""
+        self._refresh()
+        return self.pruner.paces_itself(self.standings)
+
+    @property
+    def caps(self) -> bool:
+        """Return whether trials end at a factor of the incumbent's time."""
+        return self.pruner.caps
+
+    @property
+    def limits(self) -> bool:
+        """Return whether trials are limited by the incumbent when they begin, whether or not they race for it."""
+        return self._asked_for.caps
+
+    @property
+    def cap(self) -> float:
+        """Return the train seconds past which no trial can win, ∞ where none caps."""
+        self._refresh()
+        return self.standings.cap if self.caps else math.inf
+
+    @property
+    def slack(self) -> float:
+        """Return the factor past which no trial can win."""
+        self._refresh()
+        return self.standings.slack
+
+    def _reached(self, trial: TrialRecord) -> None:
+        """Note a hit: the winners are those that were the fastest when they ended."""
+        assert trial.ended_at is not None
+        hit = (trial.ended_at, trial.number)
+        place = bisect_left(self._hits, hit)
+        if self._hits[place : place + 1] == [hit]:
+            return
+        self._hits.insert(place, hit)
+        if place < len(self._hits) - 1:  # Another driver's, learned of late: who was the fastest when is told anew.
+            self._winners_are_old = True
+        else:
+            self._note_winner(trial.number)
+
+    def _note_winner(self, number: int) -> None:
+        """Note a trial among the winners where it was faster than those that ended before."""
+        seconds, winners = measured_seconds(self._history.trial(number)), self.standings.winners
+        if not winners or seconds < winners[0][1]:
+            winners.insert(0, (self._history.curves[number], seconds))
+
+    def _refresh(self) -> None:
+        """Tell the winners anew where they must be; set the slack by the seeds' noise, unless the spec says it."""
+        if self._winners_are_old:
+            self._winners_are_old, self.standings.winners = False, []
+            for _, number in self._hits:
+                self._note_winner(number)
+        if self._noise_is_old and self.caps and self._spec.pruner.slack is None:
+            self.standings.slack = slack_for(self._history.seed_noise)
+        self._noise_is_old = False
+
+    def _note_waiting(self, number: int) -> None:
+        """Note whether a trial waits here: one that a person interrupted goes on whatever the pruner says."""
+        trial, curve = self._history.trial(number), self._history.curves.get(number)
+        waits = trial is not None and trial.state is TrialState.PAUSED and number in self._saved
+        if waits and curve is not None and trial is not None and not is_interrupted(trial):
+            self.standings.waiting[number] = curve
+        else:
+            self.standings.waiting.pop(number, None)
+
+
+def first_slack(spec: StudySpec) -> float:
+    """Return the slack that a spec gives, or what it is before the seeds have shown their noise."""
+    return slack_for(History(spec).seed_noise) if spec.pruner.slack is None else spec.pruner.slack

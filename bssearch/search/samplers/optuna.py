@@ -1,0 +1,316 @@
+"""Optuna's samplers: the batch size is allocated to each trial, the other parameters are theirs.
+
+`tpe`, `gp` and `random` are three of them; a spec names any other as ``optuna:CLASS`` or ``optunahub:PACKAGE``. A
+sampler is asked through ``study.ask()``, over a study that is made of the history for this one choice.
+
+The batch size is allocated, not sampled, so the sampler is shown the trials near it: those within one octave, or as
+many octaves as give it enough to go by. The sampler sees a trial by its state:
+
+* with a figure of the objective, as one that reached the target has it: complete
+* pruned, capped, exhausted, diverged: pruned at one constant step, with the shortfall at equal time as value, so that
+  a cap is never taken for a time, and accuracy never for seconds
+* out of memory: pruned, violating a constraint
+* running: running, so that it is not proposed twice
+* failed, lost, cancelled, or outside the space: nothing
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Self
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as OptunaState
+
+from bssearch.errors import UsageError
+from bssearch.records import ParameterValue, TrialRecord, TrialState
+from bssearch.records.curves import Progress
+from bssearch.search.history import History, octaves
+from bssearch.search.samplers import allocation
+from bssearch.search.samplers.base import STARTUP_TRIALS, Choice, Sampler, StartupTrials, decoded, default_choice
+from bssearch.spec import StudySpec
+from bssearch.spec.parts import parameters_of
+from bssearch.spec.space import Dimension
+
+CENSORED_STEP = 1
+"""The one step at which every stopped trial reports its shortfall, so that Optuna compares them all."""
+
+WORSE_THAN_ANY = 1e9
+"""The shortfall of a trial that never comes near the target: more than any metric's gap."""
+
+WITHOUT_NOTES = (
+    optuna.samplers.TPESampler,
+    optuna.samplers.GPSampler,
+    optuna.samplers.RandomSampler,
+    optuna.samplers.BruteForceSampler,
+)
+"""Samplers that read only parameters, states and values of trials. Others keep notes with each trial that they choose:
+its generation, its place in a grid or a sequence."""
+
+
+TPE_OPTIONS = {"multivariate": True, "constant_liar": True}
+"""Options of Optuna's TPE in every search of bssearch."""
+
+
+class Asker:
+    """Asks one of Optuna's samplers for coordinates, over trials it is told of."""
+
+    def __init__(self, dimensions: Sequence[Dimension], kind: type[BaseSampler], options: Mapping[str, Any]) -> None:
+        self.distributions = {one.name: distribution(one) for one in dimensions}
+        self._values: dict[str, list[Any]] = {one.name: sorted(one.choices) for one in dimensions if _is_ordinal(one)}
+        self._places = {name: {value: place for place, value in enumerate(one)} for name, one in self._values.items()}
+        self._make: Callable[..., BaseSampler] = partial(kind, **options)
+        self._takes_seed = "seed" in parameters_of(kind)
+        self._keeps_notes = not issubclass(kind, WITHOUT_NOTES)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # CMA-ES warns at every choice of a category
+
+    def ask(self, told: Iterable[FrozenTrial], seed: int) -> dict[str, ParameterValue]:
+        """Return coordinates to try."""
+        params = self.study(told, seed).ask(self.distributions).params
+        return {name: self._values[name][one] if name in self._values else one for name, one in params.items()}
+
+    def study(self, told: Iterable[FrozenTrial], seed: int) -> optuna.Study:
+        """Return an in-memory Optuna study of some trials, with a new sampler."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = self._make(seed=seed) if self._takes_seed else self._make()
+            study = optuna.create_study(direction="minimize", sampler=sampler)
+            for one in told:
+                if self._keeps_notes:
+                    self._ask_for(one, study)
+                else:
+                    study.add_trial(one)
+        return study
+
+    def _ask_for(self, told: FrozenTrial, study: optuna.Study) -> None:
+        """Have the sampler ask for a trial and hear its end, so that its notes are with the trial."""
+        study.enqueue_trial(told.params)
+        trial = study.ask(self.distributions)
+        assert trial.relative_params is not None, "sampled now: what is enqueued needs none"
+        for key, value in told.constraints.items():
+            trial.set_constraint(key, value)
+        for step, shortfall in told.intermediate_values.items():
+            trial.report(shortfall, step)
+        if told.state.is_finished():
+            with suppress(RuntimeError):  # with nothing left a sampler stops Optuna's loop, and there is none
+                study.tell(trial, told.value if told.state is OptunaState.COMPLETE else None, told.state)
+
+    def told(
+        self,
+        trial: TrialRecord,
+        state: OptunaState,
+        *,
+        value: float | None = None,
+        shortfall: float | None = None,
+        violated: str | None = None,
+    ) -> FrozenTrial:
+        """Return a trial in Optuna's form, with the name of a constraint if it violated one."""
+        sampled, places = trial.sampled or {}, self._places
+        told = Told(
+            number=-1,  # This and its id are the study's to give.
+            trial_id=-1,
+            state=state,
+            value=value,
+            datetime_start=trial.created_at,
+            datetime_complete=(trial.ended_at or trial.created_at) if state.is_finished() else None,
+            params={
+                name: places[name][sampled[name]] if name in places else sampled[name] for name in self.distributions
+            },
+            distributions=self.distributions,
+            user_attrs={},
+            system_attrs={},
+            intermediate_values={} if shortfall is None else {CENSORED_STEP: shortfall},
+        )
+        if violated is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                told.set_constraint(violated, 1.0)
+        return told
+
+
+class Told(FrozenTrial):
+    """A trial that one study of Optuna's is told of: the study takes it in as it is.
+
+    Copies would take most of a choice's time.
+    """
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+class OptunaSampler(Sampler):
+    """Batch sizes by `bssearch.search.samplers.allocation`, coordinates by ``kind``, one of Optuna's samplers."""
+
+    def __init__(self, spec: StudySpec, kind: type[BaseSampler], options: Mapping[str, Any]) -> None:
+        self.asker = Asker(spec.space.dimensions(), kind, options)
+        self.spec = spec
+        startup = parameters_of(kind).get("n_startup_trials")
+        self.startup_trials: int = options.get("n_startup_trials", startup.default if startup else STARTUP_TRIALS)
+
+    def try_out(self) -> None:
+        """Ask once over made-up trials: a missing package or an impossible option shows now, not in the study."""
+        drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+        distributions = self.asker.distributions
+        told = [
+            optuna.trial.create_trial(params=drawn.ask(distributions).params, distributions=distributions, value=value)
+            for value in range(min(self.startup_trials, 20) + 2)  # by default Optuna's have a model after ten
+        ]
+        try:
+            self.asker.ask(told, seed=0)
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"sampler = {self.spec.sampler.name!r} needs the package {error.name}", hint=f"pip install {error.name}"
+            ) from error
+
+    def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
+        """Return what to try next, at a batch size if one is given; None if no batch size is feasible."""
+        if batch_size is not None:
+            return decoded(self.spec, batch_size, self.ask(history, batch_size))
+        proposal = allocation.propose(history)
+        if proposal is None:
+            return None
+        if proposal.source == "default":
+            return default_choice(self.spec)
+        sampled = allocation.known_coordinates(history, proposal)
+        if sampled is None:
+            sampled = self.ask(history, proposal.batch_size)
+        return decoded(self.spec, proposal.batch_size, sampled, uncapped=proposal.uncapped)
+
+    def ask(self, history: History, batch_size: int) -> dict[str, ParameterValue]:
+        """Return coordinates to try at a batch size."""
+        near = neighbours(history, batch_size, self.startup_trials)
+        return self.asker.ask(self.told(history, near), self.spec.seed + len(history.trials))
+
+    def told(self, history: History, trials: Iterable[TrialRecord]) -> Iterator[FrozenTrial]:
+        """Yield what Optuna is told of some trials."""
+        best = history.reference
+        reference = None if best is None else history.curves.get(best.number)
+        for trial in trials:
+            told = partial(self.asker.told, trial)
+            if trial.sampled is None or trial.state.is_missing:
+                continue
+            if not trial.state.is_finished:
+                yield told(OptunaState.RUNNING)
+            elif math.isfinite(value := history.value(trial)):
+                yield told(OptunaState.COMPLETE, value=value)
+            elif trial.state is TrialState.OOM:
+                yield told(OptunaState.PRUNED, violated="oom")
+            else:
+                yield told(OptunaState.PRUNED, shortfall=_shortfall(history, trial, reference))
+
+
+class TPE(OptunaSampler):
+    """Optuna's tree-structured Parzen estimator, multivariate, with a constant liar for what runs."""
+
+    def __init__(self, spec: StudySpec, startup_trials: StartupTrials = STARTUP_TRIALS) -> None:
+        super().__init__(spec, optuna.samplers.TPESampler, {**TPE_OPTIONS, "n_startup_trials": startup_trials})
+
+
+class GP(OptunaSampler):
+    """Optuna's Gaussian process."""
+
+    def __init__(self, spec: StudySpec, startup_trials: StartupTrials = STARTUP_TRIALS) -> None:
+        super().__init__(spec, optuna.samplers.GPSampler, {"n_startup_trials": startup_trials})
+
+
+class Random(OptunaSampler):
+    """Independent uniform draws, log-uniform where a range is."""
+
+    def __init__(self, spec: StudySpec) -> None:
+        super().__init__(spec, optuna.samplers.RandomSampler, {})
+
+
+def optuna_sampler(name: str) -> type[OptunaSampler]:
+    """Return the sampler of a class in ``optuna.samplers``. Raises `UsageError` that lists the classes."""
+    found = _samplers_in(optuna.samplers)
+    if name not in found:
+        raise UsageError(f"sampler = 'optuna:{name}' is not known; choose from {', '.join(found)}")
+    return _named(found[name])
+
+
+def hub_sampler(package: str) -> type[OptunaSampler]:
+    """Return the sampler of a package of OptunaHub. Raises `UsageError` if it cannot be loaded."""
+    named = f"sampler = 'optunahub:{package}'"
+    try:
+        import optunahub  # type: ignore[import-not-found,unused-ignore]
+
+        found = _samplers_in(optunahub.load_module(package))
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{named} needs the package {error.name}", hint=f"pip install {error.name}") from error
+    except Exception as error:
+        raise UsageError(
+            f"{named} cannot be loaded: {type(error).__name__}: {error}",
+            hint="https://hub.optuna.org lists the packages, as in optunahub:samplers/auto_sampler",
+        ) from error
+    if len(found) != 1:
+        raise UsageError(f"{named} must have one sampler; it has {', '.join(found) or 'none'}")
+    return _named(*found.values())
+
+
+def _samplers_in(module: Any) -> dict[str, type[BaseSampler]]:
+    named = {name: getattr(module, name) for name in getattr(module, "__all__", vars(module))}
+    return {
+        name: one
+        for name, one in named.items()
+        if isinstance(one, type) and issubclass(one, BaseSampler) and not inspect.isabstract(one)
+    }
+
+
+def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
+    """Return the sampler of a class of Optuna's, whose parameters but for the seed are its options."""
+    known = parameters_of(found)
+
+    class Named(OptunaSampler):
+        """A sampler that a spec names itself."""
+
+        def __init__(self, spec: StudySpec, **options: Any) -> None:
+            liar = {"constant_liar": True} if "constant_liar" in known else {}
+            super().__init__(spec, found, {**liar, **options})
+            self.try_out()
+
+    spec, *_ = inspect.signature(Named).parameters.values()
+    options = [one.replace(kind=one.KEYWORD_ONLY) for one in known.values() if one.name != "seed"]
+    Named.__signature__ = inspect.Signature([spec, *options])  # type: ignore[attr-defined]
+    return Named
+
+
+def neighbours(history: History, batch_size: int, enough: int) -> list[TrialRecord]:
+    """Return the trials within one octave of a batch size, or within as many as give more than ``enough``."""
+    distances = sorted(octaves(trial.configuration.batch_size, batch_size) for trial in history.trials)
+    reach = max(1.0, distances[min(enough, len(distances) - 1)]) if distances else 1.0
+    return [trial for trial in history.trials if octaves(trial.configuration.batch_size, batch_size) <= reach]
+
+
+def distribution(dimension: Dimension) -> BaseDistribution:
+    """Return Optuna's form of a dimension; choices of numbers become their places in ascending order."""
+    if dimension.integer:
+        return IntDistribution(round(dimension.low), round(dimension.high), log=dimension.log)
+    if not dimension.choices:
+        return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+    if _is_ordinal(dimension):
+        return IntDistribution(0, len(dimension.choices) - 1)
+    return CategoricalDistribution(dimension.choices)
+
+
+def _is_ordinal(dimension: Dimension) -> bool:
+    return bool(dimension.choices) and all(
+        isinstance(choice, int | float) and not isinstance(choice, bool) for choice in dimension.choices
+    )
+
+
+def _shortfall(history: History, trial: TrialRecord, reference: Progress | None) -> float:
+    """Return how far the trial's best metric was behind the reference curve at the moment it stopped."""
+    outcome = None if trial.state is TrialState.DIVERGED else trial.outcome
+    if reference is None or outcome is None or outcome.best_metric is None:
+        return WORSE_THAN_ANY
+    expected = reference.at(outcome.train_seconds)
+    gain = history.spec.record_target.gain(outcome.best_metric)
+    return WORSE_THAN_ANY if expected is None else expected - gain

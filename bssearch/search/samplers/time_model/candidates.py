@@ -1,0 +1,218 @@
+"""The configurations a sampler chooses among, as points: batch size, log of the learning rate, the others in [0, 1].
+
+They are made for each choice: what has been tried, points spread over the space, and neighbours of the best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bssearch.records import ParameterValue
+from bssearch.spec.space import Dimension, SearchSpace
+from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
+
+Numbers = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+SPREAD = 220
+"""Points looked at, spread over the space; the tried ones and their neighbours are added."""
+
+STEPS = (0.05, 0.2)
+"""How far a neighbour lies in a range, of its width: one close by and one further off."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """Configurations as numbers: ``batch_sizes`` and ``log_rates`` of shape (points,), ``others`` (points, others).
+
+    Each of the others lies in [0, 1]; choices without an order have a column each.
+    """
+
+    batch_sizes: Numbers
+    log_rates: Numbers
+    others: Numbers
+
+    def __len__(self) -> int:
+        return len(self.batch_sizes)
+
+    @cached_property
+    def log2_batch_sizes(self) -> Numbers:
+        """Return the batch sizes in octaves."""
+        octaves: Numbers = np.log2(self.batch_sizes)
+        return octaves
+
+
+Coordinates = Mapping[str, ParameterValue]
+
+
+class SpaceCandidates:
+    """Points of a search space at some batch sizes: those that were added, and what `among` makes beside them.
+
+    What it makes has its index until it is asked again.
+    """
+
+    def __init__(self, space: SearchSpace, batch_sizes: Sequence[int]) -> None:
+        self.batch_sizes = sorted(batch_sizes)
+        self._space = space
+        self._dimensions = space.dimensions()
+        self._choices = {one.name: {value: _shares(one, value) for value in one.choices} for one in self._dimensions}
+        self._chosen: list[tuple[int, Coordinates]] = []
+        self._rows: list[list[float]] = []
+        self._keys: list[tuple[object, ...]] = []
+        self._index: dict[tuple[object, ...], int] = {}
+        self._kept = 0
+        rate = next((one for one in self._dimensions if one.name == REFERENCE_LEARNING_RATE), None)
+        self.log_rate_width = 0.0 if rate is None else math.log(_ends(rate)[1] / _ends(rate)[0])
+
+    def __getitem__(self, index: int) -> tuple[int, Coordinates]:
+        """Return the batch size and the coordinates of a point."""
+        return self._chosen[index]
+
+    def add(self, batch_size: int, coordinates: Coordinates) -> int:
+        """Return the index of a point, for good."""
+        self._forget_made()
+        index = self._add(batch_size, coordinates)
+        self._kept = len(self._keys)
+        return index
+
+    def take(self, indices: Indices) -> Points:
+        """Return points as numbers."""
+        rows = np.array([self._rows[index] for index in indices])
+        return Points(rows[:, 0], rows[:, 1], rows[:, 2:])
+
+    def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
+        """Return the points tried, the neighbours of the best, and others spread over the space."""
+        self._forget_made()
+        near = [neighbour for one in best for neighbour in self._neighbours(*self._chosen[one], rng)]
+        shares = latin_hypercube(SPREAD, 1 + len(self._dimensions), rng)
+        spread = [
+            (
+                self.batch_sizes[int(share[0] * len(self.batch_sizes))],
+                {one.name: _value(one, at) for one, at in zip(self._dimensions, share[1:].tolist(), strict=True)},
+            )
+            for share in shares
+        ]
+        return np.array(sorted({*tried, *(self._add(*one) for one in near + spread)}))
+
+    def _add(self, batch_size: int, coordinates: Coordinates) -> int:
+        key = (batch_size, *(coordinates[one.name] for one in self._dimensions))
+        if key not in self._index:
+            self._index[key] = len(self._keys)
+            self._keys.append(key)
+            self._chosen.append((batch_size, coordinates))
+            self._rows.append(self._row(batch_size, coordinates))
+        return self._index[key]
+
+    def _forget_made(self) -> None:
+        for key in self._keys[self._kept :]:
+            del self._index[key]
+        del self._keys[self._kept :], self._chosen[self._kept :], self._rows[self._kept :]
+
+    def _neighbours(
+        self, batch_size: int, coordinates: Coordinates, rng: np.random.Generator
+    ) -> list[tuple[int, Coordinates]]:
+        """Return points that differ from one in a single coordinate, or in the batch size by a place on the ladder."""
+        found: list[tuple[int, Coordinates]] = []
+        if batch_size in self.batch_sizes:
+            place = self.batch_sizes.index(batch_size)
+            sizes = self.batch_sizes[max(0, place - 1) : place] + self.batch_sizes[place + 1 : place + 2]
+            found += [(size, coordinates) for size in sizes]
+        return found + [
+            (batch_size, {**coordinates, one.name: value})
+            for one in self._dimensions
+            for value in _beside(one, coordinates[one.name], rng)
+        ]
+
+    def _row(self, batch_size: int, coordinates: Coordinates) -> list[float]:
+        others = [
+            share
+            for one in self._dimensions
+            if one.name != REFERENCE_LEARNING_RATE
+            for share in self._shares(one, coordinates[one.name])
+        ]
+        return [float(batch_size), math.log(self._space.plain_learning_rate(batch_size, coordinates)), *others]
+
+    def _shares(self, dimension: Dimension, value: ParameterValue) -> list[float]:
+        known = self._choices[dimension.name].get(value)
+        return _shares(dimension, value) if known is None else known
+
+
+def columns_of(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]) -> list[list[float]]:
+    """Return a parameter's columns in [0, 1]: its place in the order, or one for each of what has none."""
+    if all(_is_number(value) for value in ordered):
+        last = max(1, len(ordered) - 1)
+        return [[ordered.index(value) / last for value in values]]
+    return [[float(value == one) for value in values] for one in ordered]
+
+
+def _shares(dimension: Dimension, value: ParameterValue) -> list[float]:
+    """Return a coordinate as its columns in [0, 1]."""
+    if dimension.choices:
+        return [column[0] for column in columns_of([value], sorted(set(dimension.choices), key=order_of))]
+    return [_share(dimension, value)]
+
+
+def _share(dimension: Dimension, value: ParameterValue) -> float:
+    """Return where in its range a coordinate lies, from 0 to 1."""
+    low, high = dimension.low, dimension.high
+    if dimension.log:
+        return math.log(float(value or low) / low) / math.log(high / low)
+    return (float(value or 0.0) - low) / (high - low)
+
+
+def _value(dimension: Dimension, share: float) -> ParameterValue:
+    """Return the coordinate at a share of its range, or of the list of its choices in their order."""
+    if dimension.choices:
+        ordered = sorted(dimension.choices, key=order_of)
+        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+    return dimension.at_share(share)
+
+
+def _beside(dimension: Dimension, value: ParameterValue, rng: np.random.Generator) -> list[ParameterValue]:
+    """Return coordinates next to one: other choices, or to either side in a range, closer by and further off."""
+    if dimension.choices:
+        ordered = sorted(dimension.choices, key=order_of)
+        if not all(_is_number(one) for one in ordered):
+            return [one for one in ordered if one != value]
+        place = ordered.index(value)
+        return [*ordered[max(0, place - 1) : place], *ordered[place + 1 : place + 2]]
+    share = _share(dimension, value)
+    steps = [sign * step * float(rng.uniform(0.5, 1.5)) for step in STEPS for sign in (-1, 1)]
+    found = [_value(dimension, share + step) for step in steps if 0 <= share + step <= 1]
+    return _whole_beside(dimension, value, found) if dimension.integer else found
+
+
+def _whole_beside(dimension: Dimension, value: ParameterValue, found: Sequence[ParameterValue]) -> list[ParameterValue]:
+    """Return the whole numbers next to one, and others that were found; itself left out."""
+    next_to = [dimension.nearest(float(value or 0.0) + one) for one in (-1, 1)]
+    return [one for one in dict.fromkeys([*next_to, *found]) if one != value]
+
+
+def _ends(dimension: Dimension) -> tuple[float, float]:
+    """Return the least and the greatest value of a dimension of numbers."""
+    if dimension.choices:
+        numbers = [float(choice or 0.0) for choice in dimension.choices]
+        return min(numbers), max(numbers)
+    return dimension.low, dimension.high
+
+
+def latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> Numbers:
+    """Return points in the unit cube, evenly spread in each dimension, shape (count, dimensions)."""
+    places = np.stack([rng.permutation(count) for _ in range(dimensions)], axis=1)
+    spread: Numbers = (places + rng.random((count, dimensions))) / count
+    return spread
+
+
+def _is_number(value: ParameterValue) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def order_of(value: ParameterValue) -> tuple[str, object]:
+    """Return what sorts values of one kind among themselves, and kinds one after the other."""
+    return ("", value) if _is_number(value) else (type(value).__name__, str(value))

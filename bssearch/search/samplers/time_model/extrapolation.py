@@ -1,0 +1,207 @@
+"""What each trial, ended or not, says of its time to the target: its pace along the curves of those that got there.
+
+A trial whose best metric was reached by the winners after a share F of their own times, and by itself after t seconds,
+is on the way to log t − log F. That is exact for one that reached the target, and the less sure the less of the way a
+trial has gone. It is no more than a bound for one far behind, for one that never left chance, and for one that should
+have been there by now: it takes at least as long as it has run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bssearch.records.curves import Progress
+from bssearch.search.samplers.time_model.candidates import Numbers
+
+WINNERS = 12
+"""How many of the fastest trials a pace is taken against."""
+
+LATE = 0.7
+"""A pace is the average over the evaluations after this share of a trial's time."""
+
+FIRST_SHARE = 1e-3
+"""The least share of the way, and so the earliest moment of a winner that is told apart."""
+
+WORST = 6.0
+"""A trial slower than the fastest winner by this factor only says "at least"."""
+
+BOUND_DEVIATION = 0.3
+"""Standard deviation, in nats, of where a bound lies."""
+
+ERROR = 0.35
+ERROR_TRIALS = 4
+"""The prior of the prediction error (see `Extrapolation`), and the number of winners that it weighs as much as."""
+
+EARLY = 0.1
+"""Before this share of the fastest winner's time a trial under way has shown nothing."""
+
+AT_CHANCE = 0.05
+"""A best metric within this share of the way from the worst one seen to the target is no better than chance."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A trial as the sampler sees it: the point it was asked for, and its curve as far as it has run.
+
+    ``hit`` are the train seconds at which it reached the target; one that ``diverged`` never will.
+    """
+
+    point: int
+    progress: Progress
+    hit: float | None = None
+    running: bool = True
+    diverged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Extrapolation:
+    """The log of the predicted seconds to the target of each run, all arrays of shape (runs,).
+
+    ``variance`` is that of the prediction, beside the noise of a seed; where ``is_bound`` it takes at least as long.
+    ``error`` is the prediction error: the deviation, in log seconds, of a time predicted from a share F of the way, per
+    log 1/F.
+    """
+
+    points: NDArray[np.int64]
+    log_seconds: Numbers
+    variance: Numbers
+    is_bound: NDArray[np.bool_]
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Winner:
+    """The curve that others are measured along, until its ``goal`` was met after ``seconds``."""
+
+    gains: Numbers
+    train_seconds: Numbers
+    seconds: float
+    goal: float
+
+    def log_share(self, gains: Numbers) -> Numbers:
+        """Return the log of the share of its time after which it had those gains."""
+        moments = np.interp(np.minimum(gains, self.goal), self.gains, self.train_seconds)
+        return np.log(np.clip(moments / self.seconds, FIRST_SHARE, 1.0))
+
+
+def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Extrapolation | None:
+    """Return the paces of all runs that have shown something; None before there is one to compare with.
+
+    Of more than ``most_points`` different points only the best three quarters are kept, and some of the others; beside
+    them an eighth as many that diverged.
+    """
+    shown = _that_have_shown(runs)
+    gain = np.array([run.progress.gain for run in shown])
+    hit = np.array([run.hit is not None for run in shown], bool)
+    at_chance = ~hit & (gain < _at_chance(shown, target_gain))
+    winners = _winners([run for run, is_lost in zip(shown, at_chance, strict=True) if not is_lost], target_gain)
+    if not winners:
+        return None
+    log_share = _mean_log_share(winners, gain)
+    log_now = np.log([run.progress.now for run in shown])
+    fastest = hit & (log_now == log_now.min(where=hit, initial=math.inf))
+    rough = np.where(fastest, -math.inf, log_now - log_share)
+    kept = _thinned([run.point for run in shown], rough, most_points)
+    shown, hit, at_chance = [shown[index] for index in kept], hit[kept], at_chance[kept]
+    log_share, log_now, missed = log_share[kept], log_now[kept], gain[kept] < winners[0].goal
+    log_seconds = _late_predictions(shown, winners)
+    bound = math.log(WORST * min(winner.seconds for winner in winners))
+    is_far = at_chance | (log_seconds > bound)
+    is_bound = ~hit & (is_far | (missed & (log_seconds < log_now)))
+    log_seconds = np.where(is_bound, np.where(is_far, bound, log_now), log_seconds)
+    error = _error(winners)
+    lost = [run.point for run in runs if run.diverged]
+    lost = lost[:: 1 + len(lost) // (most_points // 8)]
+    return Extrapolation(
+        points=np.array([run.point for run in shown] + lost),
+        log_seconds=np.append(log_seconds, np.full(len(lost), bound)),
+        variance=np.append(
+            np.where(hit, 0.0, (error * log_share) ** 2 + BOUND_DEVIATION**2 * is_bound),
+            np.full(len(lost), BOUND_DEVIATION**2),
+        ),
+        is_bound=np.append(is_bound, np.full(len(lost), True)),
+        error=error,
+    )
+
+
+def _that_have_shown(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that were evaluated after training; of those under way not the ones that have just begun."""
+    early = EARLY * min((run.hit for run in runs if run.hit is not None), default=0.0)
+    return [
+        run
+        for run in runs
+        if not run.diverged and run.progress.now > (early if run.running else 0.0) and run.progress.gain > -math.inf
+    ]
+
+
+def _at_chance(runs: Sequence[Run], target_gain: float) -> float:
+    """Return the gain below which a trial has not left chance."""
+    starts = [start for run in runs if (start := run.progress.gains[0]) > -math.inf]
+    worst = min(starts, default=-math.inf)
+    return worst + AT_CHANCE * (target_gain - worst) if starts else -math.inf
+
+
+def _winners(runs: Sequence[Run], target_gain: float) -> list[_Winner]:
+    """Return the fastest that reached the target; before any has, the one with the best metric, which is the goal."""
+    hits = sorted((run for run in runs if run.hit is not None), key=lambda run: run.hit or 0.0)[:WINNERS]
+    if hits:
+        return [_winner(run, run.hit or 0.0, target_gain) for run in hits]
+    first = max(runs, key=lambda run: (run.progress.gain, -run.progress.when_best), default=None)
+    return [] if first is None else [_winner(first, first.progress.now, first.progress.gain)]
+
+
+def _winner(run: Run, seconds: float, goal: float) -> _Winner:
+    return _Winner(np.array(run.progress.gains), np.array(run.progress.train_seconds), seconds, goal)
+
+
+def _mean_log_share(winners: Sequence[_Winner], gains: Numbers) -> Numbers:
+    shares: Numbers = np.mean([winner.log_share(gains) for winner in winners], axis=0)
+    return shares
+
+
+def _error(winners: Sequence[_Winner]) -> float:
+    """Return the prediction error (see `Extrapolation`), with each winner predicted by the others."""
+    squares, count = ERROR_TRIALS * ERROR**2, ERROR_TRIALS
+    for index, winner in enumerate(winners):
+        others = [*winners[:index], *winners[index + 1 :]]
+        before = (winner.train_seconds > 0) & (winner.train_seconds < winner.seconds)
+        if not others or not before.any():
+            continue
+        share = np.minimum(_mean_log_share(others, winner.gains[before]), -0.05)
+        off = np.log(winner.train_seconds[before] / winner.seconds) - share
+        squares += float(np.mean(off**2 / (share**2 + 0.05)))
+        count += 1
+    return math.sqrt(squares / count)
+
+
+def _late_predictions(runs: Sequence[Run], winners: Sequence[_Winner]) -> Numbers:
+    """Return the log of the predicted seconds of each run, averaged over its late evaluations."""
+    starts: list[int] = []
+    seconds: list[float] = []
+    gains: list[float] = []
+    for run in runs:
+        starts.append(len(seconds))
+        first = run.progress.index_from(LATE * run.progress.now)
+        seconds += run.progress.train_seconds[first:]
+        gains += run.progress.gains[first:]
+    each = np.log(seconds) - _mean_log_share(winners, np.array(gains))
+    counts = np.diff([*starts, len(seconds)])
+    averages: Numbers = np.add.reduceat(each, starts) / counts
+    return averages
+
+
+def _thinned(points: Sequence[int], rough: Numbers, most: int) -> list[int]:
+    """Return which runs to keep, so that there are no more than ``most`` different points."""
+    ordered = list(dict.fromkeys(np.array(points)[np.argsort(rough, kind="stable")].tolist()))
+    if len(ordered) <= most:
+        return list(range(len(points)))
+    head = 3 * most // 4
+    rest = ordered[head:]
+    step = max(1, len(rest) // (most - head))
+    kept = {*ordered[:head], *rest[::step][: most - head]}
+    return [index for index, point in enumerate(points) if point in kept]

@@ -1,0 +1,325 @@
+"""The time model as a sampler of Optuna's, for a loop of one's own."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+import statistics
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, cast
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as OptunaState
+
+from bssearch.records import Goal, ParameterValue, Target
+from bssearch.records.curves import Progress
+from bssearch.search.samplers.time_model.acquisition import KnowledgeGradient
+from bssearch.search.samplers.time_model.candidates import SpaceCandidates
+from bssearch.search.samplers.time_model.extrapolation import Run
+from bssearch.spec.space import Dimension, SearchSpace
+from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
+
+BATCH_SIZE = "batch_size"
+LEARNING_RATE = "learning_rate"
+NEEDED = frozenset({BATCH_SIZE, LEARNING_RATE})
+
+MOST_VALUES = 16
+"""A choice: integers are choices up to so many, of more they are a range; batch sizes then a ladder of doublings."""
+
+LARGEST_SEED = 2**32 - 1
+"""The largest seed of NumPy's generators, which Optuna's random sampler has."""
+
+TELLING = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL, OptunaState.RUNNING)
+
+
+class TimeToTargetSampler(optuna.samplers.BaseSampler):
+    """Sample the batch size, learning rate and what else a trial suggests for the least seconds to a target.
+
+    The model behind it is that of bssearch's own search: laws of batch size and learning rate, fed with the learning
+    curves of all trials, those that were pruned or run among them (`bssearch.search.samplers.time_model.sampler`).
+
+    A trial suggests ``batch_size`` (an int, or a choice of ints) and ``learning_rate``, and others at will; it reports
+    the metric with its *train milliseconds* as the step; it returns its train seconds at the target, and is pruned
+    where it does not get there::
+
+        import math
+
+        import optuna
+        from bssearch import TimeToTargetSampler
+
+        def objective(trial):
+            batch_size = trial.suggest_int("batch_size", 8, 512, log=True)
+            learning_rate = trial.suggest_float("learning_rate", 1e-3, 1.0, log=True)
+            steps = 300 * (1 + 64 / batch_size) * (1 + math.log(learning_rate / 0.1) ** 2)  # stands for a training
+            seconds = steps * (0.002 + 1e-5 * batch_size)
+            for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+                trial.report(0.97 * share, step=round(1000 * share * seconds))
+            return seconds
+
+        sampler = TimeToTargetSampler(0.97, default={"batch_size": 64, "learning_rate": 0.1}, seed=0)
+        study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())
+        study.optimize(objective, n_trials=20)
+
+    The study minimises. Optuna's own pruners compare reports as the study's values: with a metric of which more is
+    better they would stop the best. The first trial is the ``default``, around which the learning rate is expected;
+    other parameters that it lacks begin in their middle. A trial that failed, or was pruned before any report, counts
+    as one that never gets there. Where the step is not in
+    milliseconds, ``seconds_per_report_step`` says how long one is.
+
+    ``step_seconds`` are seconds of a training step by batch size, where they are known: it takes fewer trials then.
+    Else they are learned from trials with a user attribute ``steps``, the steps that they trained; until two batch
+    sizes are known, a step is taken for half fixed, half in proportion, at the middle of the batch sizes.
+
+    The same seed and the same trials make the same choices, in a study without ``n_jobs``.
+
+    Raises `ValueError` naming what is out of its bounds, and, once the default has run, a parameter of it that the
+    objective does not suggest.
+    """
+
+    def __init__(
+        self,
+        target: float,
+        *,
+        default: Mapping[str, ParameterValue],
+        goal: Literal["maximize", "minimize"] = "maximize",
+        step_seconds: Mapping[int, float] | None = None,
+        seconds_per_report_step: float = 1e-3,
+        seed: int | None = None,
+    ) -> None:
+        _check_default(default)
+        for size, seconds in (step_seconds or {}).items():
+            _check_whole("step_seconds: batch size", size, low=1)
+            _check_number(f"step_seconds[{size}]", seconds, above=0.0)
+        _check_number("target", target)
+        _check_number("seconds_per_report_step", seconds_per_report_step, above=0.0)
+        if goal not in set(Goal):
+            raise ValueError(f"goal = {goal!r} must be {' or '.join(Goal)}")
+        if seed is not None:
+            _check_whole("seed", seed, low=0, high=LARGEST_SEED)
+        self._target = Target(metric="metric", value=target, goal=Goal(goal))
+        self._default = dict(default)
+        self._step_seconds = dict(step_seconds or {})
+        self._seconds_per_report_step = seconds_per_report_step
+        self._seed = _any_seed() if seed is None else seed
+        self._independent = optuna.samplers.RandomSampler(seed=self._seed)
+
+    def reseed_rng(self) -> None:
+        """Take another seed, as each of several threads does."""
+        self._seed = _any_seed()
+        self._independent.reseed_rng()
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return the parameters of the newest trial that has ended, else of the newest one that runs; none before."""
+        if len(study.directions) != 1 or study.direction is not optuna.study.StudyDirection.MINIMIZE:
+            raise ValueError("TimeToTargetSampler minimises seconds: the study's direction must be minimize")
+        others = [one for one in self._others(study, trial) if set(one.distributions) >= NEEDED]
+        self._check_names(others)
+        newest = max(others, key=lambda one: (one.state.is_finished(), one.number), default=None)
+        return {} if newest is None else dict(newest.distributions)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return what to run next by the model; nothing before the parameters are known."""
+        if not set(search_space) >= NEEDED:
+            return {}
+        space = _Space(search_space)
+        candidates = SpaceCandidates(cast(SearchSpace, space), space.batch_sizes)  # it asks a space no more than this
+        trials = [one for one in self._others(study, trial) if set(one.params) >= NEEDED]
+        runs = [self._run(one, candidates.add(*space.point(one.params))) for one in trials]
+        default = candidates.add(*space.point(self._default))
+        model = KnowledgeGradient(
+            candidates,
+            default=default,
+            target_gain=self._target.gain(self._target.value),
+            step_seconds=self._step_times(space.batch_sizes, trials),
+            seed=self._seed + trial.number,
+        )
+        return space.params(*candidates[model.ask(runs)])
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return the default's value in the first trial, else one at random."""
+        if trial.number == 0 and param_name in self._default:
+            value = self._default[param_name]
+            if not param_distribution._contains(param_distribution.to_internal_repr(value)):
+                raise ValueError(f"default has {param_name} = {value!r}, which is not in {param_distribution}")
+            return value
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def _check_names(self, others: list[FrozenTrial]) -> None:
+        """Raise `ValueError` for a parameter of the default that the trial which ran the default did not suggest."""
+        first = next((one for one in others if one.number == 0 and one.state is OptunaState.COMPLETE), None)
+        if first is None or any(self._default.get(name, value) != value for name, value in first.params.items()):
+            return  # another sampler's, or enqueued: what it did not suggest the default may
+        for name in self._default:
+            if name not in first.params:
+                near = difflib.get_close_matches(name, first.params, n=1)
+                advice = f"did you mean {near[0]!r}?" if near else f"it suggests {', '.join(first.params)}"
+                raise ValueError(f"default has {name!r}, which the objective does not suggest; {advice}")
+
+    def _others(self, study: optuna.Study, trial: FrozenTrial) -> list[FrozenTrial]:
+        return [one for one in study.get_trials(deepcopy=False, states=TELLING) if one.number != trial.number]
+
+    def _run(self, trial: FrozenTrial, point: int) -> Run:
+        """Return a trial as the model sees it."""
+        progress = Progress()
+        for step, metric in sorted(trial.intermediate_values.items()):
+            progress.add(step * self._seconds_per_report_step, self._target.gain(metric))
+        seconds = trial.value if trial.state is OptunaState.COMPLETE else None
+        hit = seconds if seconds is not None and 0 < seconds < math.inf else None
+        goal = self._target.gain(self._target.value)
+        if hit is not None and progress.gain < goal:
+            progress.add(max(hit, progress.now), goal)
+        is_running = trial.state is OptunaState.RUNNING
+        never = trial.state is OptunaState.FAIL or (hit is None and not is_running and progress.gain == -math.inf)
+        return Run(point, progress, hit=hit, running=is_running, diverged=never)
+
+    def _step_times(self, batch_sizes: list[int], trials: list[FrozenTrial]) -> Mapping[int, float]:
+        """Return the seconds of a step by batch size: as given, as trials have shown, or by a guess."""
+        known = self._step_seconds or _shown(trials, self._seconds_per_report_step)
+        if len(known) < 2:
+            middle = math.sqrt(batch_sizes[0] * batch_sizes[-1])
+            known = {size: 1 + size / middle for size in batch_sizes}
+        return known
+
+
+def _check_default(default: Mapping[str, ParameterValue]) -> None:
+    """Raise `ValueError` where the default lacks what is needed, or holds what no trial can run."""
+    if missing := sorted(NEEDED - set(default)):
+        raise ValueError(f"default has no {' and no '.join(missing)}; it has {', '.join(default) or 'nothing'}")
+    _check_whole(f"default: {BATCH_SIZE}", default[BATCH_SIZE], low=1)
+    _check_number(f"default: {LEARNING_RATE}", default[LEARNING_RATE], above=0.0)
+    for name, value in default.items():
+        if isinstance(value, float):
+            _check_number(f"default: {name}", value)
+
+
+def _check_whole(name: str, value: object, *, low: int, high: int | None = None) -> None:
+    """Raise `ValueError` where a value is no whole number within its bounds."""
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or cast(int, value) < low or (high is not None and cast(int, value) > high):
+        bound = f">= {low}" if high is None else f"in [{low}, {high}]"
+        raise ValueError(f"{name} = {value!r} must be a whole number {bound}")
+
+
+def _check_number(name: str, value: object, *, above: float = -math.inf) -> None:
+    """Raise `ValueError` where a value is no finite number above a bound."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (is_number and math.isfinite(cast(float, value)) and cast(float, value) > above):
+        bound = "" if above == -math.inf else f" > {above:g}"
+        raise ValueError(f"{name} = {value!r} must be a finite number{bound}")
+
+
+def _shown(trials: list[FrozenTrial], seconds_per_report_step: float) -> dict[int, float]:
+    """Return the seconds of a step by batch size that trials with their ``steps`` have shown, the median of each."""
+    found: dict[int, list[float]] = {}
+    for trial in trials:
+        steps = trial.user_attrs.get("steps")
+        last = max(trial.intermediate_values, default=0) * seconds_per_report_step
+        seconds = max(last, trial.value or 0.0) if trial.state is OptunaState.COMPLETE else last
+        if isinstance(steps, int | float) and steps > 0 and seconds > 0:
+            found.setdefault(int(trial.params[BATCH_SIZE]), []).append(seconds / steps)
+    return {size: statistics.median(times) for size, times in found.items()}
+
+
+class _Space:
+    """The parameters of a study as the model's coordinates: what `SpaceCandidates` asks of a `SearchSpace`."""
+
+    def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
+        self._distributions = dict(distributions)
+        self.batch_sizes = _batch_sizes(distributions[BATCH_SIZE])
+        self._least_rate = _least_rate(distributions[LEARNING_RATE])
+        self._dimensions = tuple(
+            _dimension(REFERENCE_LEARNING_RATE if name == LEARNING_RATE else name, one)
+            for name, one in distributions.items()
+            if name != BATCH_SIZE and not one.single()
+        )
+
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """Return what is searched at each batch size."""
+        return self._dimensions
+
+    def plain_learning_rate(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> float:
+        """Return the learning rate of coordinates: here it is none that changes with the batch size."""
+        return float(sampled.get(REFERENCE_LEARNING_RATE, self._least_rate) or 0.0)
+
+    def point(self, params: Mapping[str, Any]) -> tuple[int, dict[str, ParameterValue]]:
+        """Return the batch size and the coordinates of parameters: in the middle of those that they lack."""
+        named = {REFERENCE_LEARNING_RATE if name == LEARNING_RATE else name: value for name, value in params.items()}
+        coordinates = {one.name: one.nearest(named.get(one.name, _middle(one))) for one in self._dimensions}
+        return int(params[BATCH_SIZE]), coordinates
+
+    def params(self, batch_size: int, coordinates: Mapping[str, ParameterValue]) -> dict[str, Any]:
+        """Return the parameters at a batch size and coordinates."""
+        return dict(self._params(batch_size, coordinates))
+
+    def _params(self, batch_size: int, coordinates: Mapping[str, ParameterValue]) -> Iterator[tuple[str, Any]]:
+        for name, one in self._distributions.items():
+            at = REFERENCE_LEARNING_RATE if name == LEARNING_RATE else name
+            if name == BATCH_SIZE:
+                yield name, batch_size
+            elif at in coordinates:
+                yield name, _as_suggested(one, coordinates[at])
+
+
+def _batch_sizes(distribution: BaseDistribution) -> list[int]:
+    """Return the batch sizes to choose among: all where they are few, else doublings from the least to the greatest."""
+    if isinstance(distribution, CategoricalDistribution) and all(
+        isinstance(choice, int) and choice > 0 for choice in distribution.choices
+    ):
+        return sorted({int(choice) for choice in distribution.choices if choice is not None})
+    if not isinstance(distribution, IntDistribution) or distribution.low < 1:
+        raise ValueError(f"batch_size must be integers from 1, or a choice of them: {distribution}")
+    low, high, step = distribution.low, distribution.high, distribution.step
+    if not distribution.log and (high - low) // step < MOST_VALUES:
+        return list(range(low, high + 1, step))
+    doublings = [low * 2**power for power in range((high // low).bit_length())]
+    return sorted({low + round((size - low) / step) * step for size in [*doublings, high]})
+
+
+def _least_rate(distribution: BaseDistribution) -> float:
+    """Return the least learning rate, the only one where it is fixed; it must be a positive number."""
+    low = getattr(distribution, "low", None)
+    rates: tuple[Any, ...] = distribution.choices if isinstance(distribution, CategoricalDistribution) else (low,)
+    if not all(isinstance(rate, int | float) and rate > 0 for rate in rates):
+        raise ValueError(f"learning_rate must be a positive number: {distribution}")
+    return float(min(rates))
+
+
+def _dimension(name: str, distribution: BaseDistribution) -> Dimension:
+    if isinstance(distribution, CategoricalDistribution):
+        return Dimension(name, choices=tuple(distribution.choices))
+    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna has no others"
+    if isinstance(distribution, IntDistribution):
+        values = range(distribution.low, distribution.high + 1, distribution.step)
+        if len(values) <= MOST_VALUES:
+            return Dimension(name, choices=tuple(values))
+    return Dimension(name, low=float(distribution.low), high=float(distribution.high), log=distribution.log)
+
+
+def _middle(dimension: Dimension) -> ParameterValue:
+    if dimension.choices:
+        return dimension.choices[len(dimension.choices) // 2]
+    return math.sqrt(dimension.low * dimension.high) if dimension.log else (dimension.low + dimension.high) / 2
+
+
+def _as_suggested(distribution: BaseDistribution, value: ParameterValue) -> Any:
+    """Return a coordinate as a value of its distribution."""
+    if isinstance(distribution, CategoricalDistribution):
+        return value
+    assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna has no others"
+    number = float(value or 0.0)
+    if distribution.step is not None and not distribution.log:
+        number = distribution.low + round((number - distribution.low) / distribution.step) * distribution.step
+    number = min(max(number, distribution.low), distribution.high)
+    return round(number) if isinstance(distribution, IntDistribution) else number
+
+
+def _any_seed() -> int:
+    return int(np.random.default_rng().integers(2**31))

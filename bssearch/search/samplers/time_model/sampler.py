@@ -1,0 +1,136 @@
+"""The sampler `auto`: batch size and all else by a model of the time to the target."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from bssearch.records import TrialRecord, TrialState
+from bssearch.records.curves import Progress
+from bssearch.search.history import History, measured_seconds, octaves
+from bssearch.search.samplers.base import STARTUP_TRIALS, Choice, Sampler, StartupTrials, decoded
+from bssearch.search.samplers.time_model.acquisition import KnowledgeGradient
+from bssearch.search.samplers.time_model.candidates import SpaceCandidates
+from bssearch.search.samplers.time_model.extrapolation import Run
+from bssearch.spec import StudySpec
+
+
+class TimeModelSampler(Sampler):
+    """Asks `KnowledgeGradient` over what the trials of a history have shown.
+
+    ``startup_trials`` are those of `tpe`, which stands in for this sampler if it has no model of the objective.
+    What is kept between two choices over one history only saves time: the points of the trials, in the order of their
+    numbers.
+    """
+
+    models_time = True
+
+    def __init__(self, spec: StudySpec, startup_trials: StartupTrials = STARTUP_TRIALS) -> None:
+        self._spec = spec
+        self._history: History | None = None
+        self._candidates: SpaceCandidates | None = None
+        self._default = 0
+        self._runs: dict[int, Run] = {}
+        self._settled: set[int] = set()
+
+    def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
+        """Return what to try next; with a batch size what promises most for it. None where none is feasible.
+
+        A batch size outside the space, as the default's may be, takes what promises most at the nearest inside.
+        """
+        model = self._model(history)
+        if model is None:
+            return None
+        point = model.ask(list(self._runs.values()), batch_size=batch_size)
+        gained = model.expected_improvement
+        assert self._candidates is not None, "made with the model"
+        size, sampled = self._candidates[point]
+        return decoded(
+            self._spec,
+            size if batch_size is None else batch_size,
+            sampled,
+            expected_improvement=None if math.isinf(gained) else -math.expm1(-gained),
+        )
+
+    def contenders(self, history: History) -> Sequence[int]:
+        """Return the batch sizes of which some configuration may well be as good as the incumbent, ascending."""
+        model = self._model(history)
+        return [] if model is None else model.contenders(list(self._runs.values()))
+
+    def incumbent(self, history: History) -> Choice | None:
+        """Return the configuration with the least expected time of those that have reached the target."""
+        model = self._model(history)
+        point = None if model is None else model.incumbent(list(self._runs.values()))
+        if point is None:
+            return None
+        assert self._candidates is not None, "made with the model"
+        return decoded(self._spec, *self._candidates[point])
+
+    def _model(self, history: History) -> KnowledgeGradient | None:
+        """Return the model of what the trials have shown; the points of a space that has changed are new ones."""
+        space, feasible = self._spec.space, history.feasible
+        sizes = [size for size in space.rungs if size in feasible]
+        if not sizes:
+            return None
+        new = [trial for trial in history.trials if trial.number not in self._settled]
+        is_known = history is self._history and not self._has_late(new, sizes)
+        if self._candidates is None or self._candidates.batch_sizes != sizes or not is_known:
+            self._history = history
+            self._candidates = space.candidates(sizes) or SpaceCandidates(space, sizes)
+            self._runs, self._settled = {}, set()
+            size, sampled = space.nearest(self._spec.default_configuration)
+            self._default = self._candidates.add(min(sizes, key=lambda one: octaves(one, size)), sampled)
+            new = history.trials
+        for trial in new:
+            self._take(trial, history, self._candidates)
+        return KnowledgeGradient(
+            self._candidates,
+            default=self._default,
+            target_gain=self._spec.record_target.gain(self._spec.target.value),
+            step_seconds={
+                size: seconds for size in sizes if (seconds := history.probes[size].step_seconds) is not None
+            },
+            seed=self._spec.seed + len(history.trials),
+            noise_scale=_noise_scale(history),
+        )
+
+    def _has_late(self, new: Sequence[TrialRecord], sizes: list[int]) -> bool:
+        """Return whether a trial says something for the first time after newer ones have: it was queued before them."""
+        last = max(self._runs, default=0)
+        return any(trial.number < last and trial.number not in self._runs and _has_point(trial, sizes) for trial in new)
+
+    def _take(self, trial: TrialRecord, history: History, candidates: SpaceCandidates) -> None:
+        """Take in how far a trial has come."""
+        number, state = trial.number, trial.state
+        if state.is_finished and state is not TrialState.PAUSED:
+            self._settled.add(number)
+        if trial.sampled is None or not _has_point(trial, candidates.batch_sizes):
+            self._runs.pop(number, None)
+            return
+        if number not in self._runs:
+            point = candidates.add(trial.configuration.batch_size, trial.sampled)
+            self._runs[number] = Run(point, Progress())
+        run = self._runs[number]
+        run.progress = history.curves.get(number) or run.progress
+        run.running = not state.is_finished
+        run.diverged = state is TrialState.DIVERGED
+        run.hit = measured_seconds(trial) if state is TrialState.REACHED else None
+
+
+def _has_point(trial: TrialRecord, sizes: list[int]) -> bool:
+    """Return whether a trial says something about a point of the space that may be run."""
+    says_nothing = trial.state.is_missing or trial.state in {TrialState.OOM, TrialState.QUEUED}
+    return not says_nothing and trial.sampled is not None and trial.configuration.batch_size in sizes
+
+
+def _noise_scale(history: History) -> float | None:
+    """Return the gradient noise scale that the trials which reached the target have measured beside their training.
+
+    That of the gradients as the optimizer takes them, the median over the trials; before any has, that of a quick
+    answer, None without one.
+    """
+    measured = [trial.outcome.noise for trial in history.in_state(TrialState.REACHED) if trial.outcome is not None]
+    scales = [scale for one in measured if (scale := one.adam_scale or one.scale) is not None and scale > 0]
+    before = None if history.quick is None else history.quick.noise_scale
+    return statistics.median(scales) if scales else before

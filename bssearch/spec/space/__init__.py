@@ -1,0 +1,56 @@
+"""The search space: what may vary between trials, in the coordinates in which it is searched.
+
+The batch size is a ladder. The learning rate is searched relative to its rule: what is sampled is the learning rate
+at the reference batch, and the rule gives the one at the trial's batch, so that what is learned at one batch size
+helps at the next. Every other parameter is fixed (a scalar), a range (``{low, high}``) or a list of choices.
+"""
+
+from bssearch.spec.space.batch_growth import RETUNED, BatchGrowth
+from bssearch.spec.space.batch_rules import BatchRules
+from bssearch.spec.space.domains import (
+    OPTIONAL,
+    TRAINING_PARAMETERS,
+    UNKNOWN_KEY,
+    WORKLOAD_PARAMETERS,
+    Dimension,
+    Domain,
+    StrictModel,
+    are_coordinates,
+    bounds,
+    within_limits,
+)
+from bssearch.spec.space.micro_batches import UNKNOWN, MemoryBoundary, choose_micro_batch, in_force, split_batch
+from bssearch.spec.space.optimizers import OPTIMIZER_SETTINGS, OPTIMIZERS, AdamW, Optimizer, OptimizerOptions, Sgd
+from bssearch.spec.space.parts import DECAY_SHARE, RelativeLearningRate, ScheduleName
+from bssearch.spec.space.search_space import SearchSpace
+
+__all__ = [
+    "DECAY_SHARE",
+    "OPTIMIZERS",
+    "OPTIMIZER_SETTINGS",
+    "OPTIONAL",
+    "RETUNED",
+    "TRAINING_PARAMETERS",
+    "UNKNOWN",
+    "UNKNOWN_KEY",
+    "WORKLOAD_PARAMETERS",
+    "AdamW",
+    "BatchGrowth",
+    "BatchRules",
+    "Dimension",
+    "Domain",
+    "MemoryBoundary",
+    "Optimizer",
+    "OptimizerOptions",
+    "RelativeLearningRate",
+    "ScheduleName",
+    "SearchSpace",
+    "Sgd",
+    "StrictModel",
+    "are_coordinates",
+    "bounds",
+    "choose_micro_batch",
+    "in_force",
+    "split_batch",
+    "within_limits",
+]

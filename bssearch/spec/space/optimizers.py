@@ -1,0 +1,226 @@
+"""The optimizers that a space can name, each with its own options and the library's defaults for them.
+
+Weight decay is the space's ``weight_decay``, the learning rate the space's ``learning_rate`` times
+``learning_rate_scale``: neither is an option here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from bssearch.spec.space.domains import LIMITS, UNKNOWN_KEY, Domain, StrictModel, bounds, check_bounds, domain_kind
+
+OPTIMIZER_SETTINGS = {"name", "learning_rate_scale"}
+"""Fields of every optimizer; all others are its options."""
+
+OPTION_LIMITS: dict[str, tuple[float, float, str]] = {
+    **{name: LIMITS[name] for name in ("momentum", "beta1", "beta2", "epsilon")},
+    "alpha": LIMITS["beta2"],
+    "epsilon2": LIMITS["epsilon"],
+    "momentum_decay": (0.0, math.inf, "must be >= 0"),
+    "initial_accumulator_value": (0.0, math.inf, "must be >= 0"),
+    "beta2_decay": (-math.inf, 0.0, "must be <= 0"),
+    "clipping_threshold": (1.0, math.inf, "must be >= 1"),
+    "adamw_learning_rate_scale": LIMITS["epsilon"],
+    "max_gradient_norm": LIMITS["clip_norm"],
+    "trust_coefficient": LIMITS["epsilon"],
+}
+"""What each number among the options can be at all: least, greatest, and that in words."""
+
+Switch = Annotated[
+    Annotated[bool, Tag("fixed")] | Annotated[tuple[bool, ...], Field(min_length=1), Tag("choices")],
+    Discriminator(domain_kind),
+]
+"""True, false, or both to choose from."""
+
+
+class OptimizerOptions(StrictModel):
+    """What all optimizers have in common: a name, and a factor on the learning rate of the space."""
+
+    name: str
+    learning_rate_scale: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        """Refuse an option that the optimizer does not have with those that it has."""
+        unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, Mapping) else []
+        if unknown:
+            has = ", ".join(cls.option_defaults())
+            context = {"key": str(unknown[0]), "name": cls.optimizer_name(), "has": has}
+            raise PydanticCustomError(UNKNOWN_KEY, "{name} has no option '{key}'; it has {has}", context)
+        return data
+
+    @field_validator("*")
+    @classmethod
+    def _limits(cls, domain: Any, info: ValidationInfo) -> Any:
+        if info.field_name in OPTION_LIMITS:
+            check_bounds(domain, OPTION_LIMITS[info.field_name])
+        return domain
+
+    @classmethod
+    def optimizer_name(cls) -> str:
+        """Return the name by which a spec names the optimizer."""
+        return str(get_args(cls.model_fields["name"].annotation)[0])
+
+    @classmethod
+    def option_defaults(cls) -> dict[str, Any]:
+        """Return the optimizer's own options and their defaults."""
+        return {name: field.default for name, field in cls.model_fields.items() if name not in OPTIMIZER_SETTINGS}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the domains of the optimizer's own options by name."""
+        return {name: getattr(self, name) for name in self.option_defaults()}
+
+
+class _Momentum(OptimizerOptions):
+    """Momentum, and Nesterov's kind of it, which takes some."""
+
+    momentum: Domain = 0.9
+    nesterov: Switch = True
+
+    @model_validator(mode="after")
+    def _momentum_for_nesterov(self) -> Self:
+        if bounds(self.nesterov)[1] and (low := bounds(self.momentum)[0]) <= 0:
+            raise ValueError(f"nesterov needs momentum > 0, not {low:g}; set nesterov: false")
+        return self
+
+
+class _Moments(OptimizerOptions):
+    """Running means of the gradient (``beta1``) and of its square (``beta2``)."""
+
+    beta1: Domain = 0.9
+    beta2: Domain = 0.999
+    epsilon: Domain = 1e-8
+
+
+class Sgd(_Momentum):
+    """Stochastic gradient descent with (Nesterov) momentum."""
+
+    name: Literal["sgd"] = "sgd"
+
+
+class Adam(_Moments):
+    """Adam (Kingma & Ba 2015, arXiv 1412.6980), its weight decay as L2 in the gradient."""
+
+    name: Literal["adam"]
+
+
+class AdamW(_Moments):
+    """Adam with decoupled weight decay."""
+
+    name: Literal["adamw"]
+
+
+class Adamax(_Moments):
+    """Adam with the largest gradient in the place of the mean square (Kingma & Ba 2015, § 7.1)."""
+
+    name: Literal["adamax"]
+
+
+class NAdam(_Moments):
+    """Adam with Nesterov momentum (Dozat 2016), by default with weight decay as L2 in the gradient."""
+
+    name: Literal["nadam"]
+    momentum_decay: Domain = 4e-3
+    decoupled_weight_decay: Switch = False
+
+
+class RAdam(_Moments):
+    """Adam whose first steps are rectified (Liu et al. 2020, arXiv 1908.03265), by default with weight decay as L2."""
+
+    name: Literal["radam"]
+    decoupled_weight_decay: Switch = False
+
+
+class RmsProp(OptimizerOptions):
+    """RMSprop: ``alpha`` is that of the running mean square; ``centered`` takes the variance in its place."""
+
+    name: Literal["rmsprop"]
+    alpha: Domain = 0.99
+    epsilon: Domain = 1e-8
+    momentum: Domain = 0.0
+    centered: Switch = False
+
+
+class Adagrad(OptimizerOptions):
+    """Adagrad (Duchi et al. 2011): gradients over the root of the sum of all their squares."""
+
+    name: Literal["adagrad"]
+    epsilon: Domain = 1e-10
+    initial_accumulator_value: Domain = 0.0
+
+
+class Adafactor(OptimizerOptions):
+    """Adafactor (Shazeer & Stern 2018, arXiv 1804.04235): steps relative to each tensor's root mean square.
+
+    In PyTorch the learning rate is the largest relative step: step t takes min(rate, 1/√t) × max(``epsilon2``, RMS).
+    ``clipping_threshold`` is the paper's d.
+    """
+
+    name: Literal["adafactor"]
+    beta2_decay: Domain = -0.8
+    epsilon2: Domain = 1e-3
+    clipping_threshold: Domain = 1.0
+
+
+class Muon(OptimizerOptions):
+    """Muon (Jordan et al. 2024) for weight matrices, and AdamW for all else, in one.
+
+    ``adjustment`` fits the rate to a matrix's shape. Under ``match_rms_adamw`` an update has the root mean square of
+    one of AdamW, so that both take one rate and one weight decay (Liu et al. 2025, arXiv 2502.16982, § 2.2): hence
+    ``adamw_learning_rate_scale`` = 1. Under ``original`` Muon's rates are larger: PyTorch's example has 0.02, and AdamW
+    at 0.015 of it. ``beta1``, ``beta2`` and ``epsilon`` are AdamW's.
+    """
+
+    name: Literal["muon"]
+    momentum: Domain = 0.95
+    nesterov: Switch = True
+    newton_schulz_steps: int = Field(default=5, ge=1, le=99)
+    adjustment: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    adamw_learning_rate_scale: Domain = 1.0
+    beta1: Domain = 0.9
+    beta2: Domain = 0.999
+    epsilon: Domain = 1e-8
+
+
+class Lamb(_Moments):
+    """LAMB (You et al. 2020, arXiv 1904.00962), as timm has it: AdamW's update times each tensor's trust ratio.
+
+    The gradient's norm is clipped to ``max_gradient_norm`` first, and after the space's ``clip_norm``.
+    """
+
+    name: Literal["lamb"]
+    epsilon: Domain = 1e-6
+    max_gradient_norm: Domain = 1.0
+    trust_clip: Switch = False
+
+
+class Lars(_Momentum):
+    """LARS (You et al. 2017, arXiv 1708.03888), as timm has it: SGD with a rate for each tensor.
+
+    That is ``trust_coefficient`` × ‖w‖ / ‖gradient‖ times the learning rate, and with ``trust_clip`` at most the
+    learning rate (LARC). Momentum is the paper's, 0.9; timm's own default is none.
+    """
+
+    name: Literal["lars"]
+    nesterov: Switch = False
+    trust_coefficient: Domain = 1e-3
+    epsilon: Domain = 1e-8
+    trust_clip: Switch = False
+
+
+Optimizer = Annotated[
+    Sgd | Adam | AdamW | Adamax | NAdam | RAdam | RmsProp | Adagrad | Adafactor | Muon | Lamb | Lars,
+    Field(discriminator="name"),
+]
+OPTIMIZERS: dict[str, type[OptimizerOptions]] = {
+    kind.optimizer_name(): kind for kind in get_args(get_args(Optimizer)[0])
+}
+"""The options of each optimizer by its name."""

@@ -1,0 +1,329 @@
+"""The search space as a whole: its coordinates, and the way from them to a configuration and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Self
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from bssearch.records import OWN_GROUPS, Configuration, ParameterValue
+from bssearch.records.scaling import LearningRateRule, learning_rate_factor, rule_of_optimizer
+from bssearch.spec.space.batch_growth import BatchGrowth
+from bssearch.spec.space.batch_rules import BatchRules
+from bssearch.spec.space.domains import (
+    OPTIONAL,
+    TRAINING_PARAMETERS,
+    WORKLOAD_PARAMETERS,
+    Dimension,
+    Domain,
+    Range,
+    StrictModel,
+    bounds,
+    describe,
+    domain_kind,
+    holds,
+    within_limits,
+)
+from bssearch.spec.space.micro_batches import split_batch
+from bssearch.spec.space.optimizers import Optimizer, OptimizerOptions, Sgd
+from bssearch.spec.space.own_parameters import OwnDomains, OwnRange, check_groups, from_coordinate
+from bssearch.spec.space.parts import DECAY_SHARE, BatchLadder, BatchSize, PositiveRate, RelativeLearningRate, Schedule
+
+REFERENCE_LEARNING_RATE = "reference_learning_rate"
+
+
+class SearchSpace(StrictModel):
+    """Everything that trials may differ in."""
+
+    batch_size: Annotated[
+        Annotated[BatchSize, Tag("fixed")]
+        | Annotated[BatchLadder, Tag("range")]
+        | Annotated[tuple[BatchSize, ...], Field(min_length=1), Tag("choices")],
+        Discriminator(domain_kind),
+    ]
+    learning_rate: Annotated[
+        Annotated[PositiveRate, Tag("fixed")]
+        | Annotated[RelativeLearningRate, Tag("range")]
+        | Annotated[tuple[PositiveRate, ...], Field(min_length=1), Tag("choices")],
+        Discriminator(domain_kind),
+    ]
+    warmup_epochs: Domain = 0.0
+    weight_decay: Domain = 0.0
+    dropout: Domain = 0.0
+    label_smoothing: Domain = 0.0
+    clip_norm: Domain | None = None
+    ema_decay: Domain | None = None
+    optimizer: (
+        Annotated[Optimizer, Tag("range")] | Annotated[tuple[Optimizer, ...], Field(min_length=1), Tag("choices")]
+    ) = Field(default=Sgd(), discriminator=Discriminator(domain_kind))
+    schedule: Schedule = Schedule()
+    batch_schedule: BatchGrowth | None = None
+    batch_rules: BatchRules = BatchRules()
+    max_micro_batch_size: int | None = Field(default=None, ge=1)
+    model: OwnDomains = None
+    loss: OwnDomains = None
+
+    _limits = field_validator(*TRAINING_PARAMETERS, *OPTIONAL)(within_limits)
+
+    @model_validator(mode="after")
+    def _optimizers_differ(self) -> Self:
+        names = [optimizer.name for optimizer in self.optimizers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"optimizer lists {max(names, key=names.count)!r} twice")
+        return self
+
+    @model_validator(mode="after")
+    def _rules_apply(self) -> Self:
+        if self.batch_rules.followed and not isinstance(self.learning_rate, RelativeLearningRate):
+            name, rule = next(iter(self.batch_rules.followed.items()))
+            raise ValueError(f"batch_rules.{name} = {rule} needs learning_rate: {{reference_batch, low, high}}")
+        names = {name for optimizer in self.optimizers for name in optimizer.options}
+        names |= {name for name in OPTIONAL if getattr(self, name) is not None}
+        names |= {"weight_decay"} if bounds(self.weight_decay)[1] > 0 else set()
+        self.batch_rules.check(names)
+        return self
+
+    @model_validator(mode="after")
+    def _may_grow(self) -> Self:
+        if self.batch_schedule is not None:
+            self.batch_schedule.check(self.rungs)
+        return self
+
+    @model_validator(mode="after")
+    def _own_names(self) -> Self:
+        check_groups(self.model, self.loss)
+        return self
+
+    @property
+    def own_domains(self) -> dict[str, Any]:
+        """Return the domains of the user's own parameters by ``model.NAME`` and ``loss.NAME``."""
+        return {
+            f"{group}.{name}": domain for group in OWN_GROUPS for name, domain in (getattr(self, group) or {}).items()
+        }
+
+    @property
+    def optimizers(self) -> tuple[OptimizerOptions, ...]:
+        """Return the optimizers to choose from."""
+        return self.optimizer if isinstance(self.optimizer, tuple) else (self.optimizer,)
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Return the batch sizes to try, ascending, each once."""
+        if isinstance(self.batch_size, BatchLadder):
+            return self.batch_size.rungs
+        return tuple(sorted(set((self.batch_size,) if isinstance(self.batch_size, int) else self.batch_size)))
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Return the learning rates as the space has them: the two ends of a range, else all, ascending, each once."""
+        rate = self.learning_rate
+        if isinstance(rate, RelativeLearningRate):
+            return rate.low, rate.high
+        return tuple(sorted(set(rate))) if isinstance(rate, tuple) else (rate,)
+
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """Return the coordinates searched at each batch size; fixed parameters are no dimensions."""
+        return tuple(dimension for name, domain in self._domains() if (dimension := _dimension(name, domain)))
+
+    def candidates(self, batch_sizes: Sequence[int]) -> Any:
+        """Return the points at some batch sizes if a sampler's model may choose no others, else None."""
+        return None
+
+    def decode(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> Configuration:
+        """Return the configuration to run at a batch size for sampled coordinates; the fixed ones are filled in."""
+        values: dict[str, Any] = {name: sampled.get(name, domain) for name, domain in self._domains()}
+        optimizer = self._optimizer(values["optimizer"])
+        parameters = {name: values[self._coordinate(optimizer, name)] for name in optimizer.options}
+        parameters["schedule"] = values["schedule"]
+        if values["schedule"] != "constant":
+            parameters["horizon_samples"] = round(values["horizon_samples"])
+        if values["schedule"] == "warmup_stable_decay":
+            parameters["decay_share"] = float(values["decay_share"])
+        parameters |= {name: float(values[name]) for name in OPTIONAL if values[name] is not None}
+        parameters |= {name: from_coordinate(values[name], domain) for name, domain in self.own_domains.items()}
+        parameters = self.carried(parameters, batch_size)
+        regular = self.carried({name: float(values[name]) for name in TRAINING_PARAMETERS}, batch_size)
+        micro_batch_size, accumulation_steps = split_batch(batch_size, self.max_micro_batch_size)
+        return Configuration(
+            batch_size=batch_size,
+            micro_batch_size=micro_batch_size,
+            accumulation_steps=accumulation_steps,
+            learning_rate=float(values[REFERENCE_LEARNING_RATE]) * self._learning_rate_factor(batch_size, optimizer),
+            optimizer=optimizer.name,
+            parameters=parameters,
+            **regular,
+        )
+
+    def encode(self, configuration: Configuration) -> dict[str, ParameterValue] | None:
+        """Return a configuration in the space's coordinates, or None where it lies outside the space.
+
+        Into which micro-batches it is split makes no difference.
+        """
+        if configuration.batch_size not in self.rungs or configuration.optimizer not in self._optimizer_names:
+            return None
+        sampled = self._nearest(self._coordinates(configuration))
+        return sampled if _is_alike(self.decode(configuration.batch_size, sampled), configuration) else None
+
+    def with_all_regularisation(self, configuration: Configuration) -> Configuration:
+        """Return a configuration in which dropout and label smoothing are on where the space can switch them on.
+
+        Both make a step dearer by some per cent, and dropout takes memory: step time and memory are measured once,
+        for all trials, and so with both.
+        """
+        switched_on: dict[str, Any] = {
+            name: high
+            for name in WORKLOAD_PARAMETERS
+            if getattr(configuration, name) == 0 and (high := float(bounds(getattr(self, name))[1])) > 0
+        }
+        return replace(configuration, **switched_on)
+
+    def outside(self, configuration: Configuration) -> list[str]:
+        """Return why a configuration lies outside the space, each reason as ``name = value is not …``; often none."""
+        found = []
+        if configuration.batch_size not in self.rungs:
+            found.append(f"batch_size = {configuration.batch_size} is not one of {', '.join(map(str, self.rungs))}")
+        if configuration.optimizer not in self._optimizer_names:
+            return [*found, f"optimizer = {configuration.optimizer!r} is not {' or '.join(self._optimizer_names)}"]
+        values = self._coordinates(configuration)
+        for name, domain in self._domains():
+            value = values.get(name)
+            if value is None or holds(domain, value):
+                continue
+            if domain is None:
+                found.append(f"{name} = {value} is not in the space, which has no {name}")
+                continue
+            if name != REFERENCE_LEARNING_RATE:
+                found.append(f"{name} = {value} is not {describe(domain)}")
+                continue
+            factor = configuration.learning_rate / float(value)
+            found.append(
+                f"learning_rate = {configuration.learning_rate:g} at batch_size {configuration.batch_size} "
+                f"is not {describe(domain, factor)}"
+            )
+        return found
+
+    def at_edge(self, configuration: Configuration) -> bool:
+        """Return whether the learning rate lies within 5 % (in log) of an end of its range, or beyond it."""
+        if not isinstance(self.learning_rate, RelativeLearningRate):
+            return False
+        optimizer = self._optimizer(configuration.optimizer)
+        rate = configuration.learning_rate / self._learning_rate_factor(configuration.batch_size, optimizer)
+        low, high = math.log(self.learning_rate.low), math.log(self.learning_rate.high)
+        return not 0.05 < (math.log(rate) - low) / (high - low) < 0.95
+
+    def learning_rate_factor(self, batch_size: int, optimizer: str) -> float:
+        """Return the factor on the reference learning rate at a batch size, for an offered optimizer."""
+        return self._learning_rate_factor(batch_size, self._optimizer(optimizer))
+
+    def rate_rule(self, optimizer: str) -> LearningRateRule:
+        """Return how the learning rate follows the batch size: as the space says, else as an optimizer's does."""
+        rate = self.learning_rate
+        return rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(optimizer)
+
+    def plain_learning_rate(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> float:
+        """Return the learning rate of coordinates without the optimizer's own scale, to compare it with others'."""
+        rate = self.learning_rate
+        if isinstance(rate, RelativeLearningRate):
+            factor = learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
+            return float(sampled[REFERENCE_LEARNING_RATE] or 0.0) * factor
+        return float(sampled.get(REFERENCE_LEARNING_RATE, rate[0] if isinstance(rate, tuple) else rate) or 0.0)
+
+    def nearest(self, configuration: Configuration) -> tuple[int, dict[str, ParameterValue]]:
+        """Return the batch size and the coordinates of the space that are nearest to a configuration."""
+        batch_size = min(self.rungs, key=lambda size: abs(math.log(size / configuration.batch_size)))
+        factor = self._learning_rate_factor(batch_size, self._optimizer(configuration.optimizer))
+        values = {**self._coordinates(configuration), REFERENCE_LEARNING_RATE: configuration.learning_rate / factor}
+        return batch_size, self._nearest(values)
+
+    def _nearest(self, values: Mapping[str, Any]) -> dict[str, ParameterValue]:
+        return {
+            dimension.name: dimension.nearest(values.get(dimension.name, dimension.any_value))
+            for dimension in self.dimensions()
+        }
+
+    def _coordinates(self, configuration: Configuration) -> dict[str, ParameterValue]:
+        """Return all of a configuration by the names of the space's coordinates; its optimizer must be offered."""
+        optimizer, batch_size = self._optimizer(configuration.optimizer), configuration.batch_size
+        factor = self._learning_rate_factor(batch_size, optimizer)
+        regular = {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
+        own = self.carried(configuration.parameters, batch_size, back=True)
+        return {
+            REFERENCE_LEARNING_RATE: configuration.learning_rate / factor,
+            "optimizer": configuration.optimizer,
+            **self.carried(regular, batch_size, back=True),
+            **{self._coordinate(optimizer, name): value for name, value in own.items()},
+        }
+
+    def carried(self, values: Mapping[str, Any], batch_size: int, *, back: bool = False) -> dict[str, Any]:
+        """Return values at the reference batch as the rules have them at a batch size, or ``back``."""
+        rate = self.learning_rate
+        if not self.batch_rules.followed or not isinstance(rate, RelativeLearningRate):
+            return dict(values)
+        ratio = batch_size / rate.reference_batch
+        factor = learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
+        return self.batch_rules.carried(values, 1 / ratio if back else ratio, 1 / factor if back else factor)
+
+    @property
+    def _optimizer_names(self) -> tuple[str, ...]:
+        return tuple(optimizer.name for optimizer in self.optimizers)
+
+    def _optimizer(self, name: str) -> OptimizerOptions:
+        return next((optimizer for optimizer in self.optimizers if optimizer.name == name), self.optimizers[0])
+
+    def _coordinate(self, optimizer: OptimizerOptions, parameter: str) -> str:
+        shared = len(self.optimizers) == 1 or parameter not in optimizer.options
+        return parameter if shared else f"{optimizer.name}.{parameter}"
+
+    def _learning_rate_factor(self, batch_size: int, optimizer: OptimizerOptions) -> float:
+        rate = self.learning_rate
+        if not isinstance(rate, RelativeLearningRate):
+            return optimizer.learning_rate_scale
+        return optimizer.learning_rate_scale * learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
+
+    def _domains(self) -> Iterator[tuple[str, Any]]:
+        """Yield each coordinate's name and domain; a list of one is fixed."""
+        rate: Any = self.learning_rate
+        if isinstance(rate, RelativeLearningRate):
+            rate = Range(low=rate.low, high=rate.high, log=True)
+        domains: list[tuple[str, Any]] = [
+            (REFERENCE_LEARNING_RATE, rate),
+            *((name, getattr(self, name)) for name in (*TRAINING_PARAMETERS, *OPTIONAL)),
+            ("optimizer", self._optimizer_names),
+        ]
+        for optimizer in self.optimizers:
+            own = optimizer.options.items()
+            domains += [(self._coordinate(optimizer, name), domain) for name, domain in own]
+        schedule = self.schedule
+        domains += [("schedule", schedule.names), ("horizon_samples", schedule.horizon_samples)]
+        domains += [("decay_share", schedule.decay_share or DECAY_SHARE)]
+        domains += self.own_domains.items()
+        for name, domain in domains:
+            yield name, domain[0] if isinstance(domain, tuple) and len(domain) == 1 else domain
+
+
+def _is_alike(one: Configuration, other: Configuration) -> bool:
+    """Return whether two configurations train the same, their numbers up to rounding, however they split a batch."""
+
+    def near(mine: Any, theirs: Any) -> bool:
+        both = isinstance(mine, float) and isinstance(theirs, float)
+        return math.isclose(mine, theirs, rel_tol=1e-9) if both else bool(mine == theirs)
+
+    if one.parameters.keys() != other.parameters.keys():
+        return False
+    rounded = {name: theirs for name, theirs in other.parameters.items() if near(one.parameters[name], theirs)}
+    numbers = {
+        name: getattr(other, name)
+        for name in ("learning_rate", *TRAINING_PARAMETERS)
+        if near(getattr(one, name), getattr(other, name))
+    }
+    return replace(one, parameters={**one.parameters, **rounded}, **numbers).trains_like(other)
+
+
+def _dimension(name: str, domain: Any) -> Dimension | None:
+    if isinstance(domain, Range):
+        is_integer = isinstance(domain, OwnRange) and domain.is_integer
+        return Dimension(name, low=domain.low, high=domain.high, log=domain.is_log, integer=is_integer)
+    return Dimension(name, choices=domain) if isinstance(domain, tuple) else None

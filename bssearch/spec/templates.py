@@ -1,0 +1,314 @@
+"""A worker's file of templates: what its operator lets others ask it to run, and with which values.
+
+A row of the queue names a template and gives values of the types stated here. It never carries a path, a folder, a
+command, or code: those stand in the specs that this file names, on the worker's own disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words
+from bssearch.settings import shipped_studies
+from bssearch.spec import StudySpec, find_spec, load_spec
+from bssearch.spec.submission import TEMPLATE_NAME, Value, Values, is_template_name
+from bssearch.spec.yaml_values import read_yaml, shortened
+
+MOST_NUMBERS = 64
+"""Numbers of a list at most: a choice; a space has a dozen batch sizes."""
+
+MOST_CHOICES = 100
+"""Choices of a value at most: a choice."""
+
+Scalar = bool | int | float | str
+
+
+class _Type(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class NumberType(_Type):
+    """A number, or a list of numbers, each from ``low`` to ``high``; whole ones where the type says so."""
+
+    type: Literal["integer", "number", "integers", "numbers"]
+    low: float
+    high: float
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low = {self.low:g} must be at most high = {self.high:g}")
+        return self
+
+    @property
+    def wanted(self) -> str:
+        """What a value must be."""
+        what = {
+            "integer": "a whole number",
+            "number": "a number",
+            "integers": f"a list of 1 to {MOST_NUMBERS} whole numbers",
+            "numbers": f"a list of 1 to {MOST_NUMBERS} numbers",
+        }[self.type]
+        return f"{what} from {self.low:g} to {self.high:g}"
+
+    @property
+    def example(self) -> Value:
+        """A value of the type."""
+        low = math.ceil(self.low) if self.type.startswith("integer") else self.low
+        return [low] if self.type.endswith("s") else low
+
+    def takes(self, value: object) -> bool:
+        """Return whether a value is of the type."""
+        if self.type.endswith("s"):
+            return isinstance(value, list) and 1 <= len(value) <= MOST_NUMBERS and all(map(self._is_number, value))
+        return self._is_number(value)
+
+    def _is_number(self, value: object) -> bool:
+        kinds = int if self.type.startswith("integer") else (int, float)
+        return isinstance(value, kinds) and not isinstance(value, bool) and self.low <= value <= self.high
+
+
+class BooleanType(_Type):
+    """Yes or no."""
+
+    type: Literal["boolean"]
+
+    @property
+    def wanted(self) -> str:
+        """What a value must be."""
+        return "true or false"
+
+    @property
+    def example(self) -> Value:
+        """A value of the type."""
+        return True
+
+    def takes(self, value: object) -> bool:
+        """Return whether a value is of the type."""
+        return isinstance(value, bool)
+
+
+class ChoiceType(_Type):
+    """One of the ``choices``."""
+
+    choices: tuple[Scalar, ...] = Field(min_length=1, max_length=MOST_CHOICES, strict=False)
+
+    @property
+    def wanted(self) -> str:
+        """What a value must be."""
+        return f"one of {', '.join(map(str, self.choices))}"
+
+    @property
+    def example(self) -> Value:
+        """A value of the type."""
+        return self.choices[0]
+
+    def takes(self, value: object) -> bool:
+        """Return whether a value is of the type."""
+        return any(isinstance(one, bool) == isinstance(value, bool) and one == value for one in self.choices)
+
+
+ValueType = NumberType | BooleanType | ChoiceType
+
+
+def value_type(data: object) -> ValueType:
+    """Return the type that a template's file, or a worker's row, writes; raise `ValueError` where it writes none."""
+    if not isinstance(data, Mapping):
+        raise ValueError("a value's type is a mapping such as {type: integer, low: 1, high: 400}")
+    kind: type[ValueType]
+    if "choices" in data:
+        kind = ChoiceType
+    elif data.get("type") == "boolean":
+        kind = BooleanType
+    elif data.get("type") in ("integer", "number", "integers", "numbers"):
+        kind = NumberType
+    else:
+        raise ValueError(
+            f"type = {shortened(data.get('type'))} must be integer, number, integers, numbers or boolean; "
+            "or the value has choices"
+        )
+    try:
+        return kind.model_validate(dict(data))
+    except ValidationError as error:
+        raise ValueError("; ".join(_problem(one) for one in error.errors())) from None
+
+
+def _problem(problem: Any) -> str:
+    message = problem_in_words(problem)
+    name = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden":
+        return f"{name} is not known here"
+    return f"{name}: {message}" if name else message
+
+
+def checked_values(template: str, types: Mapping[str, ValueType], values: Values) -> dict[str, Value]:
+    """Return the values that somebody gives a template; raise `UsageError` naming each that it does not take."""
+    if not isinstance(values, Mapping):  # in a row that something else has written
+        raise UsageError(f"values = {shortened(values)} must be a mapping of keys to values")
+    problems = []
+    for key, value in values.items():
+        if key not in types:
+            takes = ", ".join(sorted(types)) or "no values"
+            problems.append(f"{shortened(key)[1:-1]}: the template {template!r} does not take it; it takes {takes}")
+        elif not types[key].takes(value):
+            problems.append(f"{key} = {shortened(value)} must be {types[key].wanted} (template {template!r})")
+    if problems:
+        raise UsageError("\n".join(problems))
+    return dict(values)
+
+
+OFFERS_NONE = frozenset(
+    {"name", "schema_version", "preset", "workload", "command", "arguments", "report", "executor", "log"}
+)
+"""Fields of a spec that no template lets others set: they name code, places, or what a worker does with its machine."""
+
+MOST_TEMPLATES = 200
+MOST_BYTES = 2**20
+"""Choices: far beyond what a worker offers."""
+
+_EXAMPLE = "templates: {digits: {spec: digits.yaml, values: {budget.trials: {type: integer, low: 1, high: 400}}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A spec on this machine, and the types of the values that others may give it, by dotted key."""
+
+    name: str
+    spec: Path
+    values: Mapping[str, ValueType]
+
+    def check(self, overrides: tuple[str, ...] = ()) -> None:
+        """Raise `SpecError`, or `NotFoundError`, where what is the operator's own makes no spec (any more)."""
+        load_spec(self.spec, overrides)
+
+    def check_keys(self, overrides: tuple[str, ...] = ()) -> None:
+        """Raise `SpecError` for a key that its spec has no field for; whether a value fits depends on the others."""
+        for key in self.values:
+            problems = [self._unknown(key, given, overrides) for given in self._names_above(key)]
+            if all(problems):
+                raise SpecError(f"values.{problems[0]}", hint="bssearch schema spec prints every field")
+
+    def _names_above(self, key: str) -> Iterator[tuple[str, ...]]:
+        """Return nothing, then each name that others may give to what has the key, and that says which keys it has."""
+        yield ()
+        parts = key.split(".")
+        for depth in range(1, len(parts)):
+            name = ".".join([*parts[:depth], "name"])
+            if name != key and isinstance(type_ := self.values.get(name), ChoiceType):
+                yield from ((f"{name}={json.dumps(choice)}",) for choice in type_.choices)
+
+    def _unknown(self, key: str, given: tuple[str, ...], overrides: tuple[str, ...]) -> str:
+        """Return what is wrong with a key itself, beside what else is given; nothing where its spec has the field."""
+        try:
+            load_spec(self.spec, [*given, f"{key}={json.dumps(self.values[key].example)}", *overrides])
+        except UnknownFieldError as error:
+            # Of another name the spec's own fields may be none: that is no fault of the key.
+            of_key = [line for line in str(error).splitlines() if f" (--set {key}=" in line]
+            return of_key[0].rpartition(" (--set ")[0] if of_key else ""
+        except SpecError:
+            return ""
+        return ""
+
+    def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
+        """Return the spec of a submission; ``overrides`` are the worker's own, as ``--set`` has them.
+
+        Raises `UsageError` for a value that the template does not take, `SpecError` where they make no spec.
+        """
+        given = {**checked_values(self.name, self.values, values), "name": name}
+        return load_spec(self.spec, [*(f"{key}={json.dumps(value)}" for key, value in given.items()), *overrides])
+
+
+@dataclass(frozen=True, slots=True)
+class Templates:
+    """The templates of a worker by name."""
+
+    by_name: Mapping[str, Template]
+
+    def __getitem__(self, name: str) -> Template:
+        if name not in self.by_name:
+            raise UsageError(f"this worker has no template {shortened(name)}; it has {', '.join(self.by_name)}")
+        return self.by_name[name]
+
+    def offered(self) -> dict[str, dict[str, object]]:
+        """Return what the worker tells others: for each template the types of its values, as JSON values."""
+        return {
+            name: {key: type_.model_dump(mode="json") for key, type_ in template.values.items()}
+            for name, template in self.by_name.items()
+        }
+
+
+def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
+    """Read a worker's file; ``overrides`` are the worker's own, which each of its specs must take.
+
+    Raises `SpecError` naming the file and what is wrong with it, and of a spec its fields.
+    """
+    data = read_file(path, "file of templates", _EXAMPLE)
+    if not isinstance(data, Mapping) or set(data) != {"templates"} or not isinstance(data["templates"], Mapping):
+        raise SpecError(f"{path}: it must hold `templates` and nothing else", hint=_EXAMPLE)
+    if not 1 <= len(data["templates"]) <= MOST_TEMPLATES:
+        raise SpecError(f"{path}: it must hold 1 to {MOST_TEMPLATES} templates", hint=_EXAMPLE)
+    return Templates({str(name): _template(path, name, one, overrides) for name, one in data["templates"].items()})
+
+
+def read_file(path: Path, what: str, hint: str) -> Any:
+    """Return the value of a YAML file. Raises `NotFoundError` with the hint, and `SpecError` for any other problem."""
+    try:
+        content = path.read_bytes()
+        if len(content) > MOST_BYTES:
+            raise SpecError(f"{path} has more than {MOST_BYTES:,} bytes: it is no {what}")
+        return read_yaml(content.decode("utf-8"))[0]
+    except FileNotFoundError:
+        raise NotFoundError(f"no {what} {str(path)!r}", hint=hint) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _template(path: Path, name: object, data: object, overrides: tuple[str, ...]) -> Template:
+    where = f"{path}: templates.{name}"
+    if not isinstance(name, str) or not is_template_name(name):
+        raise SpecError(f"{path}: {shortened(name)} is no name of a template", hint=TEMPLATE_NAME)
+    if not isinstance(data, Mapping) or not set(data) <= {"spec", "values"} or not isinstance(data.get("spec"), str):
+        raise SpecError(f"{where}: a template has a `spec`, the path of a file, and `values`, and nothing else")
+    values = data.get("values") or {}
+    if not isinstance(values, Mapping):
+        raise SpecError(f"{where}.values: it maps keys of the spec to types of values", hint=_EXAMPLE)
+    types = {}
+    for key, one in values.items():
+        _check_key(f"{where}.values", key)
+        try:
+            types[key] = value_type(one)
+        except ValueError as error:
+            raise SpecError(f"{where}.values.{key}: {error}") from None
+    beside = path.parent / data["spec"]
+    try:
+        spec = find_spec(data["spec"] if data["spec"] in shipped_studies() and not beside.exists() else beside)
+        template = Template(name, spec, types)
+        template.check(overrides)
+        template.check_keys(overrides)
+    except (NotFoundError, UsageError) as error:
+        raise type(error)(f"{where}: {error}", hint=error.hint) from None
+    return template
+
+
+def _check_key(where: str, key: object) -> None:
+    """Raise `SpecError` for a key that is no field of a spec, or one that others must not set."""
+    if not isinstance(key, str) or not all(key.split(".")):
+        raise SpecError(f"{where}: {shortened(key)} is no key of a spec, such as budget.trials")
+    field = key.split(".")[0]
+    if field in OFFERS_NONE:
+        raise SpecError(
+            f"{where}.{key}: no template lets others set {field}",
+            hint=f"{', '.join(sorted(OFFERS_NONE))} are the operator's: make another template of another spec",
+        )
+    if field not in StudySpec.model_fields:
+        raise SpecError(f"{where}.{key}: a spec has no field {field}", hint="bssearch schema spec prints every field")

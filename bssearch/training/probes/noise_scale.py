@@ -1,0 +1,111 @@
+"""The gradient noise scale of a configuration near its target."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from bssearch.errors import LaunchError, WorkloadError
+from bssearch.records import GradientNoise, NoiseMeasurement, NoiseRequest
+from bssearch.records.noise_scale import FEWEST_PASSES, Interval, Pass, gradient_noise
+from bssearch.training.clock import clock_for
+from bssearch.training.computation import Computation
+from bssearch.training.course import Approach
+from bssearch.training.gradient_noise import GradientPasses
+from bssearch.training.memory import is_out_of_memory
+from bssearch.training.trainer import Trainer, warm_up
+from bssearch.workloads.base import Data, Workload
+
+PRECISION = 0.15
+"""Enough is measured when half the width of the interval is within this share of the scale."""
+
+PASS_BATCHES = 32
+"""Small batches in a pass: more than in a trial, where time is short."""
+
+GROWTH = 1.5
+"""The interval is looked at after ever more passes, each time this many times as many.
+
+Looking after each pass would stop where chance made the interval narrow."""
+
+
+def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
+    """Train from the seed until the metric is near the target, then measure the noise scale at those weights.
+
+    The training ends there, or at the request's limit of train seconds, or with the schedule's horizon. The interval is
+    that of the measurement: other seeds come to other weights, whose noise is another. Raises `WorkloadError` where the
+    metric is not finite, there are too few samples, or the workload makes its batches or its steps itself: there is
+    then no gradient of samples drawn at random. Raises `LaunchError` where memory runs out.
+    """
+    own = [name for name in ("training_step", "train_batches") if callable(getattr(workload, name, None))]
+    if own:
+        raise WorkloadError(
+            f"the gradient noise scale is not measured for a workload with {' and '.join(own)} of its own: "
+            "it takes loss() on training samples drawn at random"
+        )
+    if len(data.train) < PASS_BATCHES:
+        raise WorkloadError(f"the training part has {len(data.train)} samples; there must be >= {PASS_BATCHES}")
+    try:
+        return _measure(request, workload, data, computation)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        configuration = request.configuration
+        raise LaunchError(
+            f"out of memory, batch size {configuration.batch_size} in micro-batches of "
+            f"{configuration.micro_batch_size}: {error}",
+            hint="bssearch probe memory finds the largest micro-batch that fits",
+        ) from error
+
+
+def _measure(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
+    configuration = request.configuration
+    warm_up(workload, configuration, data, computation, request.target.metric, request.seed)
+    with Trainer(workload, configuration, data.train, computation, request.seed) as trainer:
+        metric, reason = _train(request, trainer, data, computation)
+        passes = GradientPasses(workload, computation, trainer, configuration, data.train, request.seed)
+        return NoiseMeasurement(
+            batch_size=configuration.batch_size,
+            micro_batch_size=configuration.micro_batch_size,
+            step=trainer.steps,
+            metric=metric,
+            noise=_measure_passes(passes, request.noise_seconds_limit),
+            reason=reason,
+        )
+
+
+def _train(request: NoiseRequest, trainer: Trainer, data: Data, computation: Computation) -> tuple[float, str | None]:
+    """Train until the metric is near the target or the training is over; return the metric and what ended it early."""
+    approach, clock = Approach(request.target), clock_for(computation.device)
+    while True:
+        metric = trainer.evaluate(data.validation, request.target.metric)
+        if not math.isfinite(metric):
+            raise WorkloadError(f"{request.target.metric} is not finite at step {trainer.steps}")
+        if approach.is_near(metric):
+            return metric, None
+        if clock.seconds("train") >= request.train_seconds_limit:
+            return metric, f"the limit of {request.train_seconds_limit:.4g} train seconds passed before"
+        if trainer.schedule.is_over(trainer.steps):
+            return metric, "the schedule's horizon ended before"
+        with clock.ledger("train"):
+            for _ in range(request.eval_every_steps):
+                trainer.step()
+                clock.pace(request.configuration.accumulation_steps)
+                if trainer.schedule.is_over(trainer.steps) or clock.train_seconds_so_far >= request.train_seconds_limit:
+                    break
+
+
+def _measure_passes(make: GradientPasses, seconds_limit: float) -> GradientNoise:
+    """Make passes until the interval is narrow enough or the time is up."""
+    started = time.perf_counter()
+    passes: list[Pass] = []
+    look_at = 2 * FEWEST_PASSES
+    while time.perf_counter() - started < seconds_limit:
+        measured = make.measure(PASS_BATCHES)
+        if measured is not None:
+            passes.append(measured)
+        if len(passes) >= look_at:
+            noise = gradient_noise(passes)
+            if Interval(noise.scale, noise.low, noise.high).relative_half_width <= PRECISION:
+                return noise
+            look_at = math.ceil(GROWTH * len(passes))
+    return gradient_noise(passes)

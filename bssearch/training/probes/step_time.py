@@ -1,0 +1,317 @@
+"""How long one optimizer step, its update and one evaluation take, alone on the device."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bssearch.records import StepTime, StepTimeRequest
+from bssearch.training.clock import Clock, Ledger, clock_for
+from bssearch.training.computation import Computation
+from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel
+from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
+from bssearch.training.nvml import is_power_capped
+from bssearch.training.probes.cadence import eval_every_steps
+from bssearch.training.trainer import Trainer, warm_up
+from bssearch.workloads.base import Data, Workload
+
+WARM_UP_STEPS = 5
+"""Steps before any is timed: a choice; the first ones allocate, choose algorithms and make the optimizer's state."""
+
+RUN_SECONDS = 0.01
+"""The seconds of a run of steps, which are timed together: a choice; a longer step is a run of its own. The clock and,
+on a GPU, the wait for its end are then small beside what is timed."""
+
+SEGMENT_SECONDS = 0.1
+"""The longest that steps are timed between two evaluations: after so long the caches are warm again."""
+
+RUNS = (6, 1000)
+"""Fewer than six runs have no 95 % interval; at 10 ms, a thousand are ten seconds."""
+
+LEAST_SHARE = 0.2
+"""Runs are timed for this share of the limit even where they agree before: a choice; a few agreeing runs may all fall
+into one slow or fast period of the machine."""
+
+PATIENCE = 4
+"""Where the core was slow too often, timing goes on for up to this many times the limit, evaluations included: a
+choice."""
+
+SUSTAINED_SECONDS = 3.0
+"""Steps are taken for so long before they are timed once more where the device runs at its power limit: a choice. A
+cool chip holds a higher clock for a second or two, which a trial does not see."""
+
+UPDATE_SHARE = 0.1
+"""The share of the limit for which the update alone is timed, at most: a choice."""
+
+EVALUATIONS = (1, 3)
+EVALUATION_SECONDS = 0.5
+"""Evaluations are timed until they add up to this many seconds, at least once and at most three times: a choice."""
+
+
+def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
+    """Return the median seconds of a step with its interval, of its update, and of an evaluation.
+
+    The steps are those of the training loop, on training data, after a few that are not counted, and between
+    evaluations as in a trial: the first steps after one find the caches cold, and where evaluations are frequent that
+    is a tenth of the time and more. They are timed in short runs (`RUN_SECONDS`) until the 95 % interval of the median
+    run is within the asked precision, or the limit is reached. Runs in which the core was slow are left out, unless
+    there is little else: then the measurement is contended. A device that is at its power limit then is timed once
+    more, at the clock that it keeps. The evaluation is that of the validation part. Out of memory is an answer:
+    ``out_of_memory`` without times. Other exceptions of the workload go through.
+    """
+    try:
+        return _measure(request, workload, data, computation)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    return StepTime.where_memory_ran_out(request.configuration)
+
+
+def _measure(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
+    configuration = request.configuration
+    device = computation.device
+    metric = next(iter(workload.metrics))
+    clock = clock_for(device)
+    if computation.compiles:
+        warm_up(workload, configuration, data, computation, metric, seed=0)
+    reset_peak_memory(device)
+    with Trainer(workload, configuration, data.train, computation, seed=0) as trainer:
+        guess = min(_seconds(clock, "warmup", trainer.step) for _ in range(WARM_UP_STEPS))
+        meter = ContentionMeter(device, request.threads)
+        meter.start()
+        reference = ReferenceKernel.where_it_tells(device, request.threads)
+        timer = _Timer(clock, computation.core, reference, request.precision)
+
+        def take_step() -> None:
+            trainer.step()
+            clock.pace(configuration.accumulation_steps)
+
+        def evaluate() -> None:
+            trainer.evaluate(data.validation, metric)
+
+        evaluation = _evaluation_seconds(clock, evaluate)
+        undelayed_before = clock.undelayed_train_seconds(request.threads) or 0.0
+        if request.trial_train_seconds is None:
+            step = timer.time("train", take_step, guess, request.seconds_limit)
+        else:
+            cadence = eval_every_steps(guess, evaluation, request.trial_train_seconds)
+            steps = max(1, min(cadence, math.ceil(SEGMENT_SECONDS / guess)))
+            step = timer.time("train", take_step, guess, request.seconds_limit, evaluate, steps)
+        if is_power_capped(device):
+            _sustain(clock, take_step)
+            step = timer.time("train", take_step, step.median, request.seconds_limit)
+        contention = meter.stop()
+        undelayed = clock.undelayed_train_seconds(request.threads)
+        reference_seconds = None if reference is None else reference.seconds
+        guess = _seconds(clock, "other", trainer.update)
+        update = timer.time("other", trainer.update, guess, UPDATE_SHARE * request.seconds_limit)
+        peak = peak_memory_bytes(device)
+    reason = why_contended(contention, step.slow or update.slow, clock, request.threads)
+    return StepTime(
+        batch_size=configuration.batch_size,
+        micro_batch_size=configuration.micro_batch_size,
+        step_seconds=step.median,
+        step_seconds_low=step.low,
+        step_seconds_high=step.high,
+        settled=step.settled,
+        steps_timed=step.count,
+        undelayed_step_seconds=None if undelayed is None else (undelayed - undelayed_before) / step.count_all,
+        reference_seconds=reference_seconds,
+        host_bound_share=clock.host_bound_share,
+        update_seconds=update.median,
+        evaluation_seconds=evaluation,
+        peak_memory_bytes=peak,
+        contended=reason is not None,
+        reason=reason,
+    )
+
+
+def _sustain(clock: Clock, step: Callable[[], object]) -> None:
+    """Take steps until a device at its power limit has come to the clock that it keeps."""
+    seconds = 0.0
+    while seconds < SUSTAINED_SECONDS:
+        seconds += _seconds(clock, "warmup", step)
+
+
+def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
+    least, most = EVALUATIONS
+    times: list[float] = []
+    while len(times) < least or (len(times) < most and sum(times) < EVALUATION_SECONDS):
+        times.append(_seconds(clock, "evaluation", evaluate))
+    return statistics.median(times)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRun:
+    """Work that was done ``count`` times in a row, each in so many ``seconds``.
+
+    ``look`` is the core's pace beside it, see `CorePace.look`; 0 where the work does not depend on that of a core.
+    """
+
+    seconds: float
+    count: int
+    look: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The median seconds of a piece of work, with its interval; ``count`` is how often it was done at full pace.
+
+    ``count_all`` counts what was done on a slow core, too; ``slow`` says so where little else was.
+    """
+
+    median: float
+    low: float
+    high: float
+    settled: bool
+    count: int
+    count_all: int
+    slow: str | None
+
+
+def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> Timing:
+    """Return the median of the runs at full pace; that of all where fewer than six (`RUNS`) were at full pace.
+
+    Raises `ValueError` for fewer than six runs, see `median_interval`.
+    """
+    counted, slow = at_full_pace(runs, core), None
+    if len(counted) < RUNS[0]:
+        slow = f"the core was slow in {len(runs) - len(counted)} of {len(runs)} timings"
+        counted = list(runs)
+    times = [run.seconds for run in counted]
+    low, high = median_interval(times)
+    return Timing(
+        median=statistics.median(times),
+        low=low,
+        high=high,
+        settled=is_settled(counted, precision),
+        count=sum(run.count for run in counted),
+        count_all=sum(run.count for run in runs),
+        slow=slow,
+    )
+
+
+def at_full_pace(runs: Sequence[TimedRun], core: CorePace | None) -> list[TimedRun]:
+    """Return the runs in which the core was not slow."""
+    slow_above = math.inf if core is None else core.slow_above
+    return [run for run in runs if run.look <= slow_above]
+
+
+def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
+    """Return whether the 95 % interval of the median run is within the precision; see `median_interval`."""
+    times = [run.seconds for run in runs]
+    low, high = median_interval(times)
+    return high - low <= 2 * precision * statistics.median(times)
+
+
+def why_contended(contention: Contention, slow: str | None, clock: Clock, threads: int) -> str | None:
+    """Return why what was timed shared the machine; None where it did not. ``slow`` is what `Timing.slow` says."""
+    reasons = [contention.reason, slow]
+    if clock.is_contended(threads) and contention.reason is None:
+        reasons.append("other work had the processor meanwhile")
+    return "; ".join(filter(None, reasons)) or None
+
+
+class _Timer:
+    """Times pieces of work in runs, on a core whose pace is looked at between them (None: not what they depend on)."""
+
+    def __init__(
+        self, clock: Clock, core: CorePace | None, reference: ReferenceKernel | None, precision: float
+    ) -> None:
+        self._clock = clock
+        self._core = core
+        self._reference = reference
+        self._precision = precision
+
+    def time(
+        self,
+        ledger: Ledger,
+        work: Callable[[], object],
+        guess: float,
+        limit: float,
+        between: Callable[[], object] | None = None,
+        in_a_row: int | None = None,
+    ) -> Timing:
+        """Time runs of a piece of work that takes about ``guess`` seconds until their median is known.
+
+        ``between`` is done, on another ledger, before every ``in_a_row`` pieces of work; a run is made of whole rows,
+        by default of one.
+        """
+        per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
+        in_a_row = in_a_row or per_run
+        rows = math.ceil(per_run / in_a_row)
+
+        def row() -> None:
+            for _ in range(in_a_row):
+                work()
+
+        def run() -> float:
+            seconds = 0.0
+            for _ in range(rows):
+                if between is not None:
+                    _seconds(self._clock, "evaluation", between)
+                seconds += _seconds(self._clock, ledger, row)
+            return seconds / (rows * in_a_row)
+
+        return self._time(run, rows * in_a_row, limit)
+
+    def _time(self, run: Callable[[], float], per_run: int, limit: float) -> Timing:
+        fewest, most = RUNS
+        runs: list[TimedRun] = []
+        counted: list[TimedRun] = []
+        spent = 0.0
+        started = self._clock.wall_seconds
+        before = 0.0
+        while len(runs) < most:
+            is_late = spent >= limit and len(runs) >= fewest
+            if len(counted) < fewest:
+                is_late &= len(runs) >= 2 * fewest and self._clock.wall_seconds - started >= PATIENCE * limit
+            if is_late:
+                break
+            seconds = run()
+            after = 0.0 if self._core is None else self._core.look()
+            if self._reference is not None:
+                self._reference.look()
+            spent += seconds * per_run
+            runs.append(TimedRun(seconds, per_run, max(before, after)))
+            before = after
+            counted = at_full_pace(runs, self._core)
+            if len(counted) >= fewest and spent >= LEAST_SHARE * limit and is_settled(counted, self._precision):
+                break
+        return timing_of(runs, self._core, self._precision)
+
+
+def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:
+    before = clock.seconds(ledger)
+    with clock.ledger(ledger):
+        work()
+    return clock.seconds(ledger) - before
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the interval that holds the median of what the values are drawn from, at 95 % or more.
+
+    It assumes nothing about their distribution but that they are independent: it runs from the k-th smallest to the
+    k-th largest with the largest k for which P(Bin(n, ½) < k) ≤ 2.5 % (David & Nagaraja, Order Statistics, § 7.1).
+    Raises `ValueError` below six values, which have no such interval.
+    """
+    k = _rank(len(values))
+    if k < 1:
+        raise ValueError(f"{len(values)} values have no 95 % interval of the median; it takes 6")
+    ordered = sorted(values)
+    return ordered[k - 1], ordered[-k]
+
+
+@functools.cache
+def _rank(count: int) -> int:
+    """Return the largest k with P(Bin(count, ½) < k) ≤ 1/40, in whole numbers: of 2^count ways, those with < k."""
+    below, ways = 0, 1
+    for k in range(count):
+        below += ways
+        if 40 * below > 2**count:
+            return k
+        ways = ways * (count - k) // (k + 1)
+    return 0

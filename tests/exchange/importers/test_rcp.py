@@ -1,0 +1,174 @@
+"""Reference convergence points as runs. The excerpts are from mlcommons/logging, Apache-2.0."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.errors import NotFoundError, UsageError
+from bssearch.exchange.importers.rcp import UNKNOWN_TARGET, ReferencePoints, read_rcp
+
+RESNET: dict[str, Any] = {
+    "Benchmark": "resnet",
+    "Creator": "NVIDIA",
+    "BS": 1632,
+    "Hyperparams": {
+        "optimizer": "lars",
+        "opt_base_learning_rate": 7.4,
+        "opt_learning_rate_warmup_epochs": 2,
+        "opt_weight_decay": 5.0e-5,
+    },
+    "Epochs to converge": [34, 37],
+}
+FLUX: dict[str, Any] = {
+    "Benchmark": "flux1",
+    "Precision": "BF16",
+    "BS": 512,
+    "Hyperparams": {"opt_base_learning_rate": 2.0e-4, "opt_adamw_beta_2": 0.95},
+    "samples to converge": [8388608, 8126464],
+}
+BERT: dict[str, Any] = {"Benchmark": "bert", "BS": 256, "Hyperparams": {}, "Epochs to converge": [2834944]}
+
+
+def read(folder: Path, *entries: dict[str, Any], **options: Any) -> ReferencePoints:
+    path = folder / "rcps.json"
+    path.write_text(json.dumps({f"entry_{number}": entry for number, entry in enumerate(entries)}))
+    return read_rcp(path, **options)
+
+
+def refuse(folder: Path, *entries: dict[str, Any], said: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        read(folder, *entries)
+    assert said in caught.value.message
+    assert "rcps.json" in caught.value.message
+    return caught.value
+
+
+def test_epochs_of_a_known_data_set_become_steps(tmp_path: Path) -> None:
+    found = read(tmp_path, RESNET)
+    assert [run.steps for run in found.table.runs] == [round(34 * 1_281_167 / 1632), round(37 * 1_281_167 / 1632)]
+    assert (found.target.metric, found.target.value) == ("accuracy", 0.759)
+    run = found.table.runs[0]
+    assert (run.reached, run.seed, run.train_seconds, run.final_metric, run.device) == (True, None, None, None, None)
+    configuration = run.configuration
+    assert (configuration.batch_size, configuration.learning_rate, configuration.optimizer) == (1632, 7.4, "lars")
+    assert configuration.parameters["opt_weight_decay"] == 5e-5
+    assert configuration.parameters["weight_decay"] is None
+    assert "'epochs to converge' is read as epochs of 1,281,167 samples" in found.table.notes
+
+
+def test_whole_epochs_were_evaluated_after_each_and_of_other_figures_that_is_not_known(tmp_path: Path) -> None:
+    epochs = read(tmp_path, {**RESNET, "Epochs to converge": [1, 34, 3.5]}).table.runs
+    assert [run.last_miss_step for run in epochs] == [0, 33 * 1_281_167 // 1632, None]
+    samples = [*read(tmp_path, FLUX).table.runs, *read(tmp_path, BERT).table.runs]
+    assert {run.last_miss_step for run in samples} == {None}
+
+
+def test_samples_become_steps_and_an_unknown_target_is_noted(tmp_path: Path) -> None:
+    found = read(tmp_path, FLUX)
+    assert [(run.steps, run.precision) for run in found.table.runs] == [(16384, "bf16"), (15872, "bf16")]
+    assert found.target is UNKNOWN_TARGET
+    assert any("quality_target 1 stands for" in note for note in found.table.notes)
+
+
+def test_the_epochs_of_bert_are_samples(tmp_path: Path) -> None:
+    found = read(tmp_path, BERT)
+    assert found.table.runs[0].steps == round(2834944 / 256)
+    assert found.target.metric == "masked_lm_accuracy"
+
+
+def test_epochs_of_another_data_set_need_its_size(tmp_path: Path) -> None:
+    other = {**RESNET, "Benchmark": "unet3d"}
+    error = refuse(tmp_path, other, said="does not say how many samples an epoch of unet3d has")
+    assert "--samples-per-epoch" in str(error.hint)
+    assert read(tmp_path, other, samples_per_epoch=1000).table.runs[0].steps == round(34_000 / 1632)
+
+
+def test_one_batch_size_may_have_several_configurations(tmp_path: Path) -> None:
+    other = {**RESNET, "Hyperparams": {**RESNET["Hyperparams"], "opt_base_learning_rate": 9}}
+    runs = read(tmp_path, RESNET, other).table.runs
+    assert [run.configuration.learning_rate for run in runs] == [7.4, 7.4, 9.0, 9.0]
+
+
+def test_names_in_other_cases_and_numbers_in_quotes(tmp_path: Path) -> None:
+    entry = {
+        "benchmark": "resnet",
+        "bs": "4096",
+        "HYPERPARAMS": {"opt_base_learning_rate": "10", "boundaries": [40, 50], "clip": None},
+        "epochs_to_converge": ["39", 42.5],
+    }
+    runs = read(tmp_path, entry).table.runs
+    assert [run.steps for run in runs] == [round(39 * 1_281_167 / 4096), round(42.5 * 1_281_167 / 4096)]
+    assert runs[0].configuration.learning_rate == 10.0
+    assert runs[0].configuration.parameters["boundaries"] == "[40, 50]"
+    assert runs[0].configuration.parameters["clip"] is None
+
+
+def test_runs_without_a_value_are_left_out_and_noted(tmp_path: Path) -> None:
+    without = {**RESNET, "BS": 64, "Epochs to converge": None}
+    found = read(tmp_path, {**RESNET, "Epochs to converge": [34, None, 35]}, without)
+    assert len(found.table.runs) == 2
+    said = "1 of 3 runs have no value and are left out"
+    assert [note.partition(" (")[0] for note in found.table.notes[:2]] == [said, "no run's value is known, left out"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"BS": None}, "BS is missing"),
+        ({"BS": 0}, "BS = '0' must be an integer in [1, "),
+        ({"BS": "big"}, "BS = 'big' must be"),
+        ({"BS": [1]}, "BS = '[1]' must be"),
+        ({"Epochs to converge": ["x"]}, "epochs to converge[0] = 'x' must be a number > 0 ("),
+        ({"Epochs to converge": [34, 0]}, "epochs to converge[1] = 0 must be a number > 0"),
+        ({"Epochs to converge": [-1]}, "epochs to converge[0] = -1 must be"),
+        ({"Epochs to converge": [True]}, "epochs to converge[0] = True must be"),
+        ({"Epochs to converge": [[1]]}, "epochs to converge[0] = [1] must be"),
+        ({"Epochs to converge": [float("nan")]}, "epochs to converge[0] = 'NaN' must be a finite number"),
+        ({"Epochs to converge": {"a": 1}}, "'epochs to converge' must be a list"),
+        ({"Epochs to converge": [10**300]}, "must be 1 to 2147483647 steps"),
+        ({"samples to converge": [5]}, "samples to converge[0] = 5 is 5 samples, which at BS = 1632 must be 1 to"),
+        ({"Epochs to converge": []}, "no runs"),
+        ({"Hyperparams": "many"}, "Hyperparams must be a mapping"),
+        ({"Hyperparams": {"opt_base_learning_rate": "x"}}, "opt_base_learning_rate = 'x' must be a number and > 0"),
+        ({"Hyperparams": {"opt_base_learning_rate": -1}}, "opt_base_learning_rate = -1 must be > 0"),
+        ({"Hyperparams": {"opt_epsilon": float("inf")}}, "opt_epsilon = 'Infinity' must be a finite number"),
+    ],
+)
+def test_a_wrong_entry_is_named_with_its_field_value_and_bound(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    error = refuse(tmp_path, {**RESNET, **changes}, said=said)
+    assert "entry_0" in error.message or "no runs" in said
+
+
+def test_benchmarks_are_never_pooled(tmp_path: Path) -> None:
+    refuse(tmp_path, RESNET, BERT, said="several benchmarks, whose runs do not compare: bert, resnet")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "rcps.json:1 is not valid JSON"),
+        ('{"a": 1}', "holds no reference convergence points"),
+        ("[]", "holds no reference convergence points"),
+        ("{}", "no runs"),
+        ('{"a": {"BS": 1}, "a": {"BS": 2}}', "'a' stands twice in"),
+        ("[" * 100_000, "is not valid JSON"),
+        ('{"a": ' + "9" * 5000 + "}", "is not valid JSON"),
+    ],
+)
+def test_a_file_without_reference_points_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "rcps.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_rcp(path)
+    assert said in caught.value.message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        read_rcp(tmp_path / "nothing.json")

@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bssearch.errors import NotFoundError, UsageError
+from bssearch.exchange.importers.imported_run import LARGEST, RunTable
+from bssearch.exchange.importers.runs import FiguresAt, check_figures, import_runs, parse_runs, read_runs
+from bssearch.records import LARGEST_METRIC
+
+HEADER = "batch_size,seed,reached,steps,train_seconds,final_metric,device,precision,param.learning_rate,param.optimizer"
+ROW = "32,7,true,120,2.5,0.91,A100,bf16,0.1,adam"
+
+
+def parse(*lines: str) -> RunTable:
+    return parse_runs("\n".join(lines) + "\n", "runs.csv")
+
+
+def refuse(*lines: str, said: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        parse(*lines)
+    assert said in caught.value.message
+    return caught.value
+
+
+def cell(column: str, text: str, *, reached: str = "true") -> tuple[str, str]:
+    """Return a table with one row, in which one cell is this."""
+    values = dict(zip(HEADER.split(","), ROW.split(","), strict=True)) | {"reached": reached, column: text}
+    return ",".join(values), ",".join(values.values())
+
+
+def test_every_cell_of_a_row_has_its_place() -> None:
+    (run,) = parse(HEADER, ROW).runs
+    assert (run.origin, run.seed, run.reached, run.steps) == ("runs.csv:2", 7, True, 120)
+    assert (run.train_seconds, run.final_metric, run.device, run.precision) == (2.5, 0.91, "A100", "bf16")
+    configuration = run.configuration
+    assert (configuration.batch_size, configuration.learning_rate, configuration.optimizer) == (32, 0.1, "adam")
+    assert (configuration.micro_batch_size, configuration.accumulation_steps, configuration.world_size) == (32, 1, 1)
+
+
+def test_two_columns_are_enough_and_what_is_not_known_is_null_under_its_own_name() -> None:
+    (run,) = parse("batch_size,reached", "32,no").runs
+    assert (run.seed, run.steps, run.train_seconds, run.final_metric, run.device, run.precision) == (None,) * 6
+    configuration = run.configuration
+    assert (configuration.learning_rate, configuration.weight_decay, configuration.optimizer) == (1.0, 0.0, "unknown")
+    assert configuration.parameters == dict.fromkeys(
+        ["learning_rate", "warmup_epochs", "weight_decay", "dropout", "label_smoothing", "optimizer"]
+    )
+
+
+def test_an_empty_cell_is_not_known_in_its_row_alone() -> None:
+    first, second = parse(
+        "batch_size,reached,seed,param.learning_rate,param.momentum", "32,1,,,", "32,1,3,0.5,0.9"
+    ).runs
+    (at_the_bounds,) = parse("batch_size,reached,param.momentum,param.weight_decay", "32,1,0,0").runs
+    assert at_the_bounds.configuration.weight_decay == at_the_bounds.configuration.parameters["momentum"] == 0
+    assert (first.seed, second.seed) == (None, 3)
+    assert first.configuration.parameters["learning_rate"] is None
+    assert first.configuration.parameters["momentum"] is None
+    assert second.configuration.learning_rate == 0.5
+    assert "learning_rate" not in second.configuration.parameters
+    assert second.configuration.parameters["momentum"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "reached"),
+    [("1", True), ("YES", True), (" True ", True), ("False", False), ("0", False), ("no", False)],
+)
+def test_booleans(text: str, reached: bool) -> None:
+    assert parse(*cell("reached", text)).runs[0].reached is reached
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("0.9", 0.9), ("1e-3", 1e-3), ("true", True), ("False", False), ("cosine", "cosine"), ("1_0", "1_0")],
+)
+def test_parameters_are_numbers_booleans_or_texts(text: str, value: object) -> None:
+    found = parse("batch_size,reached,param.x", f"32,1,{text}").runs[0].configuration.parameters["x"]
+    assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize(
+    ("micro", "accumulation", "world", "split"),
+    [
+        ("8", "2", "4", (8, 2, 4)),
+        ("8", "", "", (8, 8, 1)),
+        ("8", "", "2", (8, 4, 2)),
+        ("", "", "", (64, 1, 1)),
+    ],
+)
+def test_the_split_into_micro_batches(micro: str, accumulation: str, world: str, split: tuple[int, int, int]) -> None:
+    header = "batch_size,reached,param.micro_batch_size,param.accumulation_steps,param.world_size"
+    table = parse(header, f"64,1,{micro},{accumulation},{world}")
+    found = table.runs[0].configuration
+    assert (found.micro_batch_size, found.accumulation_steps, found.world_size) == split
+    assert table.notes == ()
+
+
+SPLIT = "param.micro_batch_size,param.accumulation_steps,param.world_size"
+
+
+@pytest.mark.parametrize("cells", ["48,2,1", "8,2,2", "128,,", "64,4,1", "8,,3"])
+def test_a_split_that_contradicts_the_batch_is_refused_with_its_columns(cells: str) -> None:
+    error = refuse(f"batch_size,reached,{SPLIT}", f"64,1,{cells}", said="param.micro_batch_size = ")
+    assert "batch_size = 64" in error.message and "(runs.csv:2)" in error.message
+
+
+def split(table: RunTable) -> list[tuple[int, int, int, int]]:
+    found = [run.configuration for run in table.runs]
+    return [(one.batch_size, one.micro_batch_size, one.accumulation_steps, one.world_size) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "expected"),
+    [
+        ("param.grad_accum", ["16,1", "16,2", "16,8"], [(16, 16, 1, 1), (32, 16, 2, 1), (128, 16, 8, 1)]),
+        ("accumulate_grad_batches", ["8,1", "8,3"], [(8, 8, 1, 1), (24, 8, 3, 1)]),
+        ("param.world_size", ["16,1", "16,4"], [(16, 16, 1, 1), (64, 16, 1, 4)]),
+        ("num_gpus,param.accumulation_steps", ["4,8,2", "16,8,2"], [(64, 4, 2, 8), (256, 16, 2, 8)]),
+        ("param.trainer.accumulate_grad_batches", ["8,16", "64,1"], [(128, 8, 16, 1), (64, 64, 1, 1)]),
+    ],
+)
+def test_a_batch_size_that_must_be_that_of_a_device_counts_accumulation_and_devices(
+    columns: str, rows: list[str], expected: list[tuple[int, ...]]
+) -> None:
+    header, *lines = (f"batch_size,{columns}", *rows)
+    table = parse(f"{header},reached", *(f"{line},1" for line in lines))
+    assert split(table) == expected
+    assert "effective_batch_size" in table.notes[0]
+    assert not {*columns.split(",")} & table.runs[0].configuration.parameters.keys()
+
+
+def test_a_batch_size_that_grows_with_the_accumulation_is_that_of_a_step() -> None:
+    table = parse("batch_size,reached,param.grad_accum", "32,1,1", "64,1,2", "256,1,8")
+    assert split(table) == [(32, 32, 1, 1), (64, 32, 2, 1), (256, 32, 8, 1)]
+    assert "name the column micro_batch_size" in table.notes[0]
+
+
+@pytest.mark.parametrize("rows", [["64,1,4"], ["32,1,4", "64,1,4"], ["32,1,1", "32,1,4", "64,1,4"]])
+def test_a_batch_size_that_may_be_that_of_a_device_or_a_step_is_refused_until_its_column_says(rows: list[str]) -> None:
+    error = refuse("batch_size,reached,param.grad_accum", *rows, said="param.grad_accum = 4")
+    assert "micro_batch_size" in str(error.hint) and "effective_batch_size" in str(error.hint)
+    size = int(rows[-1].split(",")[0])
+    assert split(parse("micro_batch_size,reached,param.grad_accum", *rows))[-1] == (4 * size, size, 4, 1)
+    assert split(parse("effective_batch_size,reached,param.grad_accum", *rows))[-1] == (size, size // 4, 4, 1)
+
+
+def test_without_a_batch_size_its_parts_are_enough_and_what_is_assumed_is_noted() -> None:
+    table = parse("reached,per_device_train_batch_size,gradient_accumulation_steps", "1,32,1", "1,32,4")
+    assert split(table) == [(32, 32, 1, 1), (128, 32, 4, 1)]
+    assert "world_size = 1" in table.notes[0]
+    table = parse(f"reached,{SPLIT}", "1,8,2,4", "0,8,2,2")
+    assert split(table) == [(64, 8, 2, 4), (32, 8, 2, 2)]
+    refuse(f"reached,{SPLIT}", "1,8,2,4", "1,8,,4", said="accumulation_steps is not known")
+    refuse(f"reached,{SPLIT}", "1,8,2,4", "1,,2,4", said="batch_size = ''")
+    refuse("reached,micro_batch_size,param.micro_batch", "1,8,4", said="param.micro_batch = 4 differ")
+    refuse("reached,micro_batch_size,world_size", f"1,{LARGEST},2", said=f"more than {LARGEST}")
+
+
+def test_the_batch_of_a_step_beside_that_of_a_device_says_which_is_which() -> None:
+    table = parse("batch_size,global_batch_size,reached,world_size", "32,256,1,8", "32,512,1,8", "32,32,1,1")
+    assert split(table) == [(256, 32, 1, 8), (512, 32, 2, 8), (32, 32, 1, 1)]
+    refuse("batch_size,global_batch_size,reached,world_size", "32,100,1,2", said="global_batch_size = 100")
+
+
+def test_devices_on_several_nodes_are_asked_for() -> None:
+    refuse("batch_size,reached,param.num_nodes,gpus", "16,1,2,8", said="the devices on all nodes are not")
+    table = parse("batch_size,reached,param.num_nodes,gpus", "16,1,1,8", "16,1,1,1")
+    assert [run.configuration.batch_size for run in table.runs] == [128, 16]
+
+
+HONEST = {16: (300, 320, 340), 32: (160, 180, 180), 64: (100, 110, 120), 128: (70, 70, 80)}
+"""Steps to a target by batch size, of runs that were evaluated every 10 steps."""
+
+
+def figures(
+    steps: Mapping[int, tuple[int, ...]],
+    *,
+    missed: int = 0,
+    columns: str = "steps",
+    seconds: float = 0.01,
+    rates: int = 1,
+) -> list[str]:
+    """Return a table of runs with the steps, or the seconds of so many steps; the last ``missed`` of a size missed."""
+    lines = [f"batch_size,reached,{columns},param.learning_rate"]
+    for size, counts in steps.items():
+        for index, count in enumerate(counts):
+            given = {"steps": str(count), "train_seconds": str(0.01 * count * (1 + 0.001 * index))}
+            cells = [given[name] for name in columns.split(",")]
+            reached = str(index < len(counts) - missed)
+            lines.append(",".join([str(size), reached, *cells, str(0.1 * 2 ** (index % rates))]))
+    return lines
+
+
+def check(lines: list[str], figures_at: FiguresAt | None = None) -> None:
+    check_figures(parse(*lines).runs, figures_at)
+
+
+WHOLE = {size: (12 * -(-2000 // size),) * 4 for size in (16, 32, 64, 128, 256)}
+"""Twelve epochs of 2,000 samples."""
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        figures(WHOLE, rates=2),
+        figures(WHOLE, missed=2),
+        figures({16: (100,) * 3, 64: (50,) * 2}, missed=1),
+        figures({16: (100,) * 2, 32: (70,) * 2, 64: (50,) * 2}, missed=1),
+        figures({size: (12 * (2000 // size),) * 3 for size in (16, 32, 64)}),  # a last partial batch is left out
+        figures({16: (1000,) * 4, 64: (1000,) * 4}, rates=2),
+        figures({size: (5000 // round(size**0.5),) * 4 for size in (16, 64, 256)}, rates=2),
+        figures(WHOLE, columns="train_seconds", missed=2),
+        figures({16: (6001, 6002, 6000), 64: (6003, 6000, 5998)}, columns="train_seconds", missed=1),  # ten minutes
+        figures({16: (300,) * 2, 32: (150,) * 2}),
+        figures({16: (300,), 32: (150,), 64: (75,)}),
+        figures({16: (300, 300), 32: (160, 100)}, missed=1),
+        ["batch_size,reached,train_seconds", "32,1,3600", "64,1,3600", "128,1,3600", "256,0,3600"],
+    ],
+)
+def test_figures_of_whole_trainings_are_refused_unless_they_are_said_to_be_those_to_the_target(
+    lines: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check(lines)
+    assert "--figures-at target" in str(caught.value.hint)
+    check(lines, FiguresAt.TARGET)
+    file = tmp_path / "runs.csv"
+    file.write_text("\n".join(lines))
+    with pytest.raises(UsageError):
+        import_runs(file, target=0.9)
+    assert import_runs(file, target=0.9, figures_at=FiguresAt.TARGET).studies
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        figures(HONEST),
+        figures(HONEST, rates=2),
+        figures({size: (*counts, 500) for size, counts in HONEST.items()}, missed=1),
+        figures({size: (*counts, 300) for size, counts in HONEST.items() if size > 16}, missed=1),
+        figures({size: counts[:1] for size, counts in HONEST.items()}),
+        figures({16: (300,), 32: (150,)}),
+        figures({32: (620,) * 3, 64: (310,) * 3, 128: (186,) * 3, 256: (112,) * 3}),  # 5, 5, 6, 7 epochs
+        figures({32: (620, 620, 1240), 64: (310, 310, 1240)}, missed=1),
+        figures(HONEST, columns="steps,train_seconds"),
+        figures({32: (100,) * 9}, rates=3),
+        ["batch_size,reached", "8,1", "8,1"],
+    ],
+)
+def test_figures_that_may_well_be_to_the_target_are_taken(lines: list[str]) -> None:
+    check(lines)
+
+
+def test_figures_at_the_end_of_a_run_that_reached_the_target_do_not_tell_when() -> None:
+    with pytest.raises(UsageError):
+        check(figures(HONEST), FiguresAt.END)
+
+
+def test_a_metric_that_is_nan_is_not_known_and_counted() -> None:
+    table = parse("batch_size,reached,final_metric", "8,1,0.5", "8,0,nan", "8,0,NaN", "8,0,")
+    assert [run.final_metric for run in table.runs] == [0.5, None, None, None]
+    assert table.notes == ("final_metric is NaN, and so not known, in 2 of 4 runs (the first: runs.csv:3)",)
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "reached"),
+    [
+        ("batch_size", "0", "true"),
+        ("batch_size", "32.5", "true"),
+        ("batch_size", "", "true"),
+        ("batch_size", "nan", "true"),
+        ("batch_size", "1e30", "true"),
+        ("reached", "maybe", "true"),
+        ("seed", "-1", "true"),
+        ("steps", "0", "true"),
+        ("steps", "-1", "false"),
+        ("train_seconds", "0", "true"),
+        ("train_seconds", "-1", "false"),
+        ("train_seconds", "nan", "true"),
+        ("train_seconds", "inf", "false"),
+        ("final_metric", "inf", "true"),
+        ("final_metric", "-1.1e100", "true"),
+        ("final_metric", "good", "true"),
+        ("param.learning_rate", "0", "true"),
+        ("param.learning_rate", "high", "true"),
+        ("param.weight_decay", "-0.1", "true"),
+        ("param.dropout", "1", "true"),
+        ("param.label_smoothing", "false", "true"),
+        ("param.momentum", "nan", "true"),
+        ("param.world_size", "0", "true"),
+    ],
+)
+def test_a_wrong_cell_is_named_with_its_column_and_line(column: str, text: str, reached: str) -> None:
+    table = cell(column, text, reached=text if column == "reached" else reached)
+    message = refuse(*table, said="(runs.csv:2)").message
+    assert message.startswith(f"{column} = ") and " must be " in message
+
+
+def test_a_run_that_missed_may_have_neither_steps_nor_seconds() -> None:
+    (run,) = parse("batch_size,reached,steps,train_seconds", "8,0,0,0").runs
+    assert (run.steps, run.train_seconds) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["reached,world_size", "1,1"], "the table lacks the column batch_size: it has 'reached', 'world_size'"),
+        (["reached", "1"], "the table lacks the column batch_size: it has 'reached' (runs.csv:1)"),
+        ([""], "the table lacks the columns batch_size, reached: it has none (runs.csv:1)"),
+        (["batch_size;reached", "8;1"], "separated by ';'; they must be separated by commas (runs.csv:1)"),
+        (["batch_size\treached", "8\t1"], "separated by '\\t'; they must be separated by commas (runs.csv:1)"),
+        (["batch_size,reached"], "no runs: runs.csv has no row under its header"),
+        (["batch_size,reached,seed,seed", "8,1,1,1"], "the column 'seed' stands 2 times (runs.csv:1)"),
+        (["batch_size,reached,param.lr,param.learning_rate", "8,1,1,1"], "'param.learning_rate' stands 2 times"),
+        (["batch_size,reached,learning_rate", "8,1,1"], "did you mean 'param.learning_rate'?"),
+        (["batch_size,reached,param.batch_size", "8,1,1"], "'param.batch_size' is no parameter's column (runs.csv:1)"),
+        (["batch_size,reached,param.", "8,1,1"], "'param.' is no parameter's column"),
+        (["batch_size,reached", "8,1", "8,1,5"], "a row of 3 cells, where the header has 2 columns (runs.csv:3)"),
+        (["batch_size,reached", "8"], "a row of 1 cells, where the header has 2 columns (runs.csv:2)"),
+        (["batch_size,reached", '8,"1'], "runs.csv:2 is not valid CSV"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(lines: list[str], said: str) -> None:
+    refuse(*lines, said=said)
+
+
+def test_lines_are_counted_as_an_editor_counts_them() -> None:
+    table = parse("", "batch_size,reached,param.note", '8,1,"two', 'lines"', "", "16,0,x")
+    assert [run.origin for run in table.runs] == ["runs.csv:3", "runs.csv:6"]
+
+
+def test_the_index_that_pandas_writes_is_left_out_and_noted() -> None:
+    table = parse(",batch_size,reached", "0,8,1", "1,16,1")
+    assert [run.configuration.batch_size for run in table.runs] == [8, 16]
+    assert table.notes == ("column 1 has no name and is left out",)
+
+
+def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"nothing\.csv"):
+        read_runs(tmp_path / "nothing.csv")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_runs(tmp_path)
+    broken = tmp_path / "broken.csv"
+    broken.write_bytes(b"batch_size,reached\n8,1\n\xff,1\n")
+    with pytest.raises(UsageError, match=r"broken\.csv:3 is not UTF-8 text: byte 0xff"):
+        read_runs(broken)
+    broken.write_bytes(b"\xef\xbb\xbfbatch_size,reached\r\n8,1\r\n")
+    assert len(read_runs(broken).runs) == 1
+
+
+POSITIVE = st.floats(min_value=1e-6, max_value=1e6)
+ROWS = st.fixed_dictionaries(
+    {
+        "batch_size": st.integers(1, LARGEST),
+        "seed": st.none() | st.integers(0, 2**62),
+        "reached": st.booleans(),
+        "steps": st.none() | st.integers(1, LARGEST),
+        "train_seconds": st.none() | POSITIVE,
+        "final_metric": st.none() | st.floats(-LARGEST_METRIC, LARGEST_METRIC),
+        "device": st.none() | st.sampled_from(["A100", 'a "quoted", one', "ü"]),
+        "param.learning_rate": st.none() | POSITIVE,
+        "param.x": st.none() | st.integers() | POSITIVE | st.booleans() | st.sampled_from(["text", "a,b"]),
+    }
+)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=5))
+def test_what_is_written_is_read_back(rows: list[dict[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    runs = parse_runs(text.getvalue(), "runs.csv").runs
+    for row, run in zip(rows, runs, strict=True):
+        for name in ("seed", "reached", "steps", "train_seconds", "final_metric", "device"):
+            assert getattr(run, name) == row[name]
+        assert run.configuration.batch_size == row["batch_size"]
+        assert run.configuration.learning_rate == (row["param.learning_rate"] or 1.0)
+        assert run.configuration.parameters["x"] == row["param.x"]
+
+
+def test_the_runs_of_each_device_are_a_study_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "two.csv"
+    file.write_text(
+        "batch_size,reached,steps,device,precision\n32,1,10,A 1,\n64,1,9,A 1,\n32,1,8,b,bf16\n32,1,7,b,fp32\n"
+    )
+    made = import_runs(file, target=0.9, figures_at=FiguresAt.TARGET)
+    assert [one.study.name for one in made.studies] == ["two-a-1", "two-b-bf16", "two-b-fp32"]

@@ -1,0 +1,259 @@
+"""Several ranks of one trial, in threads of this process: the first leads, the others follow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier, BrokenBarrierError
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from bssearch.errors import UsageError
+from bssearch.executors.base import Program
+from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.passes import RankSampler, SeededSampler
+from bssearch.executors.loops.ranks import Follower, Leader, RankTrial, ranks_of
+from bssearch.executors.messages import Assign
+from bssearch.records import Configuration, Target, TrialRequest, TrialState
+from tests.executors.line_workload import request_trial
+from tests.executors.loops.loops import FakeLine
+from tests.factories import changed
+
+T = TypeVar("T")
+
+SPLIT = Configuration(batch_size=8, micro_batch_size=4, accumulation_steps=2, learning_rate=0.1)
+
+
+class Group:
+    """What the ranks share: the first one's last word, and a barrier that fails where one has left."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.barrier = Barrier(size, timeout=10)
+        self.said: Any = None
+
+
+class FakeRanks:
+    """One rank of a group; see `bssearch.executors.loops.ranks.Ranks`."""
+
+    def __init__(self, group: Group, rank: int) -> None:
+        self.rank, self.size = rank, group.size
+        self._group = group
+
+    def share(self, said: T | None) -> T | None:
+        if self.rank == 0:
+            self._group.said = said
+        self.wait()
+        heard: T | None = self._group.said
+        self.wait()
+        return heard
+
+    def wait(self) -> None:
+        self._group.barrier.wait()
+
+    def device_of(self, device: str) -> str:
+        return device
+
+
+def assign(*, value: float = 10.0, seconds: float = 60.0, tested: bool = False) -> Assign:
+    request = changed(
+        request_trial(1, seconds=seconds),
+        configuration=SPLIT,
+        target=Target(metric="accuracy", value=value),
+        eval_every_steps=5,
+        tested=tested,
+    )
+    return Assign(work=request, program=Program(default=SPLIT, metric="accuracy"), device="cpu", revision="0")
+
+
+def trained(assigned: Assign, line: FakeLine, train: Callable[[LoopTrial, int], None]) -> list[int]:
+    """Train on two ranks; return the steps of each at its end."""
+    group = Group(2)
+
+    def steps_of(rank: int) -> int:
+        ranks = FakeRanks(group, rank)
+        try:
+            make = Follower(assigned, ranks) if rank else Leader(assigned, line, ranks)
+            trial = RankTrial(make, ranks)
+            assert trial.accumulation_steps == SPLIT.accumulation_steps
+            train(trial, rank)
+            return trial.steps
+        except BaseException:
+            group.barrier.abort()  # as a process that ends
+            raise
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(steps_of, rank) for rank in range(2)]
+    for one in found:
+        error = one.exception()
+        if error is not None and not isinstance(error, BrokenBarrierError):
+            raise error
+    return [one.result() for one in found]
+
+
+def loader(trial: LoopTrial) -> list[list[int]]:
+    """Return seven micro-batches."""
+    return [[0] * trial.micro_batch_size] * 7
+
+
+def loop(trial: LoopTrial, rank: int) -> None:
+    """Train; what the second rank finds would be the end of the trial at once, if it counted."""
+    assert (trial.batch_size, trial.micro_batch_size, trial.accumulation_steps, trial.seed) == (8, 2, 2, 1)
+    evaluate = lambda: {"accuracy": trial.steps if rank == 0 else 1e5}  # noqa: E731
+    for _ in trial.batches(loader(trial), evaluate=evaluate):
+        time.sleep(0.0005)
+
+
+def test_the_ranks_end_where_the_first_one_reaches() -> None:
+    line = FakeLine()
+    assert trained(assign(), line, loop) == [10, 10]
+    assert [one.step for one in line.observations] == [0, 5, 10]
+    assert [(one.state, one.steps) for one in line.outcomes] == [(TrialState.REACHED, 10)]
+
+
+def test_a_limit_between_two_evaluations_ends_all_ranks_at_the_next() -> None:
+    line = FakeLine()
+    first, second = trained(assign(value=10000.0, seconds=0.008), line, loop)
+    outcome = line.outcome
+    assert (outcome.state, outcome.steps) == (TrialState.EXHAUSTED, line.observations[-1].step)
+    assert first == second == outcome.steps and first % 5 == 0
+
+
+def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation(tmp_path: Path) -> None:
+    line = FakeLine()
+
+    def stopped(trial: LoopTrial, rank: int) -> None:
+        for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": 0.0}):
+            if rank == 0 and trial.steps == 7:
+                line.stop = lambda: (TrialState.PAUSED, "a better one first")
+
+    asked = assign()
+    assert isinstance(asked.work, TrialRequest)
+    asked = replace(asked, work=replace(asked.work, checkpoint=str(tmp_path / "trial")))
+    assert trained(asked, line, stopped) == [10, 10]
+    outcome = line.outcome
+    assert outcome.state is TrialState.PRUNED and str(outcome.reason).startswith("a better one first; ")
+
+
+def test_weights_that_are_not_finite_end_the_trial_as_diverged() -> None:
+    line = FakeLine()
+
+    def broken(trial: LoopTrial, rank: int) -> None:
+        model = torch.nn.Linear(1, 1)
+        trial.state(model=model)
+        for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": 0.0}):
+            model.bias.data.fill_(float("nan"))
+
+    assert trained(assign(), line, broken) == [5, 5]
+    outcome = line.outcome
+    assert outcome.state is TrialState.DIVERGED and "bias of model is not finite" in str(outcome.reason)
+
+
+def test_a_ranks_batches_are_its_share_and_none_is_warned_of() -> None:
+    line = FakeLine()
+
+    def sampled(trial: LoopTrial, rank: int) -> None:
+        rows = torch.zeros(40, 1)
+        batches = DataLoader(TensorDataset(rows), batch_size=trial.micro_batch_size, sampler=trial.sampler(rows))
+        for _ in trial.batches(batches, evaluate=lambda: {"accuracy": trial.steps}):
+            pass
+
+    assert trained(assign(), line, sampled) == [10, 10]
+    assert not any("first batch" in one for one in line.outcomes[0].warnings)
+
+
+def test_a_rank_that_ignores_accumulation_is_refused() -> None:
+    def ignores(trial: LoopTrial, rank: int) -> None:
+        trial._asked._fields.discard("accumulation_steps")
+        batches = DataLoader(
+            TensorDataset(torch.zeros(40, 1)), trial.micro_batch_size, sampler=trial.sampler(range(40))
+        )
+        for _ in trial.batches(batches, evaluate=lambda: {"accuracy": 0.0}):
+            pass
+
+    with pytest.raises(UsageError, match=r"has not asked for trial\.accumulation_steps"):
+        trained(assign(), FakeLine(), ignores)
+
+
+def test_a_loop_that_asks_in_its_body_passes_over_the_evaluation_before_its_first_step() -> None:
+    line = FakeLine()
+
+    def asking(trial: LoopTrial, rank: int) -> None:
+        trial.state()
+        for _ in trial.batches(loader(trial)):
+            if trial.evaluation_due:
+                trial.report(accuracy=trial.steps + 1)
+
+    assert trained(assign(), line, asking) == [10, 10]
+    assert [one.step for one in line.observations] == [5, 10]
+
+
+def test_an_evaluation_that_is_passed_over_is_an_error_on_every_rank() -> None:
+    def silent(trial: LoopTrial, rank: int) -> None:
+        for _ in trial.batches(loader(trial)):
+            pass
+
+    with pytest.raises(UsageError, match="no evaluation after step 5, where one was due"):
+        trained(assign(), FakeLine(), silent)
+
+
+def test_the_test_part_is_evaluated_by_all_ranks_or_by_none() -> None:
+    for tested in (False, True):
+        line = FakeLine()
+        calls: list[int] = []
+
+        def testing(trial: LoopTrial, rank: int, calls: list[int] = calls) -> None:
+            def test() -> dict[str, float]:
+                calls.append(rank)
+                return {"accuracy": 0.5 if rank == 0 else 99}
+
+            for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": trial.steps}, test=test):
+                pass
+
+        trained(assign(tested=tested), line, testing)
+        assert sorted(calls) == ([0, 1] if tested else [])
+        assert [one.test_metric for one in line.outcomes] == [0.5 if tested else None]
+
+
+def test_no_rank_tests_after_a_loop_that_all_have_left_before_its_end() -> None:
+    line, calls = FakeLine(), []
+
+    def left_early(trial: LoopTrial, rank: int) -> None:
+        assert trial.micro_batch_size
+        while not trial.should_stop and trial.steps < 1:
+            if trial.evaluation_due:
+                trial.report(accuracy=0.0)
+            trial.step()
+
+        def test() -> dict[str, float]:
+            calls.append(rank)
+            return {"accuracy": 0.5}
+
+        trial.test(test)
+
+    trained(assign(tested=True), line, left_early)
+    assert calls == []
+
+
+def test_the_shares_of_the_ranks_are_the_micro_batches_of_one_process() -> None:
+    whole = SeededSampler(53, 12, 3)
+    shares = [RankSampler(53, 12, 3, share=2, rank=rank, ranks=3) for rank in range(3)]
+    assert [len(one) for one in shares] == [16] * 3
+    for _ in range(2):
+        rows, parts = list(whole), [list(one) for one in shares]
+        together = [row for start in range(0, 16, 2) for part in parts for row in part[start : start + 2]]
+        assert together == rows
+
+
+def test_ranks_need_torch_distributed_and_numbers() -> None:
+    assert ranks_of({}) is None and ranks_of({"WORLD_SIZE": "1", "RANK": "0"}) is None
+    with pytest.raises(UsageError, match=r"WORLD_SIZE = 2, and torch\.distributed is not initialised"):
+        ranks_of({"WORLD_SIZE": "2", "RANK": "0"})
+    with pytest.raises(UsageError, match="WORLD_SIZE = 'two' in the environment must be a whole number"):
+        ranks_of({"WORLD_SIZE": "two"})

@@ -1,0 +1,339 @@
+"""A real Trainer of the library trains a trial: its steps, its clock, its end, and the mistakes that it is told of."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+
+from bssearch.errors import UsageError
+from bssearch.executors.loops.assignment import Alone
+from bssearch.executors.loops.current import fit_made
+from bssearch.executors.loops.measuring import DescribedLoop, MeasuredMemory, TimedLoop
+from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.passes import SeededSampler
+from bssearch.executors.loops.transformers import MOST_STEPS, TrialCallback, both_names, fit
+from bssearch.records import Configuration, MemoryUse, StepTime, TrialState, WorkloadDescription
+from bssearch.training.probes.step_time import WARM_UP_STEPS
+from tests.executors.loops.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
+from tests.executors.loops.trainers import Texts, Watched, classifier, collate, trainer_of, weights
+from tests.training.toys import FakeTime, configuration
+
+HALVES = configuration(20, micro_batch_size=10, accumulation_steps=2)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def started(stop_at: int = 50, **changes: Any) -> Started:
+    """Return a trial on a fake clock, that the search stops after a step where nothing has ended it before."""
+    found = Started(asked(**changes))
+    found.stop_at(stop_at)
+    return found
+
+
+def alone(steps: int | None = None, every: int | None = None) -> LoopTrial:
+    at = Configuration(batch_size=20, micro_batch_size=20, learning_rate=0.02)
+    trial = LoopTrial(Alone(at, 3, {}, every, steps))
+    trial.device = "cpu"
+    return trial
+
+
+def test_the_library_is_one_of_the_two_that_the_extra_names() -> None:
+    version = transformers.__version__
+    assert version.startswith(("5.22.", "5.23.")), f"transformers {version} is neither 5.22 nor 5.23"
+    assert metadata.version("accelerate").startswith("1."), metadata.version("accelerate")
+
+
+@pytest.mark.slow
+def test_bssearch_does_not_import_the_library() -> None:
+    code = "import sys, bssearch.executors.loops.current, bssearch.cli.app; sys.exit('transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_each_step_is_of_one_whole_batch_and_is_evaluated_where_the_trial_says(tmp_path: Path) -> None:
+    found = started(stop_at=9, configuration=HALVES)
+    trainer = trainer_of(found.trial, tmp_path)
+    trainer.train()
+    assert [one.step for one in found.line.observations] == [0, 2, 4, 6, 8]
+    assert found.line.outcome.steps == found.trial.steps == trainer.state.global_step == 9
+    assert (found.line.outcome.state, found.line.outcome.reason) == (TrialState.PRUNED, "as the test says")
+    assert trainer.seen.steps == [step for step in range(1, 10) for _ in range(2)]
+    assert {len(rows) for rows in trainer.seen.rows} == {10}
+    first_pass = [row for rows in trainer.seen.rows[:4] for row in rows]
+    assert len(set(first_pass)) == 40, "of fifty rows, ten make no whole batch"
+
+
+def test_the_metric_is_that_of_all_samples(tmp_path: Path) -> None:
+    found = started(stop_at=1, eval_every_steps=1)
+    texts = Texts(11)
+    right = [texts[row]["labels"] for row in range(11)].count(0) / 11
+    trainer = trainer_of(
+        found.trial,
+        tmp_path,
+        eval_dataset=texts,
+        compute_metrics=lambda told: {"accuracy": float((told.label_ids == 0).mean())},
+    )
+    trainer.train()
+    assert found.line.observations[0].metric == pytest.approx(right)
+
+
+def test_the_clock_runs_from_an_evaluation_to_the_end_of_a_step_with_the_data(tmp_path: Path) -> None:
+    found = started(stop_at=9, eval_every_steps=3)
+    time = found.time
+
+    def evaluated(prediction: Any) -> dict[str, float]:
+        time.pass_by(100.0)
+        return {"accuracy": 0.5}
+
+    trainer = trainer_of(
+        found.trial, tmp_path, train_dataset=Texts(60, time, 0.05), compute_metrics=evaluated, own={"logging_steps": 1}
+    )
+    trainer.after = lambda: time.pass_by(3.0)
+    trainer.train()
+    outcome = found.line.outcome
+    assert outcome.evaluation_seconds == 400.0
+    assert outcome.train_seconds + outcome.warmup_seconds == pytest.approx(9 * (3.0 + 20 * 0.05))
+    assert outcome.wall_seconds == pytest.approx(436.0)
+
+
+def language_model() -> LlamaForCausalLM:
+    """Return a model whose loss counts the tokens of a whole batch."""
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=20, pad_token_id=0, **sizes))
+
+
+def next_tokens(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    batch = collate(rows)
+    return {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
+
+
+@pytest.mark.parametrize("counts_tokens", [False, True])
+def test_accumulated_micro_batches_train_as_the_whole_batch_does(counts_tokens: bool, tmp_path: Path) -> None:
+    trained = []
+    for at in (configuration(20), HALVES):
+        found = started(stop_at=5, configuration=replace(at, learning_rate=0.5), metric="loss", target=100.0)
+        parts = {"model": language_model(), "data_collator": next_tokens} if counts_tokens else {"model": classifier(0)}
+        trainer = trainer_of(found.trial, tmp_path, compute_metrics=None, own={"optim": "sgd"}, **parts)
+        trainer.train()
+        trained.append(weights(trainer))
+    whole, halves = trained
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(whole, halves, strict=True))
+
+
+def test_a_loss_that_does_not_count_the_items_of_a_batch_is_refused_where_one_is_accumulated(tmp_path: Path) -> None:
+    found = started(stop_at=1)
+    trainer_of(found.trial, tmp_path, model=classifier(takes_items=True)).train()
+    assert found.line.outcome.steps == 1
+    with pytest.raises(UsageError, match="the loss of BertForSequenceClassification does not count num_items_in_batch"):
+        trainer_of(started(configuration=HALVES).trial, tmp_path, model=classifier(takes_items=True)).train()
+
+
+def test_the_seed_gives_the_order_and_evaluations_do_not_change_the_training(tmp_path: Path) -> None:
+    trained = []
+    for seed, every in ((3, 1), (3, 3), (4, 3)):
+        found = started(stop_at=5, seed=seed, eval_every_steps=every)
+        trainer = trainer_of(found.trial, tmp_path, model=classifier(dropout=0.5))
+        trainer.train()
+        trained.append((trainer.seen.rows[:5], weights(trainer)))
+    (first, often), (second, seldom), (other, _) = trained
+    assert first == second != other
+    assert first[:2] != first[2:4], "each pass has an order of its own"
+    assert all(torch.equal(one, two) for one, two in zip(often, seldom, strict=True))
+
+
+def test_a_subclass_has_the_order_of_bssearchs_own_loop(tmp_path: Path) -> None:
+    found = started(stop_at=5)
+
+    class Ordered(Watched):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return found.trial.sampler(self.train_dataset)
+
+    trainer = trainer_of(found.trial, tmp_path, kind=Ordered)
+    trainer.train()
+    epochs = SeededSampler(50, 20, found.trial.seed)
+    wanted = [row for _ in range(3) for row in epochs][:100]
+    assert [row for rows in trainer.seen.rows for row in rows] == wanted
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "eval_accuracy", "loss", "eval_loss"])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_metric_is_named_with_the_trainers_prefix_or_without(metric: str, is_named: bool, tmp_path: Path) -> None:
+    found = started(target=-1.0, metric=metric)
+    trainer_of(found.trial, tmp_path, metric=metric if is_named else None).train()
+    assert found.line.outcome.state is TrialState.REACHED
+    assert math.isfinite(found.line.observations[0].metric)
+
+
+def test_a_model_that_is_not_finite_has_diverged_by_its_loss(tmp_path: Path) -> None:
+    found = started()
+    trainer = trainer_of(found.trial, tmp_path, metric="accuracy", compute_metrics=lambda _: {"accuracy": 0.5})
+
+    def spoil() -> None:
+        with torch.no_grad():
+            next(trainer.model.classifier.parameters()).fill_(math.nan)
+
+    trainer.after = spoil
+    trainer.train()
+    assert (found.line.outcome.state, found.line.outcome.steps) == (TrialState.DIVERGED, 2)
+    assert "the loss" in str(found.line.outcome.reason)
+
+
+@pytest.mark.parametrize(("own", "steps"), [({"max_steps": 4}, 4), ({"num_train_epochs": 2}, 6)])
+def test_a_bound_of_the_trainers_own_ends_a_trial_and_is_its_reason(
+    own: dict[str, Any], steps: int, tmp_path: Path
+) -> None:
+    found = started()
+    trainer = trainer_of(found.trial, tmp_path, own=own, train_dataset=Texts(60))
+    trainer.train()
+    assert (found.line.outcome.state, found.line.outcome.steps) == (TrialState.EXHAUSTED, steps)
+    ((name, value),) = own.items()
+    assert f"at step {steps}: {name}={value} of the Trainer" in str(found.line.outcome.reason)
+    assert str(trainer.args.lr_scheduler_type.value) == "linear", "the library's own, over the user's bound"
+
+
+def test_the_test_part_is_evaluated_after_the_training(tmp_path: Path) -> None:
+    found = started(target=-1.0, tested=True)
+    trainer = trainer_of(found.trial, tmp_path)
+    trainer.train()
+    found.trial.test(lambda: both_names(trainer.evaluate(Texts(7))))
+    assert found.line.outcome.test_metric is not None
+    assert found.line.outcome.test_metric * 7 == pytest.approx(round(found.line.outcome.test_metric * 7))
+
+
+@pytest.mark.parametrize("own", [{}, {"max_steps": 2}])
+def test_a_trainer_is_described_timed_and_measured_whatever_its_own_bound(own: dict[str, Any], tmp_path: Path) -> None:
+    fake, line = FakeTime(), FakeLine()
+    timing = step_time_request(trial_train_seconds=400.0, seconds_limit=20.0)
+    looks = [
+        DescribedLoop(assign("describe"), line),
+        TimedLoop(timing, assign(timing), line, clock=clock_of(fake)),
+        MeasuredMemory(assign(memory_request()), line),
+    ]
+    taken = []
+    for look in looks:
+        trainer = trainer_of(LoopTrial(look), tmp_path, metric="accuracy", own=own)
+        trainer.after = lambda: fake.pass_by(2.0)
+        trainer.train()
+        taken.append(len(trainer.seen.rows))
+    described, timed, measured = line.replies
+    assert isinstance(described, WorkloadDescription) and {"accuracy", "loss"} <= set(described.metrics)
+    assert isinstance(timed, StepTime) and timed.step_seconds == pytest.approx(2.0)
+    assert taken == [1, WARM_UP_STEPS + timed.steps_timed, 3]
+    assert isinstance(measured, MemoryUse)
+
+
+def test_a_trainer_that_nobody_searches_with_trains_its_epochs_and_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = trainer_of(alone(every=4), tmp_path, metric="accuracy")
+    trainer.train()
+    assert trainer.state.global_step == 6, "three epochs are the library's"
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
+    assert [line.split(" ")[1] for line in told] == ["4:"]
+    assert told[0].count("accuracy") == 1
+    ended = trainer_of(alone(steps=3), tmp_path)
+    ended.train()
+    assert ended.state.global_step == 3
+
+
+def test_fit_sets_what_plain_arguments_lack_and_adds_the_callback_once(tmp_path: Path) -> None:
+    plain = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, remove_unused_columns=False, disable_tqdm=True)
+    found = started(stop_at=5, configuration=HALVES)
+    trainer = trainer_of(found.trial, tmp_path, arguments=plain, callbacks=[])
+    fit(trainer, found.trial)
+    assert [one.step for one in found.line.observations] == [0, 2, 4] and found.line.outcome.steps == 5
+    assert {len(rows) for rows in trainer.seen.rows} == {10} and len(trainer.seen.rows) == 10
+    assert (plain.max_steps, plain.lr_scheduler_type, plain.learning_rate) == (MOST_STEPS, "constant_with_warmup", 0.02)
+    found = started(stop_at=3)
+    trainer = trainer_of(found.trial, tmp_path)
+    fit_made(found.trial, trainer)
+    assert sum(isinstance(one, TrialCallback) for one in trainer.callback_handler.callbacks) == 1
+    assert found.line.outcome.steps == 3
+
+
+class Endless(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        while True:
+            yield from map(Texts().__getitem__, range(50))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eval_dataset": {"one": Texts(8), "two": Texts(8)}}, "eval_dataset is a dict of several, of which eval_one"),
+        ({"train_dataset": Texts(12)}, "batch_size = 20 must be <= 12"),
+        ({"train_dataset": Endless()}, "the training data has no length"),
+        ({"metric": "f1"}, r"evaluate\(\) reports accuracy, .*; the callback's metric is 'f1'"),
+        ({"compute_metrics": None}, "the evaluation reports eval_loss, loss; the study's target is of 'accuracy'"),
+    ],
+)
+def test_a_trainer_that_cannot_train_a_trial_is_told_why(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        trainer_of(started().trial, tmp_path, **changes).train()
+
+
+def test_a_trainer_without_an_evaluation_set_is_refused(tmp_path: Path) -> None:
+    trial = started().trial
+    with pytest.raises(UsageError, match="has no eval_dataset"):
+        fit(trainer_of(trial, tmp_path, eval_dataset=None), trial)
+    with pytest.raises(ValueError, match="requires an eval_dataset"):
+        trainer_of(trial, tmp_path, eval_dataset=None).train()
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({}, "per_device_train_batch_size=8 contradicts the trial: must be 20"),
+        (
+            {"per_device_train_batch_size": 20, "learning_rate": 0.02, "seed": 3, "auto_find_batch_size": True},
+            "auto_find_batch_size=True contradicts the trial: must be False",
+        ),
+    ],
+)
+def test_plain_arguments_beside_the_callback_are_held_against_the_trial(
+    own: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    plain = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, remove_unused_columns=False, **own)
+    with pytest.raises(UsageError, match=message):
+        trainer_of(started().trial, tmp_path, arguments=plain).train()
+
+
+def test_a_trial_that_was_paused_does_not_go_on_from_a_trainers_start(tmp_path: Path) -> None:
+    trial = started().trial
+    trial.steps = 4
+    with pytest.raises(UsageError, match="the Trainer begins at step 0, the trial at step 4"):
+        trainer_of(trial, tmp_path).train()
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return map(Texts().__getitem__, range(50))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_data_without_a_length_count_the_samples_that_the_model_sees(accumulation: int, tmp_path: Path) -> None:
+    size = 20 // accumulation
+    found = started(configuration=configuration(20, micro_batch_size=size, accumulation_steps=accumulation))
+    trainer = trainer_of(found.trial, tmp_path, own={"max_steps": 6}, train_dataset=Stream())
+    trainer.train()
+    found.run.finish()
+    seen = [len(rows) for rows in trainer.seen.rows]
+    assert {size, 10} >= set(seen) and 10 in seen
+    last = {step: sum(map(len, trainer.seen.rows[: place + 1])) for place, step in enumerate(trainer.seen.steps)}
+    assert len(last) == 6
+    assert [(one.step, one.samples) for one in found.line.observations] == [(0, 0), *((k, last[k]) for k in (2, 4, 6))]
+    if accumulation == 1:
+        assert last[6] == 100

@@ -1,0 +1,359 @@
+"""What the charts of a study's page show is what its answer and its records say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.numbers import number
+from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.report import build_answer
+from bssearch.figures import plots
+from bssearch.figures.chart import (
+    PADDING,
+    Chart,
+    Series,
+    batch_axis,
+    linear_ticks,
+    round_numbers,
+    sequence_colour,
+    short_name,
+    value_axis,
+)
+from bssearch.records import (
+    Configuration,
+    Observation,
+    Phase,
+    StudyRecord,
+    TrialRecord,
+    TrialState,
+)
+from bssearch.spec import StudySpec
+from tests.factories import EPOCH, make_curve, make_environment, make_probe, make_spec, make_trial
+
+SIZES = (8, 16, 32, 64, 128)
+S_MIN, B_CRIT = 50, 32
+NOISE = (0.97, 1.0, 1.04)
+
+
+def study_of(spec: StudySpec, **environment: Any) -> StudyRecord:
+    return StudyRecord.created(spec.new_study("test"), EPOCH, make_environment(**environment))
+
+
+def steps_at(size: int) -> int:
+    return round(S_MIN * (1 + B_CRIT / size))
+
+
+def law_trials(sizes: Sequence[int] = SIZES, **changes: Any) -> list[TrialRecord]:
+    """Return three confirmation runs at each batch size on the law, with a step of 10 ms + 0.2 ms a sample."""
+    trials: list[TrialRecord] = []
+    for size in sizes:
+        for seed, factor in enumerate(NOISE):
+            steps = steps_at(size) * factor
+            trials.append(
+                make_trial(
+                    len(trials),
+                    batch_size=size,
+                    phase=Phase.CONFIRM,
+                    seed=seed,
+                    steps=round(steps),
+                    seconds=steps * (0.01 + 0.0002 * size),
+                    learning_rate=0.1 * math.sqrt(size / 32),
+                    **changes,
+                )
+            )
+    return trials
+
+
+def answer_of(trials: Sequence[TrialRecord], spec: StudySpec | None = None) -> Answer:
+    spec = spec or make_spec()
+    probes = {size: make_probe(size, step_seconds=0.01 + 0.0002 * size) for size in SIZES}
+    return build_answer(study_of(spec), spec, trials, probes)
+
+
+@pytest.fixture(scope="module")
+def answer() -> Answer:
+    return answer_of(law_trials())
+
+
+def named(chart: Chart | None, name: str) -> Series:
+    assert chart is not None
+    (found,) = [series for series in chart.series if name in series.name]
+    return found
+
+
+def names(chart: Chart | None) -> list[str]:
+    assert chart is not None
+    return [series.name for series in chart.series]
+
+
+def xs(series: Series) -> list[float]:
+    return [point.x for point in series.points]
+
+
+def ys(series: Series) -> list[float]:
+    return [point.y for point in series.points]
+
+
+def all_charts(answer: Answer, trials: Sequence[TrialRecord], spec: StudySpec) -> Iterator[Chart | None]:
+    curves = {size: make_curve((0.0, 0.1), (0.5, 0.8), (1.0, 0.9), batch_size=size) for size in SIZES}
+    yield plots.objective_chart(answer, spec.default.batch_size)
+    yield plots.time_chart(answer)
+    yield plots.steps_chart(answer)
+    yield plots.samples_chart(answer)
+    yield plots.front_chart(answer, priced=False)
+    yield plots.curves_chart(answer, curves)
+    yield plots.learning_rate_chart(trials, objective_of(spec), spec.default_configuration)
+    yield plots.throughput_chart(answer)
+    yield plots.memory_chart(answer)
+
+
+def trained_to_its_limit(trial: TrialRecord) -> TrialRecord:
+    assert trial.outcome is not None
+    return replace(trial, outcome=replace(trial.outcome, train_seconds=trial.train_seconds_limit))
+
+
+def test_medians_and_intervals_are_those_of_the_answer(answer: Answer) -> None:
+    chart = plots.objective_chart(answer)
+    others, best = named(chart, "confirmed"), named(chart, "optimal")
+    drawn = {point.x: (point.y, point.low, point.high) for point in (*others.points, *best.points)}
+    assert drawn == {
+        row.batch_size: (row.time_to_target_s.median, row.time_to_target_s.low, row.time_to_target_s.high)
+        for row in answer.batches
+        if row.time_to_target_s is not None
+    }
+    assert xs(best) == [answer.optimal.batch_size] and str(answer.optimal.batch_size) in best.points[0].label
+
+
+def test_the_law_runs_from_the_smallest_to_the_largest_batch_size_that_reached(answer: Answer) -> None:
+    law = named(plots.objective_chart(answer), "law × step time")
+    assert answer.fit is not None and law.dash == "solid"
+    assert (xs(law)[0], xs(law)[-1]) == pytest.approx((8, 128))
+    at_128 = answer.fit.s_min * (1 + answer.fit.b_crit.estimate / 128) * (0.01 + 0.0002 * 128)
+    assert ys(law)[-1] == pytest.approx(at_128)
+    shorter = named(plots.objective_chart(answer_of(law_trials(SIZES[:4]))), "law × step time")
+    assert max(xs(shorter)) == pytest.approx(64)
+
+
+def test_a_law_of_too_few_batch_sizes_is_not_drawn(answer: Answer) -> None:
+    few = answer_of(law_trials((8, 16)))
+    assert few.fit is not None and few.fit.verdict == "too_few_points"
+    for without in (few, answer.model_copy(update={"fit": None})):
+        for chart in (plots.objective_chart(without), plots.steps_chart(without), plots.samples_chart(without)):
+            assert not any("law" in name for name in names(chart))
+
+
+@pytest.mark.parametrize(("state", "symbol"), [(TrialState.REACHED, "diamond"), (TrialState.EXHAUSTED, "arrow")])
+def test_the_default_is_a_diamond_or_an_arrow_if_it_missed_the_target(state: TrialState, symbol: str) -> None:
+    trial = make_trial(99, configuration=make_spec().default_configuration, state=state, seconds=9.0)
+    ran = answer_of([*law_trials(), trial])
+    mark = named(plots.objective_chart(ran, 32), "your default")
+    assert (xs(mark), mark.symbol) == ([32], symbol)
+    assert ys(mark) == pytest.approx([9.0])
+    assert not any("your default" in name for name in names(plots.objective_chart(ran)))
+
+
+def labels(chart: Chart | None, name: str) -> set[str]:
+    return {point.label for point in named(chart, name).points}
+
+
+def test_the_front_is_that_of_the_answer(answer: Answer) -> None:
+    chart = plots.front_chart(answer, priced=True)
+    assert chart is not None and "price" in chart.y.title
+    assert labels(chart, "best trade-offs") == {str(one.batch_size) for one in answer.front if one.on_front}
+    assert labels(chart, "beaten") == {str(one.batch_size) for one in answer.front if not one.on_front}
+    line = xs(named(chart, "best trade-offs"))
+    assert line == sorted(line)
+    own = next(one for one in answer.front if one.batch_size == answer.optimal.batch_size)
+    recommended = named(chart, "recommended")
+    assert (xs(recommended), ys(recommended)) == ([own.time_to_target_s], [own.cost])
+    assert plots.front_chart(answer.model_copy(update={"front": []}), priced=True) is None
+
+
+def test_a_single_search_trial_stands_apart_from_the_front_of_confirmed_batch_sizes(answer: Answer) -> None:
+    best = answer.optimal.batch_size
+    rows = [row.model_copy(update={"confirmed": row.batch_size == best}) for row in answer.batches]
+    front = [one.model_copy(update={"on_front": one.batch_size == best}) for one in answer.front]
+    chart = plots.front_chart(answer.model_copy(update={"batches": rows, "front": front}), priced=False)
+    assert labels(chart, "single search trial") == {str(one.batch_size) for one in front} - {str(best)}
+    assert not any("beaten" in name for name in names(chart))
+
+
+def test_each_batch_size_has_the_curve_of_its_best_run_or_the_nearest_one() -> None:
+    trials = [
+        make_trial(0, batch_size=32, seconds=2.0),
+        make_trial(1, batch_size=32, seconds=1.0),
+        make_trial(2, batch_size=8, state=TrialState.CAPPED, best_metric=0.5),
+        make_trial(3, batch_size=8, state=TrialState.CAPPED, best_metric=0.7),
+        make_trial(4, batch_size=16, state=TrialState.FAILED, best_metric=None),
+    ]
+    assert plots.curve_trials(answer_of(trials), trials) == {8: 3, 32: 1}
+    low = {"metric": "loss", "value": 0.9, "goal": "minimize"}
+    assert plots.curve_trials(answer_of(trials, make_spec(target=low)), trials)[8] == 2
+
+
+def long_curve(points: int) -> list[Observation]:
+    return make_curve(*((float(n), math.nan if n == 7 else n / points) for n in range(points)))
+
+
+def test_curves_are_thinned_and_end_where_they_ended(answer: Answer) -> None:
+    chart = plots.curves_chart(answer, {32: long_curve(5000), 64: long_curve(20), 16: []})
+    assert chart is not None
+    thinned, whole = named(chart, "32"), named(chart, "64")
+    assert len(thinned.points) == plots.CURVE_POINTS
+    assert (xs(thinned)[0], xs(thinned)[-1]) == (1.0, 4999.0)
+    assert len(whole.points) == 18  # neither step 0 nor the metric that was no number
+    assert all(map(math.isfinite, ys(whole)))
+    assert [rule.at for rule in chart.rules] == [0.9]
+
+
+def test_a_curve_of_a_single_evaluation_is_a_line_nowhere_and_a_circle_while_the_trial_runs(answer: Answer) -> None:
+    curve = make_curve((0.0, 0.1), (1.0, 0.9))
+    assert plots.curves_chart(answer, {32: curve, 16: []}) is None
+    recent = named(plots.recent_curves_chart(study_of(make_spec()).target, [(make_trial(7), curve)]), "trial 7")
+    assert (recent.symbol, xs(recent)) == ("circle", [1.0])
+    drawn = plots.curves_chart(answer, {32: make_curve((0.0, 0.1), (1.0, 0.9), (2.0, 0.95))})
+    assert xs(named(drawn, "32")) == [1.0, 2.0]
+
+
+def rates(trials: Sequence[TrialRecord], default: Configuration | None = None) -> Chart | None:
+    return plots.learning_rate_chart(trials, TIME, default)
+
+
+def test_every_trial_that_says_something_is_on_the_map_by_how_it_ended() -> None:
+    states = {
+        TrialState.REACHED: "reached the target",
+        TrialState.PRUNED: "stopped",
+        TrialState.PAUSED: "stopped",
+        TrialState.CAPPED: "stopped",
+        TrialState.EXHAUSTED: "stopped",
+        TrialState.DIVERGED: "diverged",
+        TrialState.OOM: "out of memory",
+    }
+    trials = [make_trial(n, state=state, learning_rate=0.01 * (n + 1)) for n, state in enumerate(TrialState)]
+    chart = rates(trials)
+    assert chart is not None
+    for trial in trials:
+        if (name := states.get(trial.state)) is not None:
+            assert trial.configuration.learning_rate in ys(named(chart, name))
+    assert sum(len(series.points) for series in chart.series) == len(states)
+
+
+def test_colours_are_the_logarithm_of_the_value_and_the_best_lies_on_top() -> None:
+    chart = rates([make_trial(0, seconds=1.0), make_trial(1, seconds=100.0), make_trial(2, seconds=10.0)])
+    assert [point.colour for point in named(chart, "reached").points] == [sequence_colour(at) for at in (1, 0.5, 0)]
+    assert chart is not None and chart.colours is not None
+    shown = {text: share for share, text in chart.colours.ticks}
+    assert shown["10"] == pytest.approx(0.5)
+    equal = rates([make_trial(0, seconds=2.0), make_trial(1, seconds=2.0)])
+    assert {point.colour for point in named(equal, "reached").points} == {sequence_colour(0)}
+
+
+def test_a_learning_rate_that_nobody_knows_is_not_drawn() -> None:
+    unknown = Configuration(batch_size=8, micro_batch_size=8, learning_rate=1.0, parameters={"learning_rate": None})
+    assert rates([make_trial(0, configuration=unknown)]) is None
+
+
+@pytest.mark.parametrize(
+    ("peak", "shown", "unit", "limits"),
+    [(6 * 2**30, 6.0, "GiB", [8.0]), (2 * 2**30, 2.0, "GiB", [8.0]), (2**28, 256.0, "MiB", [])],
+)
+def test_memory_is_shown_beside_the_devices_if_it_comes_near(
+    peak: int, shown: float, unit: str, limits: list[float]
+) -> None:
+    chart = plots.memory_chart(answer_of(law_trials(peak_memory_bytes=peak)))
+    assert chart is not None
+    assert ys(chart.series[0]) == [shown] * len(SIZES)
+    assert [rule.at for rule in chart.rules] == limits
+    assert (chart.y.low, chart.y.high > max([shown, *limits]), unit in chart.y.title) == (0.0, True, True)
+
+
+def test_throughput_is_batch_size_over_step_time(answer: Answer) -> None:
+    chart = plots.throughput_chart(answer)
+    assert chart is not None
+    assert ys(chart.series[0]) == pytest.approx([size / (0.01 + 0.0002 * size) for size in SIZES])
+    assert plots.memory_chart(answer) is None
+
+
+def test_names_of_users_are_cut_and_on_one_line() -> None:
+    assert short_name("<b>a & b</b>\n c") == "<b>a & b</b> c"
+    assert len(short_name("x" * 1000)) == 40
+    assert short_name("x" * 40) == "x" * 40 != short_name("x" * 41)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (1.0, "1"),
+        (0.23456, "0.235"),
+        (999.4, "999"),
+        (999.7, "1,000"),
+        (12345.6, "12,300"),
+        (-4096, "-4,100"),
+        (2e-5, "2e-05"),
+        (3.21e12, "3.21e+12"),
+    ],
+)
+def test_numbers_have_three_digits_and_no_needless_exponent(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("ends", "ticks"),
+    [
+        ((0.9, 120.0), [1, 10, 100]),
+        ((0.9, 12.0), [1, 3, 10]),
+        ((1.0, 100.0), [1, 10, 100]),
+        ((1e-9, 1e7), [1e-9, 1e-7, 1e-5, 1e-3, 1e-1, 1e1, 1e3, 1e5, 1e7]),
+        ((1.0, 1e8), [10**power for power in range(9)]),
+        ((2.0, 7.0), [2, 3, 4, 5, 7]),
+        ((4.05, 4.39), [4.1, 4.2, 4.3]),
+        ((3.01, 3.02), [3.01, 3.02]),
+    ],
+)
+def test_a_logarithmic_axis_has_the_roundest_numbers_of_which_there_are_three_to_nine(
+    ends: tuple[float, float], ticks: list[float]
+) -> None:
+    assert round_numbers(*ends) == pytest.approx(ticks)
+    axis = value_axis("", ends, log=True, room=0.0)
+    assert (axis.low, axis.high) == pytest.approx((ends[0] / 10**0.04, ends[1] * 10**0.04))
+    assert list(axis.ticks) == [(tick, number(tick)) for tick in round_numbers(axis.low, axis.high)]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (0.0, 10.0, ["0", "2", "4", "6", "8", "10"]),
+        (-0.11, 0.12, ["−0.10", "−0.05", "0.00", "0.05", "0.10"]),
+        (0.0, 42_000.0, ["0", "10,000", "20,000", "30,000", "40,000"]),
+        (0.973, 1.006, ["0.975", "0.980", "0.985", "0.990", "0.995", "1.000", "1.005"]),
+    ],
+)
+def test_a_linear_axis_has_round_numbers(low: float, high: float, shown: list[str]) -> None:
+    assert [text for _, text in linear_ticks(low, high)] == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "log", "ends"),
+    [
+        ([1.0, 3.0], False, (1.0 - 2 * PADDING, 3.0 + 2 * PADDING)),
+        ([0.0, 3.0], False, (0.0, 3.0 + 3 * PADDING)),
+        ([5.0, 5.0], False, (5.0 - 5 * PADDING, 5.0 + 5 * PADDING)),
+        ([0.0], False, (0.0, PADDING)),
+        ([1.0, 1e4], True, (10 ** (-4 * PADDING), 10 ** (4 + 4 * PADDING))),
+        ([10.0, 0.0, -1.0, math.inf], True, (10**0.96, 10**1.04)),  # as far as a logarithmic axis can show them
+    ],
+)
+def test_axes_leave_room_at_both_ends_and_begin_at_zero_if_that_is_the_least(
+    values: list[float], log: bool, ends: tuple[float, float]
+) -> None:
+    axis = value_axis("", values, log=log)
+    assert (axis.low, axis.high) == pytest.approx(ends)
+    assert batch_axis([8, 2**20]).low == pytest.approx(8 / 2 ** (17 * PADDING))

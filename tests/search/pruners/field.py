@@ -1,0 +1,77 @@
+"""The trials of a race as a pruner sees them, moved by hand."""
+
+from __future__ import annotations
+
+from bssearch.records import TrialState
+from bssearch.records.curves import Progress
+from bssearch.search.pruners.base import Action, Pruner, Standings
+
+
+def progress(*points: tuple[float, float]) -> Progress:
+    """Return a curve of gains at train seconds."""
+    found = Progress()
+    for train_seconds, gain in points:
+        found.add(train_seconds, gain)
+    return found
+
+
+class Field:
+    """Asks a pruner at each evaluation, and does with the trial what it says."""
+
+    def __init__(self, pruner: Pruner, limit: float = 100.0, *, slack: float = 1.0, can_wait: bool = True) -> None:
+        self.pruner = pruner
+        self.curves: dict[int, Progress] = {}
+        self.standings = Standings(limit, slack, can_wait, curves=self.curves)
+
+    def observe(self, number: int, train_seconds: float, gain: float) -> Action:
+        """Evaluate a trial, which runs from now on; return what the pruner makes of it."""
+        self.told(number, (train_seconds, gain))
+        action = self.pruner.judge(number, self.standings)
+        if action is not Action.GO_ON:
+            state = TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED
+            self.ended(number, state)
+        return action
+
+    def told(self, number: int, *points: tuple[float, float]) -> None:
+        """Evaluate a trial, which runs from now on, without asking the pruner."""
+        curve = self.curves.setdefault(number, Progress())
+        for train_seconds, gain in points:
+            curve.add(train_seconds, gain)
+        self.standings.running.add(number)
+        self.standings.waiting.pop(number, None)
+        self.standings.states[number] = TrialState.RUNNING
+
+    def ended(self, number: int, state: TrialState) -> None:
+        """End a trial in a state; one that is paused waits."""
+        self.standings.running.discard(number)
+        self.standings.waiting.pop(number, None)
+        self.standings.states[number] = state
+        if state is TrialState.PAUSED:
+            self.standings.waiting[number] = self.curves[number]
+
+    def reached(self, number: int, seconds: float) -> None:
+        """Let a trial reach a gain of 1."""
+        self.told(number, (seconds, 1.0))
+        self.ended(number, TrialState.REACHED)
+        winners = self.standings.winners
+        if not winners or seconds < winners[0][1]:
+            winners.insert(0, (self.curves[number], seconds))
+
+    def winner(self, number: int = 0, seconds: float = 10.0) -> None:
+        """Let a trial reach a gain of 1 on a straight line."""
+        self.told(number, *((seconds * tenth / 10, tenth / 10) for tenth in range(1, 10)))
+        self.reached(number, seconds)
+
+    def goes_on(self, *, fresh: bool) -> int | None:
+        """Return the waiting trial that goes on next, and let it."""
+        number = self.pruner.next_waiting(self.standings, fresh=fresh)
+        if number is not None:
+            self.told(number)
+        return number
+
+    def given_up(self) -> int | None:
+        """Return the waiting trial that would be missed least, and give it up."""
+        number = self.pruner.least_promising(self.standings)
+        if number is not None:
+            self.ended(number, TrialState.PRUNED)
+        return number

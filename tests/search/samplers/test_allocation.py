@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from bssearch.analysis.law.quick import QuickPrior
+from bssearch.records import ProbeRecord, TrialRecord, TrialState
+from bssearch.search.history import History
+from bssearch.search.samplers.allocation import (
+    EVIDENCE_TRIALS,
+    EVIDENCE_TRIES,
+    RULED_OUT_TRIALS,
+    evidence_sizes,
+    propose,
+    propose_evidence,
+)
+from tests.factories import make_probe, make_spec, make_trial, not_none
+
+SIZES = (8, 16, 32, 64, 128)
+
+
+def history(*trials: TrialRecord, probes: dict[int, ProbeRecord] | None = None) -> History:
+    return History(make_spec(), trials, probes or {size: make_probe(size) for size in SIZES})
+
+
+def default_trial(**changes: object) -> TrialRecord:
+    return make_trial(0, configuration=make_spec().default_configuration, **changes)  # type: ignore[arg-type]
+
+
+def test_the_default_comes_first_and_under_the_full_limit() -> None:
+    proposal = not_none(propose(history()))
+    assert (proposal.batch_size, proposal.source, proposal.uncapped) == (32, "default", True)
+
+
+def test_a_lost_default_is_tried_again_a_failed_one_is_not() -> None:
+    lost = propose(history(default_trial(state=TrialState.LOST)))
+    failed = propose(history(default_trial(state=TrialState.FAILED)))
+    assert (not_none(lost).source, not_none(failed).source) == ("default", "transfer")
+
+
+def test_every_batch_size_gets_its_trials_nearest_to_the_incumbent_first() -> None:
+    trials = [default_trial(seconds=2.0)]
+    order = []
+    for number in range(1, 10):
+        proposal = not_none(propose(history(*trials)))
+        order.append(proposal.batch_size)
+        trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=3.0, state=TrialState.CAPPED))
+    assert set(order[:2]) == {16, 64}
+    assert set(order[:4]) == {8, 16, 64, 128}
+    assert Counter([32, *order]) == dict.fromkeys(SIZES, 2)
+
+
+def test_evidence_is_the_largest_and_a_rung_each_side_four_times_away() -> None:
+    assert evidence_sizes(history(default_trial())) == [128, 8]
+    sizes = (8, 16, 32, 64, 128, 256, 512)
+    wide = history(default_trial(), probes={size: make_probe(size) for size in sizes})
+    assert evidence_sizes(wide) == [512, 8, 128]
+
+
+def test_from_half_the_budget_evidence_runs_where_the_target_was_not_reached() -> None:
+    trials = [default_trial()]
+    trials += [make_trial(n, batch_size=16, seconds=1.0) for n in range(1, 4)]
+    for n, size in enumerate([8, 8, 32, 64, 64, 128, 128], start=4):
+        trials.append(make_trial(n, batch_size=size, seconds=2.0, state=TrialState.CAPPED))
+    proposal = propose(history(*trials))
+    assert proposal is not None
+    assert (proposal.batch_size, proposal.source, proposal.uncapped) == (128, "transfer", True)
+    sources = []
+    while proposal is not None and proposal.uncapped and proposal.batch_size == 128:
+        sources.append(proposal.source)
+        trials.append(make_trial(len(trials), batch_size=128, state=TrialState.EXHAUSTED, uncapped=True))
+        proposal = propose(history(*trials))
+    assert sources == ["transfer", "baseline", "sample"]
+
+
+def test_evidence_that_fails_is_not_tried_for_ever() -> None:
+    trials = [default_trial()]
+    trials += [make_trial(n, batch_size=16, seconds=1.0) for n in range(1, 4)]
+    for n, size in enumerate([8, 8, 32, 64, 64, 128, 128, 128], start=4):
+        trials.append(make_trial(n, batch_size=size, seconds=2.0, state=TrialState.CAPPED))
+    for _ in range(EVIDENCE_TRIES):
+        assert (proposal := propose(history(*trials))) is not None and proposal.batch_size == 128
+        trials.append(make_trial(len(trials), batch_size=128, state=TrialState.FAILED, uncapped=True))
+    assert (proposal := propose(history(*trials))) is not None and proposal.batch_size != 128
+
+
+def test_what_the_optimum_is_compared_with_is_tuned_too() -> None:
+    trials = [default_trial(seconds=8.0, uncapped=True)]  # batch 32
+    trials += [make_trial(n, batch_size=size, seconds=1.0 if size == 8 else 4.0) for n, size in enumerate([8] * 6, 1)]
+    trials += [make_trial(n, batch_size=size, seconds=4.0) for n, size in enumerate([16, 16, 32, 64, 64, 128, 128], 7)]
+    asked = []
+    while (proposal := propose(history(*trials))) is not None and proposal.uncapped:
+        asked.append(proposal.batch_size)
+        trials.append(make_trial(len(trials), batch_size=proposal.batch_size, seconds=4.0, uncapped=True))
+    assert Counter(asked) == {128: EVIDENCE_TRIALS, 32: EVIDENCE_TRIALS - 1}  # the default itself was one
+
+
+def test_the_rest_goes_where_the_target_is_reached_soonest() -> None:
+    trials = [default_trial(seconds=1.0)]
+    for _ in range(60):
+        number = len(trials)
+        proposal = not_none(propose(history(*trials)))
+        slowness = {8: 4.0, 16: 2.0, 32: 1.0, 64: 1.1, 128: 3.0}[proposal.batch_size]
+        trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=slowness, uncapped=proposal.uncapped))
+    counts = Counter(trial.configuration.batch_size for trial in trials)
+    assert counts[32] > counts[16] > counts[8] >= 2
+    assert counts[64] > counts[16]
+    assert min(counts.values()) >= 2
+
+
+def test_a_small_budget_still_buys_evidence_before_second_trials() -> None:
+    spec = make_spec(budget={"trials": 9, "trial_train_seconds": 10.0})
+    trials = [
+        default_trial(),
+        *(
+            make_trial(n, batch_size=size, state=TrialState.CAPPED, seconds=2.0)
+            for n, size in enumerate((8, 16, 64, 128), start=1)
+        ),
+    ]
+    proposal = not_none(propose(History(spec, trials, {size: make_probe(size) for size in SIZES})))
+    assert (proposal.batch_size, proposal.uncapped) == (128, True)
+
+
+def promised(size: int, low: int, high: int) -> QuickPrior:
+    return QuickPrior(size, (low, high), (float(low), float(size), float(high)), noise_scale=None)
+
+
+def ladder(quick: QuickPrior | None, *, at_32: float) -> list[int]:
+    """Return the batch sizes in the order of their trials, where the default takes ``at_32`` seconds, others 3."""
+    trials, order = [default_trial(seconds=at_32)], []
+    for number in range(1, 10):
+        known = history(*trials)
+        known.quick = quick
+        proposal = not_none(propose(known))
+        order.append(proposal.batch_size)
+        trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=3.0))
+    return order
+
+
+def test_the_ladder_begins_at_what_a_quick_answer_recommends_and_leaves_no_batch_size_out() -> None:
+    order = ladder(promised(128, 16, 128), at_32=2.0)
+    assert order[:4] == [128, 64, 16, 8]
+    assert Counter([32, *order]) == dict.fromkeys(SIZES, 2)
+
+
+def test_what_a_quick_answer_rules_out_has_less_evidence_unless_the_best_trial_contradicts_it() -> None:
+    def evidence(quick: QuickPrior | None) -> Counter[int]:
+        trials = [default_trial(seconds=1.0, uncapped=True)]
+        while True:
+            known = history(*trials)
+            known.quick = quick
+            proposal = propose_evidence(known)
+            if proposal is None:
+                return Counter(trial.configuration.batch_size for trial in trials[1:])
+            size = proposal.batch_size
+            trials.append(make_trial(len(trials), batch_size=size, seconds=3.0, uncapped=True))
+
+    assert evidence(None) == {8: EVIDENCE_TRIALS, 128: EVIDENCE_TRIALS}
+    assert evidence(promised(32, 16, 64)) == {8: RULED_OUT_TRIALS, 128: EVIDENCE_TRIALS}
+    assert evidence(promised(128, 64, 128)) == evidence(None)

@@ -1,0 +1,384 @@
+"""What a search has seen: kept up to date record by record it answers as one made anew, and as plain formulas do."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from bssearch.records import Configuration, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
+from bssearch.records.step_times import step_seconds_of, with_step_time
+from bssearch.search.history import ATTEMPTS, INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History, Repeats
+from bssearch.spec import StudySpec
+from tests.factories import EPOCH, make_probe, make_spec, make_trial, not_none, with_outcome
+
+SIZES = (8, 16, 32, 64, 128)
+RATES = (0.1, 0.2)
+PROBES = {size: make_probe(size) for size in SIZES}
+ENDS = tuple(state for state in TrialState if state.is_finished) + 2 * (TrialState.REACHED,)
+STARTS_WAITING = (TrialState.RUNNING, TrialState.RUNNING, TrialState.RUNNING, TrialState.QUEUED)
+AGAIN = (TrialState.LOST, TrialState.OOM, TrialState.FAILED, TrialState.CANCELLED)
+CONFIGURATIONS = tuple(
+    Configuration(batch_size=size, micro_batch_size=size, learning_rate=rate) for size in SIZES for rate in RATES
+)
+
+
+def spec(**changes: Any) -> StudySpec:
+    budget = {"trials": 40, "trial_train_seconds": 10.0, "wall_seconds": 500.0}
+    return make_spec(**{"budget": budget, "executor": {"slots": 2}, **changes})
+
+
+def answers(history: History) -> dict[str, object]:
+    """Return the answer of a history to every question that it can be asked."""
+    questions: dict[str, Callable[[], object]] = {
+        **{name: lambda name=name: getattr(history, name) for name in PROPERTIES},  # type: ignore[misc]
+        "busy_seconds": lambda: round(history.busy_seconds, 6),
+        "time_share": lambda: round(history.time_share, 9),
+        "budget_share": lambda: round(history.budget_share, 9),
+        "seed_noise": lambda: round(history.seed_noise, 12),
+        "at": lambda: {size: history.at(size) for size in SIZES},
+        "count_at": lambda: {size: history.count_at(size) for size in SIZES},
+        "best_at": lambda: {size: history.best_at(size) for size in SIZES},
+        "in_state": lambda: {state: history.in_state(state) for state in TrialState},
+        "in_states": lambda: history.in_state(TrialState.REACHED, TrialState.PAUSED, TrialState.CAPPED),
+        "tried": lambda: [history.tried(one) for one in CONFIGURATIONS],
+        "has_trial_of": lambda: [history.has_trial_of(one) for one in CONFIGURATIONS],
+        "coordinates_near": lambda: {size: history.coordinates_near(size) for size in SIZES},
+        "as_run": lambda: [history.as_run(one) for one in CONFIGURATIONS if one.batch_size in history.probes],
+        "to_retry": lambda: [history.to_retry(uncapped=uncapped) for uncapped in (False, True)],
+        "trial": lambda: [history.trial(number) for number in range(history.length + 2)],
+        "value": lambda: [history.value(trial) for trial in history.all_trials],
+        "curves": lambda: {
+            number: (curve.train_seconds, curve.gains) for number, curve in sorted(history.curves.items())
+        },
+    }
+    return {name: ask() for name, ask in questions.items()}
+
+
+def test_a_configuration_that_was_stopped_and_then_reached_shows_the_noise_of_its_seeds() -> None:
+    repeats, key = Repeats(), ("one configuration",)
+    for number, seconds in enumerate((1.0, 2.0, 4.0), 1):
+        repeats.take(make_trial(number, state=TrialState.CAPPED, seconds=seconds), key)
+        assert repeats.noise == pytest.approx(SEED_NOISE)
+    for number, seconds in enumerate((1.0, 2.0, 4.0), 1):
+        repeats.take(make_trial(number, seconds=seconds), key)
+    squares = SEED_NOISE_FREEDOM * SEED_NOISE**2 + 2 * math.log(2) ** 2
+    assert repeats.noise == pytest.approx(math.sqrt(squares / (SEED_NOISE_FREEDOM + 2)))
+
+
+PROPERTIES = (
+    "all_trials",
+    "trials",
+    "length",
+    "spent",
+    "ended",
+    "last_expectation",
+    "incumbent",
+    "incumbent_value",
+    "reference",
+    "feasible",
+    "untimed",
+    "largest",
+    "interrupted",
+)
+
+
+class Life:
+    """A study that lives through random changes; ``live`` takes them in one by one."""
+
+    def __init__(self, of: StudySpec, seed: int) -> None:
+        self.spec = of
+        self.rng = random.Random(seed)
+        self.trials: dict[int, TrialRecord] = {}
+        self.evaluations: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        self.now = EPOCH
+        self.live = History(of, (), dict(PROBES))
+
+    def anew(self) -> History:
+        """Return a history made of the trials as they stand, as a driver does that starts now."""
+        made = History(self.spec, (), self.live.probes, now=self.live.now)
+        for number, trial in sorted(self.trials.items()):
+            if trial.phase is Phase.SEARCH:
+                made.observe_all(number, self.evaluations[number])
+            made.take(trial)
+        return made
+
+    def change(self) -> None:
+        """Let something happen: a trial begins, goes on, is evaluated or ends, or steps are timed."""
+        self.now += timedelta(seconds=self.rng.choice((0, 1, 3)))
+        running = self._in(TrialState.RUNNING)
+        waiting = self._in(TrialState.PAUSED, TrialState.QUEUED)
+        what = self.rng.random()
+        if running and what < 0.35:
+            self._evaluate(self.rng.choice(running))
+        elif running and (what < 0.7 or len(running) > 3):
+            self._end(self.rng.choice(running))
+        elif waiting and what < 0.8:
+            self._wait_no_more(self.rng.choice(waiting))
+        elif what < 0.83:
+            self._time()
+        else:
+            self._begin()
+        self.live.now = self.now.timestamp()
+
+    def _in(self, *states: TrialState) -> list[TrialRecord]:
+        return [trial for trial in self.trials.values() if trial.state in states]
+
+    def _keep(self, trial: TrialRecord) -> None:
+        self.trials[trial.number] = trial
+        self.live.take(trial)
+
+    def _begin(self) -> None:
+        retried = {trial.retry_of for trial in self.trials.values()}
+        again = [trial for trial in self._in(*AGAIN) if trial.number not in retried]
+        earlier = self.rng.choice(again) if again and self.rng.random() < 0.5 else None
+        configuration = earlier.configuration if earlier else self.rng.choice(CONFIGURATIONS)
+        trial = make_trial(
+            len(self.trials) + 1,
+            state=self.rng.choice(STARTS_WAITING),
+            configuration=configuration,
+            sampled=self.spec.space.encode(configuration),
+            phase=earlier.phase if earlier else self.rng.choice((Phase.SEARCH, Phase.SEARCH, Phase.CONFIRM)),
+            uncapped=self.rng.random() < 0.3,
+            retry_of=earlier.number if earlier else None,
+        )
+        expected = self.rng.choice((None, 0.5, 0.01))
+        self._keep(replace(trial, created_at=self.now, expected_improvement=expected))
+
+    def _evaluate(self, trial: TrialRecord) -> None:
+        seen = self.evaluations[trial.number]
+        seconds, metric = (seen[-1][0] if seen else 0.0) + 1.0, self.rng.choice((math.nan, 0.2, 0.5, 0.8))
+        seen.append((seconds, metric))
+        if trial.phase is Phase.SEARCH:
+            self.live.observe(trial.number, seconds, metric)
+
+    def _end(self, trial: TrialRecord) -> None:
+        state, seconds = self.rng.choice(ENDS), self.rng.choice((0.5, 2.0, 4.0, 10.0))
+        reached = state is TrialState.REACHED
+        outcome = TrialOutcome(
+            state=state,
+            reason=self.rng.choice((INTERRUPTED, "by chance")),
+            train_seconds=seconds,
+            wall_seconds=seconds + self.rng.choice((0.0, 5.0)),
+            time_to_target_s=seconds if reached else None,
+            steps_to_target=100 if reached else None,
+            best_metric=0.9 if reached else 0.5,
+            contended=self.rng.random() < 0.2,
+        )
+        product = seconds * 1.1 if reached else None
+        self._keep(
+            replace(trial, state=state, ended_at=self.now, outcome=outcome, steps_x_step_time_s=product),
+        )
+
+    def _wait_no_more(self, trial: TrialRecord) -> None:
+        if trial.state is TrialState.PAUSED and self.rng.random() < 0.4:
+            assert trial.outcome is not None
+            state = self.rng.choice((TrialState.PRUNED, TrialState.CANCELLED))
+            self._keep(replace(trial, state=state, outcome=replace(trial.outcome, state=state)))
+        else:
+            self._keep(
+                replace(trial, state=TrialState.RUNNING, created_at=self.now, ended_at=None, outcome=None),
+            )
+
+    def _time(self) -> None:
+        some = self.rng.sample(SIZES, self.rng.choice((3, 4, 5)))
+        probes: dict[int, ProbeRecord] = {
+            size: make_probe(size, micro_batch_size=self.rng.choice((size, 8))) for size in some
+        }
+        self.live.probes = probes
+
+
+@pytest.mark.parametrize("objective", ["time_to_target", "metric_in_budget"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_history_that_lived_through_changes_answers_as_one_made_anew(seed: int, objective: str) -> None:
+    life = Life(spec(objective=objective), seed)
+    for _ in range(100):
+        life.change()
+        ours, anew = answers(life.live), answers(life.anew())
+        assert ours == anew, [name for name in ours if ours[name] != anew[name]]
+    assert TrialState.REACHED in {trial.state for trial in life.trials.values()}
+
+
+def busy_seconds(*trials: TrialRecord, now: float = 0.0, slots: int = 1) -> float:
+    return History(spec(executor={"slots": slots}), trials, PROBES, now=now).busy_seconds
+
+
+def test_busy_seconds_count_overlaps_once_and_leave_pauses_out() -> None:
+    first, second = make_trial(1, seconds=5.0), make_trial(2, seconds=5.0)  # ten seconds apart
+    assert busy_seconds(first, second) == 10.0
+    beside = replace(second, created_at=first.created_at, ended_at=first.ended_at)
+    assert busy_seconds(first, beside) == 5.0
+    waited = with_outcome(first, wall_seconds=8.0)  # 3 s before it waited
+    assert busy_seconds(waited, second) == 13.0
+    assert busy_seconds(waited, second, slots=2) == 11.5
+    running = make_trial(3, state=TrialState.RUNNING)
+    assert busy_seconds(running, now=running.created_at.timestamp() + 3.0) == 3.0
+    assert busy_seconds(make_trial(1, state=TrialState.LOST)) == 0.0
+    assert busy_seconds(make_trial(1, state=TrialState.QUEUED), now=1e10) == 0.0
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_a_clock_that_jumps_takes_nothing_from_the_budget(hours: int) -> None:
+    trial = make_trial(1, seconds=5.0)
+    jumped = replace(trial, ended_at=not_none(trial.ended_at) + timedelta(hours=hours))
+    assert busy_seconds(jumped) == 5.0
+    later = make_trial(2, seconds=5.0)
+    moved = replace(
+        later,
+        created_at=later.created_at + timedelta(hours=hours),
+        ended_at=not_none(later.ended_at) + timedelta(hours=hours),
+    )
+    assert busy_seconds(trial, moved) == 10.0
+    unknown = replace(trial, outcome=replace(trial.outcome, wall_seconds=0.0) if trial.outcome else None)
+    assert busy_seconds(unknown) == 5.0, "its worker died: the database's clock says more than nothing"
+
+
+def test_the_noise_of_seeds_is_the_prior_until_one_configuration_has_had_two_runs() -> None:
+    assert (SEED_NOISE, SEED_NOISE_FREEDOM) == (0.15, 4)
+    alone = [make_trial(n, learning_rate=0.01 * n, seconds=float(n)) for n in range(1, 6)]
+    assert History(spec(), alone, PROBES).seed_noise == SEED_NOISE
+    far = [make_trial(n, seconds=seconds, phase=Phase.CONFIRM) for n, seconds in ((6, 1.0), (7, math.e**2))]
+    # Two logs, 0 and 2: 2 squares of 1 about their mean, one degree of freedom.
+    assert History(spec(), [*alone, *far], PROBES).seed_noise == pytest.approx(math.sqrt((4 * 0.15**2 + 2) / 5))
+    stopped = make_trial(8, state=TrialState.CAPPED)
+    assert History(spec(), [*far, stopped], PROBES).seed_noise == SEED_NOISE, "only its lucky runs have a time"
+
+
+def test_what_is_expected_is_that_of_the_newest_trial_that_has_ended() -> None:
+    def ended(number: int, expected: float | None, state: TrialState = TrialState.REACHED) -> TrialRecord:
+        return replace(make_trial(number, state=state), expected_improvement=expected)
+
+    first, second = ended(1, 0.5), ended(2, 0.1)
+    assert History(spec()).last_expectation is None
+    assert History(spec(), [first, second]).last_expectation == 0.1
+    assert History(spec(), [first, ended(2, 0.1, TrialState.RUNNING)]).last_expectation == 0.5
+    assert History(spec(), [first, ended(2, 0.1, TrialState.PAUSED)]).last_expectation == 0.5
+    assert History(spec(), [first, ended(2, None)]).last_expectation == 0.5
+    late = History(spec(), [ended(1, 0.5, TrialState.RUNNING), second])
+    late.take(first)
+    assert late.last_expectation == 0.1, "newer by its number, whichever ended last"
+
+
+def test_where_steps_are_timed_anew_what_shared_its_device_counts_by_the_new_step_time() -> None:
+    slow, fast = (make_trial(n, seconds=9.0, contended=True, product=seconds) for n, seconds in ((1, 5.0), (2, 1.0)))
+    other = replace(slow, number=3, configuration=replace(slow.configuration, batch_size=8, micro_batch_size=8))
+    history = History(spec(), [slow, replace(fast, number=2)], {})
+    assert history.incumbent_value == 1.0, "as they were stored"
+    history.probes = {8: make_probe(8, step_seconds=0.02), 32: make_probe(32, step_seconds=0.03)}
+    history.take(other)
+    assert [history.value(trial) for trial in history.trials] == pytest.approx([3.0, 3.0, 2.0])
+    assert history.incumbent is not None and history.incumbent.number == 3
+    history.probes = {8: make_probe(8, step_seconds=0.05), 32: make_probe(32, step_seconds=0.04)}
+    assert history.incumbent is not None and history.incumbent.number == 1
+    assert history.incumbent_value == pytest.approx(4.0)
+
+
+def past(*trials: TrialRecord, **changes: Any) -> History:
+    return History(spec(**changes), trials, PROBES)
+
+
+def tries(count: int, state: TrialState = TrialState.LOST, **changes: Any) -> list[TrialRecord]:
+    """Return a trial that ended in a state as often as it was tried."""
+    return [make_trial(n, state=state, retry_of=n - 1 if n > 1 else None, **changes) for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(
+    ("trials", "again"),
+    [
+        ([], None),
+        ([make_trial(1)], None),
+        ([make_trial(1, state=TrialState.CAPPED)], None),
+        (tries(1), 1),
+        (tries(1, TrialState.OOM), 1),
+        (tries(2), 2),
+        (tries(ATTEMPTS - 1), ATTEMPTS - 1),
+        (tries(ATTEMPTS), None),
+        (tries(1, TrialState.FAILED), 1),
+        (tries(2, TrialState.FAILED), None),
+        ([*tries(1), make_trial(2, retry_of=1)], None),
+        ([*tries(1), make_trial(2, state=TrialState.RUNNING, retry_of=1)], None),
+        ([*tries(1), make_trial(2, state=TrialState.LOST)], 1),
+        (tries(1, TrialState.CANCELLED), None),
+        (tries(1, uncapped=True), None),
+        (tries(1, batch_size=4), None),
+    ],
+)
+def test_a_trial_that_was_lost_is_tried_again_five_times_in_all_and_one_that_failed_once(
+    trials: list[TrialRecord], again: int | None
+) -> None:
+    found = past(*trials).to_retry(uncapped=False)
+    assert (None if found is None else found.number) == again
+
+
+@pytest.mark.parametrize(
+    ("trials", "again"),
+    [(tries(1, TrialState.CANCELLED, uncapped=True), 1), (tries(1, uncapped=True), 1), (tries(1), None)],
+)
+def test_what_somebody_asked_for_is_tried_again_where_it_was_cancelled_too(
+    trials: list[TrialRecord], again: int | None
+) -> None:
+    found = past(*trials).to_retry(uncapped=True)
+    assert (None if found is None else found.number) == again
+
+
+@pytest.mark.parametrize(
+    ("failed", "ran", "is_feasible"), [(2, 0, True), (3, 0, False), (3, 2, False), (3, 3, True), (4, 3, False)]
+)
+def test_a_batch_size_is_given_up_after_three_failures_and_more_than_ran(
+    failed: int, ran: int, is_feasible: bool
+) -> None:
+    trials = [make_trial(n, state=TrialState.FAILED) for n in range(failed)]
+    trials += [make_trial(10 + n, state=TrialState.CAPPED) for n in range(ran)]
+    assert (32 in past(*trials).feasible) is is_feasible
+    assert set(SIZES) - {32} <= set(past(*trials).feasible)
+
+
+def test_a_configuration_is_tried_once_it_runs_unless_it_was_lost_cancelled_or_out_of_memory() -> None:
+    one = make_trial(1).configuration
+    for state in TrialState:
+        history = past(make_trial(1, state=state))
+        assert history.tried(one) is (state not in {TrialState.LOST, TrialState.CANCELLED, TrialState.OOM}), state
+        assert history.has_trial_of(one)
+        assert history.tried(one.in_micro_batches(8)) is history.tried(one), "however it is split"
+    for other in ({"learning_rate": 0.2}, {"dropout": 0.1}, {"parameters": {"momentum": 0.5}}, {"optimizer": "adamw"}):
+        assert not past(make_trial(1)).tried(replace(one, **other))
+
+
+def test_the_greater_share_of_trials_and_wall_seconds_is_what_is_spent() -> None:
+    ran = [make_trial(n, seconds=5.0) for n in range(1, 11)]  # of 500 s, and 10 of 40 trials
+    assert past(*ran).time_share == pytest.approx(0.1)
+    assert past(*ran).budget_share == pytest.approx(0.25)
+    short = {"trials": 40, "trial_train_seconds": 10.0, "wall_seconds": 100.0}
+    assert past(*ran, budget=short).budget_share == pytest.approx(0.5)
+    unbounded = past(*ran, budget={"trials": 40, "trial_train_seconds": 10.0})
+    assert (unbounded.time_share, unbounded.budget_share) == (0.0, 0.25)
+
+
+def test_others_are_compared_with_the_incumbent_else_with_the_first_that_ran_on() -> None:
+    first, second = (make_trial(n, state=TrialState.CAPPED) for n in (2, 3))
+    assert past(make_trial(1, state=TrialState.DIVERGED)).reference is None
+    assert past(second, first).reference == first
+    hit, later = (with_step_time(make_trial(n, seconds=9.0), step_seconds_of(PROBES.values())) for n in (4, 5))
+    assert past(first, second, hit).reference == hit
+    assert past(hit, later).incumbent == hit, "the earlier of two that are equal"
+
+
+def test_the_best_coordinates_are_taken_from_the_nearest_batch_size() -> None:
+    def hit(number: int, size: int, dropout: float, seconds: float = 1.0) -> TrialRecord:
+        sampled = {"reference_learning_rate": 0.1, "weight_decay": 0.0, "dropout": dropout}
+        return make_trial(number, batch_size=size, seconds=seconds, sampled=sampled)
+
+    default = past().coordinates_near(32)
+    assert default is not None and default["dropout"] == pytest.approx(0.1)
+    history = past(hit(1, 16, 0.16), hit(2, 128, 0.28, 0.5), hit(3, 16, 0.2, 3.0))
+    for size, dropout in ((8, 0.16), (32, 0.16), (64, 0.28), (128, 0.28)):
+        found = history.coordinates_near(size)
+        assert found is not None and found["dropout"] == dropout
+    between = past(hit(1, 16, 0.16), hit(2, 64, 0.26, 0.5)).coordinates_near(32)
+    assert between is not None and between["dropout"] == 0.26, "of two as near the faster"

@@ -1,0 +1,180 @@
+"""Hyperparameters of the user's own in a spec, its space and its default."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bssearch.commands.enqueue import configuration_of
+from bssearch.errors import SpecError, UsageError
+from bssearch.records import model_parameters, own_parameters
+from bssearch.search.samplers.base import make_sampler
+from bssearch.search.samplers.time_model.candidates import _beside
+from bssearch.spec import StudySpec, load_spec
+from bssearch.spec.space import Dimension
+from bssearch.spec.space.own_parameters import MOST_OWN
+from tests.factories import SPEC, make_spec
+from tests.search.samplers.made_up import MadeUpStudy, study_spec
+
+SPACE: dict[str, Any] = {
+    "model": {"hidden": [64, 128], "depth": {"low": 1, "high": 40}, "kind": ["conv", "dense"], "bias": True},
+    "loss": {"alpha": {"low": 0.1, "high": 1.0}, "focal": [False, True]},
+}
+DEFAULT: dict[str, Any] = {"model": {"hidden": 64, "depth": 2, "kind": "conv"}, "loss": {"alpha": 0.5, "focal": False}}
+
+
+def spec_of(space: dict[str, Any] = SPACE, default: dict[str, Any] = DEFAULT, **changes: Any) -> StudySpec:
+    both = {"space": {**SPEC["space"], **space}, "default": {**SPEC["default"], **default}}
+    return make_spec(**both, **changes)
+
+
+def test_they_live_in_a_configuration_under_their_group_and_are_read_by_bare_name() -> None:
+    default = spec_of().default_configuration
+    assert default.parameters["model.hidden"] == 64
+    assert own_parameters(default) == {
+        "hidden": 64,
+        "depth": 2,
+        "kind": "conv",
+        "bias": True,
+        "alpha": 0.5,
+        "focal": False,
+    }
+    assert model_parameters(default) == (("bias", True), ("depth", 2), ("hidden", 64), ("kind", "conv"))
+
+
+def test_a_configuration_goes_to_its_coordinates_and_back() -> None:
+    space = spec_of().space
+    sampled: dict[str, Any] = {one.name: one.other_than(one.any_value) for one in space.dimensions()}
+    assert sampled["model.depth"] == 40
+    assert (sampled["model.kind"], sampled["loss.focal"]) == ("dense", True)
+    configuration = space.decode(64, sampled)
+    assert space.encode(configuration) == sampled
+    assert (
+        space.encode(spec_of(SPACE, {**DEFAULT, "model": {**DEFAULT["model"], "hidden": 96}}).default_configuration)
+        is None
+    )
+
+
+def test_a_range_of_whole_ends_gives_whole_numbers_unless_it_says_otherwise() -> None:
+    def depth(given: dict[str, Any]) -> Dimension:
+        space = spec_of({"model": {"depth": given}}, {"model": {"depth": 2}}).space
+        return next(one for one in space.dimensions() if one.name == "model.depth")
+
+    assert depth({"low": 1, "high": 4}).integer
+    assert not depth({"low": 1, "high": 4, "integer": False}).integer
+    assert not depth({"low": 1, "high": 4.0}).integer
+    assert depth({"low": 1.0, "high": 4.0, "integer": True}).integer
+    space = spec_of().space
+    sampled = {**(space.encode(spec_of().default_configuration) or {}), "model.depth": 2.6}
+    value = space.decode(64, sampled).parameters["model.depth"]
+    assert value == 3 and type(value) is int
+
+
+def test_what_the_space_fixes_fills_itself_and_a_value_is_as_the_space_writes_it() -> None:
+    spec = spec_of({"model": {"hidden": [64], "kind": "conv", "width": [1.0, 2.0]}}, {"model": {"width": 2}})
+    assert own_parameters(spec.default_configuration) == {"hidden": 64, "kind": "conv", "width": 2.0}
+    assert spec.varied_in_model == ["width"]
+
+
+@pytest.mark.parametrize(
+    ("space", "default", "message"),
+    [
+        ({"model": {"dropout": [0, 1]}}, {}, "space.model.dropout: bssearch gives this name itself"),
+        ({"loss": {"momentum": 0.5}}, {}, "space.loss.momentum: bssearch gives this name itself"),
+        ({"model": {"a b": 1}}, {}, "space.model.a b: a name must be a Python identifier"),
+        ({"model": {"lambda": 1}}, {}, "space.model.lambda: a name must be a Python identifier"),
+        ({"model": {"a": 1}, "loss": {"a": 2}}, {}, "a stands under model and under loss"),
+        ({"model": {f"a{n}": 1 for n in range(MOST_OWN + 1)}}, {}, f"at most {MOST_OWN}"),
+        ({"model": {"x" * 51: 1}}, {}, "at most 50 characters"),
+        ({"model": {"a": [1, "x"]}}, {}, "must all be numbers, all true or false, or all texts"),
+        ({"model": {"a": [1, 1.0]}}, {}, "stands twice"),
+        ({"model": {"a": list(range(257))}}, {}, "at most 256"),
+        ({"model": {"a": "=x"}}, {}, "space.model.a = '=x': a text must have 1 to 100"),
+        ({"model": {"a": "x" * 101}}, {}, "a text must have 1 to 100"),
+        ({"model": {"a": 2**60}}, {}, "must be at most 9007199254740992"),
+        ({"model": {"a": None}}, {}, "space.model.a = null: must be a number, true or false, or a text"),
+        ({"model": {"a": {"low": 1.5, "high": 2, "integer": True}}}, {}, "low = 1.5 must be a whole number"),
+        ({"model": {"a": [1, 2]}}, {}, "model.a is searched, so the default must give it"),
+        ({"model": {"a": [1, 2]}}, {"model": {"a": "x"}}, "model.a = 'x' must be a number, as in space.model.a"),
+        ({"model": {"a": {"low": 1, "high": 4}}}, {"model": {"a": 2.5}}, "model.a = 2.5 must be a whole number"),
+        ({}, {"loss": {"a": 1}}, "default.loss.a is given, but there is no space.loss.a"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_bound(
+    space: dict[str, Any], default: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.yaml"
+    whole = {**SPEC, "space": {**SPEC["space"], **space}, "default": {**SPEC["default"], **default}}
+    path.write_text(json.dumps(whole, indent=1))
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert message in str(caught.value)
+    assert "own.yaml" in str(caught.value)
+
+
+def test_a_grid_of_too_many_combinations_is_refused() -> None:
+    names = [f"a{n}" for n in range(21)]
+    changes = {
+        "space": {"batch_size": [32], "learning_rate": 0.1, "model": {name: [1, 2] for name in names}},
+        "default": {"batch_size": 32, "learning_rate": 0.1, "model": dict.fromkeys(names, 1)},
+        "sampler": {"name": "grid"},
+    }
+    with pytest.raises(UsageError, match="it must be at most 1000000"):
+        make_sampler(make_spec(**changes))
+
+
+def test_the_question_is_the_same_without_them_and_another_with_them() -> None:
+    assert make_spec().question_hash == "bfc9d4bdf64f329e"
+    assert spec_of({"model": {}}, {"loss": {}}).question_hash == make_spec().question_hash
+    spec = spec_of()
+    assert spec.question_hash != make_spec().question_hash
+    again = StudySpec.model_validate(json.loads(json.dumps(spec.model_dump(mode="json"))))
+    assert again == spec
+    assert again.question_hash == spec.question_hash
+
+
+def test_enqueued_values_are_named_as_in_a_configuration() -> None:
+    found = configuration_of(spec_of(), {"model.hidden": 128, "loss.alpha": 1})
+    assert own_parameters(found) == {**own_parameters(spec_of().default_configuration), "hidden": 128, "alpha": 1.0}
+    for values, message in (
+        ({"model.hidden": 96}, "model.hidden = 96 is not one of 64, 128"),
+        ({"model.hidden": None}, "model.hidden = None: must be a number"),
+        ({"model.kind": "lstm"}, "model.kind = lstm is not one of conv, dense"),
+        ({"model.bias": False}, "model.bias = False is not the fixed True"),
+        ({"hidden": 128}, "did you mean 'model.hidden'"),
+        ({"model": 3}, "unknown parameter 'model'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            configuration_of(spec_of(), values)
+
+
+def test_the_neighbours_of_a_whole_number_are_those_beside_it_however_narrow_the_range() -> None:
+    dimension = Dimension("model.depth", low=1, high=4, log=True, integer=True)
+    found = _beside(dimension, 3, np.random.default_rng(0))
+    assert {2, 4} <= set(found)
+    assert 3 not in found
+    assert len(set(found)) == len(found)
+
+
+def test_the_limit_of_samples_holds_for_the_model_that_was_timed_alone() -> None:
+    """The best's samples take so many seconds at the step time of the default's model; of another nobody knows."""
+    spec = study_spec(
+        "random",
+        objective="samples_to_target",
+        space={"batch_size": [32], "learning_rate": [0.1, 0.2], "model": {"hidden": [8, 512]}},
+        default={"batch_size": 32, "learning_rate": 0.1, "model": {"hidden": 8}},
+        pruner={"name": "cap", "slack": 1.1},
+    )
+    study = MadeUpStudy(spec)
+    study.step()
+    limits: dict[Any, float] = {}
+    while len(limits) < 2:
+        plan, _ = study.planner.next_trial()
+        assert plan is not None
+        limits[plan.configuration.parameters["model.hidden"]] = plan.train_seconds_limit
+        study.run_plan(plan)
+    assert limits[8] < limits[512] == spec.budget.trial_train_seconds

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from bssearch.records import Configuration, MemoryRequest
+from bssearch.training import memory
+from bssearch.training.memory import limit_memory, peak_process_memory_bytes
+from bssearch.training.probes.memory import CPU_RESERVE_BYTES, RESERVE, STEPS, bytes_within_reserve, measure_memory
+from bssearch.training.trainer import WARM_UP_STEPS
+from tests.training.toys import CPU, Toy, on_cpu, toy_data
+
+REQUEST = MemoryRequest(configuration=Configuration(batch_size=20, micro_batch_size=20, learning_rate=0.1))
+
+
+def test_three_whole_steps_and_an_evaluation_are_run() -> None:
+    done: list[str] = []
+
+    def evaluated(metrics):  # type: ignore[no-untyped-def]
+        done.append("evaluation")
+        return metrics
+
+    use = measure_memory(REQUEST, Toy(on_loss=lambda: done.append("step"), on_evaluate=evaluated), toy_data(), on_cpu())
+    assert (use.micro_batch_size, use.fits, use.reason) == (20, True, None)
+    assert use.peak_memory_bytes is not None
+    assert done.count("step") == WARM_UP_STEPS + STEPS
+    assert done[-STEPS - 1 :] == ["step"] * STEPS + ["evaluation"]
+
+
+@pytest.mark.parametrize("where", ["loss", "evaluate"])
+def test_out_of_memory_is_an_answer_wherever_it_comes_and_has_its_reason(where: str) -> None:
+    def fail(*arguments: object) -> dict[str, float]:
+        raise MemoryError("no room\nfor that")
+
+    toy = Toy(on_loss=fail) if where == "loss" else Toy(on_evaluate=fail)
+    use = measure_memory(REQUEST, toy, toy_data(), on_cpu())
+    assert (use.fits, use.reason) == (False, "no room")
+
+
+def test_other_errors_of_the_workload_go_through() -> None:
+    def fail() -> None:
+        raise RuntimeError("a mistake")
+
+    with pytest.raises(RuntimeError, match="a mistake"):
+        measure_memory(REQUEST, Toy(on_loss=fail), toy_data(), on_cpu())
+
+
+def test_an_allocator_that_thrashes_counts_as_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    of_kernels, of_training = 3, [4, 5]  # as kernels are chosen, and later on: 2 at the last step
+
+    def retries(device: torch.device) -> int:
+        trained = len(steps) - WARM_UP_STEPS
+        return of_kernels if trained == 0 else of_training[trained == STEPS]
+
+    monkeypatch.setattr("bssearch.training.probes.memory.allocation_retries", retries)
+    reset_at: list[int] = []
+    monkeypatch.setattr("bssearch.training.probes.memory.reset_peak_memory", lambda device: reset_at.append(len(steps)))
+    use = measure_memory(REQUEST, Toy(on_loss=lambda: steps.append("step")), toy_data(), on_cpu())
+    assert reset_at == [WARM_UP_STEPS], "the peak has no workspaces that were tried"
+    assert not use.fits
+    assert use.reason == "the allocator had to give memory back and ask again 2 times in 3 steps"
+
+
+def test_a_reserve_is_kept_free_where_the_end_of_the_memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bytes_within_reserve(CPU, None) is None
+    assert bytes_within_reserve(CPU, 2**30) == 2**30 - CPU_RESERVE_BYTES
+    assert bytes_within_reserve(CPU, 100 * 2**30) == pytest.approx((1 - RESERVE) * 100 * 2**30, abs=1)
+    limits: list[int] = []
+    monkeypatch.setattr("bssearch.training.probes.memory.limit_memory", lambda device, limit: limits.append(limit))
+    assert measure_memory(REQUEST, Toy(), toy_data(), on_cpu(), memory_bytes=990).fits
+    assert limits == [990]
+
+
+def test_the_peak_of_a_process_is_its_high_water_mark(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmPeak:\t   99 kB\nVmHWM:\t     12 kB\nVmRSS:\t 7 kB\n")
+    assert peak_process_memory_bytes(CPU, status) == 12 * 1024
+    assert peak_process_memory_bytes(CPU, tmp_path / "absent") is None
+
+
+def test_on_the_cpu_the_limit_is_that_of_the_data_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(memory, "_give_back_what_is_freed", lambda: None)  # this process lives on
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: set_to.append((kind, limits)))
+    for hard, soft in [(resource.RLIM_INFINITY, 5000), (4000, 4000)]:
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, hard=hard: (hard, hard))
+        limit_memory(CPU, 5000)
+        assert set_to.pop() == (resource.RLIMIT_DATA, (soft, hard))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_limit_is_that_of_the_allocator() -> None:
+    device = torch.device("cuda")
+    limit_memory(device, 2**30)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2**31, dtype=torch.uint8, device=device)
+    finally:
+        limit_memory(device, 2**60)

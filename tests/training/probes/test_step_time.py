@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bssearch.errors import WorkloadError
+from bssearch.records import Configuration, StepTime, StepTimeRequest
+from bssearch.training.contention import Contention, CorePace
+from bssearch.training.probes import step_time
+from bssearch.training.probes.step_time import measure_step_time, median_interval
+from bssearch.training.updates import Updates
+from tests.factories import not_none
+from tests.training.toys import FakeTime, Toy, configuration, core_of_pace, on_cpu, toy_data
+
+Measure = Callable[..., StepTime]
+
+
+class QuietMeter:
+    """Sees nothing; a test may have it see something."""
+
+    found = Contention(False)
+
+    def __init__(self, device: torch.device, threads: int) -> None: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> Contention:
+        return self.found
+
+
+@pytest.fixture
+def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
+    """Return a probe of a workload whose losses and evaluations take the given seconds, one after the other."""
+
+    def measured(
+        losses: list[float],
+        evaluations: list[float],
+        probed: Configuration | None = None,
+        *,
+        limit: float = 0.5,
+        precision: float = 0.02,
+        update: float = 0.0,
+        cpu_share: float = 1.0,
+        core: CorePace | None = None,
+    ) -> StepTime:
+        time = FakeTime()
+        monkeypatch.setattr(step_time, "clock_for", lambda device: time.clock())
+        monkeypatch.setattr(step_time, "ContentionMeter", QuietMeter)
+        if not update:  # it would take a thousand of what takes no time to fill its share
+            monkeypatch.setattr(step_time, "UPDATE_SHARE", 0.0)
+        of_losses, of_evaluations = itertools.cycle(losses), iter(evaluations)
+
+        def evaluated(metrics: Mapping[str, float]) -> Mapping[str, float]:
+            time.pass_by(next(of_evaluations))
+            return metrics
+
+        updated = Updates.apply
+
+        def slow_update(updates: Updates) -> None:
+            updated(updates)
+            time.pass_by(update)
+
+        monkeypatch.setattr(Updates, "apply", slow_update)
+
+        def lost() -> None:
+            seconds = next(of_losses)
+            time.pass_by(seconds * cpu_share)
+            time.wait_for_a_cpu(seconds * (1 - cpu_share))
+
+        toy = Toy(on_loss=lost, on_evaluate=evaluated)
+        request = StepTimeRequest(configuration=probed or configuration(), precision=precision, seconds_limit=limit)
+        computation = on_cpu()
+        computation.core = core
+        return measure_step_time(request, toy, toy_data(), computation)
+
+    return measured
+
+
+@pytest.mark.parametrize(("limit", "cadence"), [(None, 0), (39.0, 2), (79.0, 4)])
+def test_steps_are_timed_between_evaluations_as_in_a_trial(
+    limit: float | None, cadence: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes 20 ms, twice as long right after an evaluation, as with cold caches."""
+    time = FakeTime()
+    monkeypatch.setattr(step_time, "clock_for", lambda device: time.clock())
+    monkeypatch.setattr(step_time, "ContentionMeter", QuietMeter)
+    monkeypatch.setattr(step_time, "UPDATE_SHARE", 0.0)
+    cold = False
+
+    def evaluated(metrics: Mapping[str, float]) -> Mapping[str, float]:
+        nonlocal cold
+        cold = True
+        time.pass_by(0.001)
+        return metrics
+
+    def stepped() -> None:
+        nonlocal cold
+        time.pass_by(0.04 if cold else 0.02)
+        cold = False
+
+    request = StepTimeRequest(configuration=configuration(), trial_train_seconds=limit, seconds_limit=2.0)
+    measured = measure_step_time(request, Toy(on_loss=stepped, on_evaluate=evaluated), toy_data(), on_cpu())
+    expected = 0.02 if not cadence else 0.02 * (cadence + 1) / cadence
+    assert measured.step_seconds == pytest.approx(expected, rel=0.01)
+
+
+def test_the_median_step_and_evaluation_are_timed_apart(measure: Measure) -> None:
+    measured = measure([0.05, 0.07, 0.9], [0.3, 0.1, 0.2])
+    assert measured.step_seconds == pytest.approx(0.07)
+    assert measured.evaluation_seconds == pytest.approx(0.2)
+    assert (measured.batch_size, measured.micro_batch_size, measured.out_of_memory) == (20, 20, False)
+
+
+def test_equal_steps_are_timed_for_a_fifth_of_the_limit_and_settled(measure: Measure) -> None:
+    measured = measure([0.05], [0.7], limit=5.0)
+    assert measured.steps_timed == 20
+    assert measured.settled is True
+    assert measured.step_seconds_low == pytest.approx(0.05)
+    assert measured.step_seconds_high == pytest.approx(0.05)
+
+
+def test_a_device_at_its_power_limit_is_timed_at_its_lasting_clock(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chip holds its clock for 60 steps, and takes half as long again for each after them."""
+    steps = [0.02] * 60 + [0.03] * 1000
+    assert measure(steps, [0.1] * 3).step_seconds == pytest.approx(0.02)
+    monkeypatch.setattr(step_time, "is_power_capped", lambda device: True)
+    found = measure(steps, [0.1] * 3)
+    assert found.step_seconds == pytest.approx(0.03) == found.step_seconds_low
+
+
+def test_steps_that_scatter_are_timed_until_the_interval_is_narrow_enough(measure: Measure) -> None:
+    scattered = np.random.default_rng(0).normal(0.1, 0.01, size=1000).tolist()
+    coarse, fine = (measure(scattered, [0.7], limit=100.0, precision=precision) for precision in (0.04, 0.02))
+    assert coarse.steps_timed < fine.steps_timed < 1000
+    for measured, precision in ((coarse, 0.04), (fine, 0.02)):
+        assert measured.settled
+        assert measured.step_seconds is not None
+        half_width = (not_none(measured.step_seconds_high) - not_none(measured.step_seconds_low)) / 2
+        assert half_width <= precision * measured.step_seconds
+
+
+def test_the_limit_ends_what_does_not_settle(measure: Measure) -> None:
+    measured = measure([0.1, 0.2], [0.7], limit=3.0)
+    assert measured.steps_timed == 20
+    assert measured.settled is False
+    assert (measured.step_seconds_low, measured.step_seconds_high) == pytest.approx((0.1, 0.2))
+
+
+def test_slow_steps_are_timed_six_times_and_slow_evaluations_once(measure: Measure) -> None:
+    measured = measure([3.0], [0.7])
+    assert (measured.steps_timed, measured.settled) == (6, True)
+    assert measured.evaluation_seconds == pytest.approx(0.7)
+
+
+def test_short_steps_are_timed_in_runs_of_ten_milliseconds(measure: Measure) -> None:
+    """Every fourth step is slow: runs of ten share them out, where the median of single steps would miss them."""
+    measured = measure([0.001, 0.001, 0.001, 0.005], [0.7])
+    assert measured.steps_timed % 10 == 0
+    assert measured.step_seconds == pytest.approx(0.002, rel=0.25)
+
+
+def test_the_steps_before_time_starts_are_not_counted(measure: Measure) -> None:
+    assert measure([*[50.0] * 5, *[0.1] * 6], [0.7]).step_seconds == pytest.approx(0.1)
+
+
+def test_accumulation_is_timed_as_it_is_run(measure: Measure) -> None:
+    accumulated = configuration(20, micro_batch_size=5, accumulation_steps=4)
+    assert measure([0.02], [0.7], accumulated).step_seconds == pytest.approx(0.08)
+
+
+def test_the_update_is_part_of_the_step_and_timed_alone(measure: Measure) -> None:
+    measured = measure([0.02], [0.7], update=0.005)
+    assert measured.step_seconds == pytest.approx(0.025)
+    assert measured.update_seconds == pytest.approx(0.005)
+
+
+def test_something_else_on_the_device_is_told(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = measure([0.05], [0.7])
+    assert (alone.contended, alone.reason) == (False, None)
+    monkeypatch.setattr(QuietMeter, "found", Contention(True, "process 41 (python) uses the device"))
+    shared = measure([0.05], [0.7])
+    assert (shared.contended, shared.reason) == (True, "process 41 (python) uses the device")
+
+
+def test_steps_on_a_slow_core_are_left_out(measure: Measure) -> None:
+    """The look after the last of every eight steps is slow: that step and the one after it do not count."""
+    losses = [*[0.02] * 6, 0.03, 0.03]
+    first = [0.02] * 5  # the warm-up
+    measured = measure([*first, *losses * 20], [0.7], limit=2.0, precision=0.0, core=core_of_pace(*[1.0] * 7, 1.7))
+    assert measured.step_seconds_low == pytest.approx(0.02)
+    assert measured.step_seconds_high == pytest.approx(0.02)
+    assert not measured.contended
+
+
+def test_a_core_that_is_hardly_ever_at_full_pace_is_told_after_four_times_the_limit(measure: Measure) -> None:
+    measured = measure([0.02], [0.7], limit=0.5, core=core_of_pace(1.0, *[1.7] * 1000))
+    assert measured.contended
+    assert measured.reason == "the core was slow in 99 of 100 timings"
+    assert measured.step_seconds == pytest.approx(0.02)
+
+
+def test_a_thread_that_lost_the_processor_is_told(measure: Measure) -> None:
+    measured = measure([0.05], [0.7], cpu_share=0.5)
+    assert measured.contended
+    assert measured.reason == "other work had the processor meanwhile"
+
+
+@pytest.mark.parametrize("at_loss", [1, 8])
+def test_out_of_memory_is_an_answer(at_loss: int) -> None:
+    calls = itertools.count(1)
+
+    def fail() -> None:
+        if next(calls) == at_loss:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    measured = measure_step_time(
+        StepTimeRequest(configuration=configuration()), Toy(on_loss=fail), toy_data(), on_cpu()
+    )
+    assert measured.out_of_memory
+    assert (measured.step_seconds, measured.evaluation_seconds, measured.steps_timed) == (None, None, 0)
+
+
+def test_a_batch_larger_than_the_data_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="200 must be <= 100"):
+        measure_step_time(StepTimeRequest(configuration=configuration(200)), Toy(), toy_data(), on_cpu())
+
+
+@pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (10, 2), (20, 6), (50, 18), (100, 40)])
+def test_the_interval_of_the_median_has_the_ranks_of_the_sign_test(count: int, rank: int) -> None:
+    """The ranks are those of tables of the sign test at 5 %, two-sided (David & Nagaraja, § 7.1)."""
+    assert median_interval(range(1, count + 1)) == (rank, count + 1 - rank)
+
+
+def test_five_values_have_no_interval() -> None:
+    with pytest.raises(ValueError, match="5 values have no 95 % interval"):
+        median_interval([1, 2, 3, 4, 5])
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=6, max_size=60))
+def test_the_interval_holds_the_median_of_the_values(values: list[float]) -> None:
+    low, high = median_interval(values)
+    assert low <= float(np.median(values)) <= high
+
+
+def test_the_interval_covers_the_median_in_95_of_100_samples() -> None:
+    """Log-normal values, as step times are: their median is 1."""
+    samples = np.exp(np.random.default_rng(1).normal(size=(2000, 25)))
+    covered = sum(low <= 1 <= high for low, high in map(median_interval, samples.tolist()))
+    assert 0.94 <= covered / 2000 <= 0.98
