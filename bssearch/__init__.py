@@ -61,9 +61,8 @@ if TYPE_CHECKING:
     from bssearch.search.samplers.time_model.optuna_sampler import TimeToTargetSampler
     from bssearch.spec import StudySpec, load_spec
     from bssearch.storage.repository import Store, open_store
-    from bssearch.workloads.base import WeightedLoss, Workload
+    from bssearch.workloads.base import TrainingStep, WeightedLoss, Workload
     from bssearch.workloads.data import Data, Part
-    from bssearch.workloads.training_step import TrainingStep
 
 _HOMES = {
     "Answer": "bssearch.commands.answer",
@@ -89,7 +88,7 @@ _HOMES = {
     "TargetNotReachedError": "bssearch.errors",
     "TrialStopped": "bssearch.errors",
     "TimeToTargetSampler": "bssearch.search.samplers.time_model.optuna_sampler",
-    "TrainingStep": "bssearch.workloads.training_step",
+    "TrainingStep": "bssearch.workloads.base",
     "UnknownFieldError": "bssearch.errors",
     "UsageError": "bssearch.errors",
     "WeightedLoss": "bssearch.workloads.base",

@@ -11,7 +11,8 @@ A member is imported when its name is first asked for.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -19,6 +20,29 @@ from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+# What a person may set of an importer, a probe or a plan, as the annotation of a parameter or of a field.
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One parameter for people: its help, its least value, and how its value and its default are shown.
+
+    ``flag`` is its name on the command line, and ``label`` its name in a form, if that is not the parameter's name.
+    ``unit`` is that of a number. If there are ``choices``, a value is one of them. ``variable`` is the environment
+    variable that gives it if the command line does not.
+    """
+
+    help: str
+    min: float | None = None
+    metavar: str | None = None
+    shown_default: str | None = None
+    flag: str | None = None
+    label: str | None = None
+    unit: str = ""
+    choices: Sequence[str] = ()
+    variable: str | None = None
+
 
 T = TypeVar("T")
 Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "exporters", "probes", "boards"]

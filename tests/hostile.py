@@ -19,10 +19,11 @@ from typing import Any
 
 from bssearch.commands.enqueue import configuration_of
 from bssearch.commands.report import svg_of
-from bssearch.commands.trials import status, trial_table
+from bssearch.commands.trials import status
 from bssearch.errors import BSSearchError, UsageError
 from bssearch.exchange.importers.rcp import import_rcp
 from bssearch.exchange.importers.runs import import_runs
+from bssearch.exchange.trial_rows import trial_table
 from bssearch.executors.messages import Lines, decode_reply
 from bssearch.executors.programs.reported_trial import ReportedTrial
 from bssearch.executors.programs.reports import ReportReader

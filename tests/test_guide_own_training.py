@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch.spec.space import OPTIMIZERS
-from bssearch.spec.space.usual_rates import SCRATCH_RATES
+from bssearch.spec.space.optimizers import SCRATCH_RATES
 from tests.cli.task import bssearch
 from tests.documents import DOCUMENTS, blocks
 

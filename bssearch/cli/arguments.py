@@ -13,7 +13,7 @@ import typer
 
 from bssearch.commands.launch import HERE, OPTIONS, Launch
 from bssearch.errors import UsageError
-from bssearch.options import Option
+from bssearch.registry import Option
 from bssearch.settings import DATABASE_URL_VARIABLE
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from bssearch.cli.arguments import (
 from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show
 from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
-from bssearch.options import Option
 from bssearch.records import TrialState
+from bssearch.registry import Option
 
 if TYPE_CHECKING:
     from bssearch.commands.probe.report import Probe

@@ -83,9 +83,8 @@ def report(
 
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
     """Write a study's trials, batch sizes and observations, or none of them."""
-    from bssearch.commands.report import observations_of
-    from bssearch.commands.trials import flat_table, trial_table
     from bssearch.exchange.exporters.exports import write_observations
+    from bssearch.exchange.trial_rows import flat_table, observations_of, trial_table
     from bssearch.search.finding import answer
 
     found, trials = answer(store, name), store.trials(name)

@@ -85,7 +85,8 @@ def list_trials(
     batch_size: Annotated[int | None, typer.Option(help="Only this batch size.")] = None,
 ) -> None:
     """List the trials of a study."""
-    from bssearch.commands.trials import matching_trials, trial_row
+    from bssearch.commands.trials import matching_trials
+    from bssearch.exchange.trial_rows import trial_row
 
     with study_to_read(db, study) as (store, name):
         found = store.trials(name)
@@ -115,7 +116,7 @@ def show_trial(
     """Show a trial's configuration, curve, environment and end."""
     if log:
         exclude("--log", {"--repro": repro})
-    from bssearch.commands.trials import trial_document
+    from bssearch.exchange.trial_rows import trial_document
 
     study, number = study_and_number(study_or_number, number)
     with study_to_read(db, study) as (store, name):
@@ -157,7 +158,7 @@ def _print_reproduction(found: Reproduction) -> None:
 
 def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], environment: Environment | None) -> None:
     """Print a trial for people."""
-    from bssearch.commands.trials import trial_row
+    from bssearch.exchange.trial_rows import trial_row
     from bssearch.records.curves import sparkline
 
     out = console()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from bssearch.analysis.answer import Answer as Answer
 from bssearch.analysis.derived import predict_for_device
-from bssearch.commands.trials import flat_table
 from bssearch.exchange.importers.step_times import read_step_times
+from bssearch.exchange.trial_rows import flat_table
 from bssearch.figures.page import in_notebook
 from bssearch.figures.plots import objective_picture
 from bssearch.search.finding import answer
-from bssearch.spec.stored import spec_of
+from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store, open_store
 
 if TYPE_CHECKING:

@@ -16,12 +16,11 @@ from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.calibration import default_at
 from bssearch.search.confirmation import CompletedRuns, repeat
 from bssearch.search.finding import answer
-from bssearch.search.history import History
-from bssearch.search.seeds import trial_seed
+from bssearch.search.history import History, trial_seed
 from bssearch.spec import StudySpec
-from bssearch.spec.stored import spec_of
+from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store, open_store
-from bssearch.training.probes.cadence import probe_record
+from bssearch.training.probes.step_time import probe_record
 
 FULL_TRIALS = 20
 """The default budget, as a number of trials that run to their full limit: a choice, about that of a small search."""

@@ -32,12 +32,12 @@ from bssearch.records.batch_schedule import (
     with_batch_schedule,
 )
 from bssearch.search.calibration import refuse_where_nothing_fits
-from bssearch.search.seeds import trial_seed
+from bssearch.search.history import trial_seed
 from bssearch.spec import StudySpec
 from bssearch.spec.model import OBJECTIVE
 from bssearch.spec.parts import DefaultSpec, whole_configuration
+from bssearch.spec.reader import spec_of
 from bssearch.spec.space import OPTIMIZER_SETTINGS, OPTIMIZERS
-from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
 from bssearch.storage.starting import archived
 
@@ -48,8 +48,8 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
     Parameters that ``values`` leave out are the default's; a learning rate left out follows the space's rule to the
     batch size and its scale to the optimizer. The trial runs to the study's full limit, never pruned, and accumulates
     micro-batches where the batch does not fit into memory. With ``batch_stages`` the batch grows
-    (`bssearch.records.batch_schedule`), and the trial is one of the search for that. Raises `UsageError` for an unknown name
-    and for a configuration outside the space, naming each value and its bound, `LaunchError` where nothing fits.
+    (`bssearch.records.batch_schedule`), and the trial is one of the search for that. Raises `UsageError` for an unknown
+    name and for a configuration outside the space, naming each value and its bound, `LaunchError` where nothing fits.
     """
     record = store.study(study)
     if record.archived_at is not None:

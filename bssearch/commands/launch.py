@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from bssearch.options import Option
+from bssearch.registry import Option
 from bssearch.settings import DATA_DIR_VARIABLE, DATABASE_URL_VARIABLE
 
 if TYPE_CHECKING:

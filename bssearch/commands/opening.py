@@ -19,7 +19,7 @@ from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_add
 from bssearch.commands.launch import Launch
 from bssearch.commands.reporting import reported
 from bssearch.errors import BSSearchError, QuestionChangedError, SpecError, UsageError, WorkloadError
-from bssearch.exchange.boards.named import boards_of, check_boards
+from bssearch.exchange.boards.base import boards_of, check_boards
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.records import Environment, StudyRecord, WorkloadDescription
 from bssearch.search.driver import Driver
@@ -34,9 +34,9 @@ from bssearch.settings import DATA_DIR_VARIABLE, user_name
 from bssearch.spec import StudySpec, checked
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE
 from bssearch.spec.parts import BudgetSpec
+from bssearch.spec.reader import changed_fields, spec_of
 from bssearch.spec.space import split_batch
-from bssearch.spec.space.batch_norm import batch_norm_caveats
-from bssearch.spec.stored import changed_fields, spec_of
+from bssearch.spec.space.micro_batches import batch_norm_caveats
 from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.starting import archived
 from bssearch.workloads.base import lies_in_no_file, refuse_while_importing

@@ -42,10 +42,9 @@ from bssearch.records import (
 from bssearch.search.confirmation import repeat
 from bssearch.search.engine import NextRun
 from bssearch.search.finding import answer, save_quick, stored_end, stored_quick
-from bssearch.search.history import History
-from bssearch.search.seeds import trial_seed
+from bssearch.search.history import History, trial_seed
 from bssearch.spec import StudySpec
-from bssearch.spec.space.usual_rates import FINE_TUNING
+from bssearch.spec.space.optimizers import FINE_TUNING
 from bssearch.storage.repository import Store
 
 SHARE_OF_A_RUN = 0.25

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.growing import typical_run
 from bssearch.analysis.headline import with_interval
-from bssearch.analysis.law.fitted import CriticalBatch
+from bssearch.analysis.law.critical_batch import CriticalBatch
 from bssearch.analysis.numbers import ends, number, span
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
@@ -20,15 +20,13 @@ from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
 from bssearch.figures.page import StudyPicture
 from bssearch.figures.plots import curve_trials, objective_picture
-from bssearch.records import Observation, Phase, StudyRecord, TrialRecord
+from bssearch.records import Phase, StudyRecord, TrialRecord
 from bssearch.records.step_times import step_seconds_of
 from bssearch.records.text import plural
 from bssearch.search.finding import answer
-from bssearch.spec.stored import spec_of
+from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
-TRIALS_AT_ONCE = 200
-"""Trials whose curves are in memory at a time: a choice."""
 COMPARED = (
     "study",
     "device",
@@ -108,15 +106,6 @@ def svg_of(store: Store, name: str) -> str:
     spec = spec_of(study)
     default = spec.default.batch_size if spec.default_is_known else None
     return objective_picture(found, default_batch_size=default, measured_on=study.created_at.date())
-
-
-def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> Iterator[tuple[int, Observation]]:
-    """Yield every observation of some trials with the trial's number, a few trials' in memory at a time."""
-    numbers = [trial.number for trial in trials]
-    for start in range(0, len(numbers), TRIALS_AT_ONCE):
-        for trial, curve in store.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():
-            for observation in curve:
-                yield trial, observation
 
 
 def compare(studies: Sequence[tuple[Store, str]]) -> list[Comparison]:

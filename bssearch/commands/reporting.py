@@ -13,8 +13,7 @@ import yaml
 from bssearch.analysis.headline import headline
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import BSSearchError, TargetNotReachedError
-from bssearch.exchange.boards.base import without_secrets
-from bssearch.exchange.boards.named import boards_of, check_boards
+from bssearch.exchange.boards.base import boards_of, check_boards, without_secrets
 from bssearch.exchange.boards.process import BoardProcess
 from bssearch.records import StudyRecord, TrialObserved, TrialRecord, TrialState
 from bssearch.search.finding import answer

@@ -41,7 +41,7 @@ from bssearch.records.batch_schedule import sizes_in_words
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import admitted
-from bssearch.spec.stored import spec_of
+from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store, open_store
 from bssearch.workloads.base import SHIPPED
 

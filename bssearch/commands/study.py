@@ -32,7 +32,7 @@ from bssearch.executors.loops.called import CalledExecutor, Piece
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.search.driver import Driver
 from bssearch.search.finding import answer
-from bssearch.search.interrupts import Interrupts
+from bssearch.search.shift import Interrupts
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.model import GIVEN_IN_PYTHON, OBJECTIVE
 

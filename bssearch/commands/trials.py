@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bssearch.analysis.objectives.seconds import Basis, seconds_to_target, trial_basis
 from bssearch.analysis.optimum import fastest
-from bssearch.records import Environment, Observation, Phase, TrialRecord, TrialState, outcome_fields
-from bssearch.records.batch_schedule import run_stages
+from bssearch.exchange.trial_rows import traceback, trial_table
+from bssearch.records import Phase, TrialRecord, TrialState
 from bssearch.search.finding import stored_end
 from bssearch.spec import StudySpec
-from bssearch.spec.stored import spec_of
+from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store, open_store
 
 if TYPE_CHECKING:
     import pandas as pd
-
-ZERO_WHERE_UNKNOWN = frozenset({"steps", "samples", "train_seconds"})
-"""The outcome's fields that an imported run has as 0 where its table does not say them."""
-
-UNKNOWN_OF_IMPORTED = (
-    "uncapped",
-    "train_seconds_limit",
-    "eval_every_steps",
-    "threads",
-    "evaluation_seconds",
-    "warmup_seconds",
-    "other_seconds",
-    "wall_seconds",
-    "contended",
-)
-"""The fields that are null of a run that was made elsewhere: no table has them."""
-
-ALWAYS_THERE = ("train_seconds", "time_to_target_s", "steps_to_target", "final_metric", "reason")
-"""The outcome's fields that a row has before its trial has ended, as null: a contract of ``trials --format json``."""
 
 
 def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
@@ -72,88 +53,6 @@ def matching_trials(
         and (state is None or trial.state is state)
         and (batch_size is None or trial.configuration.batch_size == batch_size)
     ]
-
-
-def trial_table(trials: Sequence[TrialRecord]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the columns of a table of trials and its rows, as ``trials.csv`` and `trials_frame` have them."""
-    return flat_table([trial_row(trial) for trial in trials])
-
-
-def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return rows without nested mappings, whose parts get dotted names, and the columns of all of them.
-
-    Of a mapping that some rows lack there are only the columns of its parts.
-    """
-    flat = [flat_row(row) for row in rows]
-    names = dict.fromkeys(key for row in flat for key in row)
-    return [name for name in names if not any(other.startswith(f"{name}.") for other in names)], flat
-
-
-def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, with dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in row.items():
-        name = f"{path}{key}"
-        found |= flat_row(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return found
-
-
-def trial_row(trial: TrialRecord) -> dict[str, Any]:
-    """Return a trial as a flat row of configuration and outcome: the contract of ``trials --format json``."""
-    known = outcome_fields(trial.outcome) if trial.outcome else {}
-    outcome = {name: value for name, value in known.items() if name not in {"state", "traceback"}}
-    configuration = asdict(trial.configuration)
-    if trial.is_imported:
-        outcome = {name: value for name, value in outcome.items() if value or name not in ZERO_WHERE_UNKNOWN}
-    return {
-        "number": trial.number,
-        "state": trial.state.value,
-        "phase": trial.phase.value,
-        **{name: value for name, value in configuration.items() if name != "parameters"},
-        **configuration["parameters"],
-        "seed": trial.seed,
-        "uncapped": trial.uncapped,
-        "retry_of": trial.retry_of,
-        "started_by": trial.started_by,
-        "sampled": None if trial.sampled is None else dict(trial.sampled),
-        "train_seconds_limit": trial.train_seconds_limit,
-        "eval_every_steps": trial.eval_every_steps,
-        "threads": trial.threads,
-        **dict.fromkeys(ALWAYS_THERE),
-        **outcome,
-        "steps_x_step_time_s": trial.steps_x_step_time_s,
-        **(dict.fromkeys(UNKNOWN_OF_IMPORTED) if trial.is_imported else {}),
-    }
-
-
-def trial_document(
-    trial: TrialRecord,
-    curve: Sequence[Observation],
-    environment: Environment | None,
-    spec: Mapping[str, object] | None,
-) -> dict[str, Any]:
-    """Return a trial with its curve, device and the spec that started it: the contract of ``trial --format json``.
-
-    ``stages`` are what it ran of each where its batch grows, null where it stays.
-    """
-    return {
-        **trial_row(trial),
-        "stages": [asdict(one) for one in run_stages(trial, curve)] if trial.configuration.grows else None,
-        "traceback": traceback(trial),
-        "environment": None
-        if environment is None
-        else {**asdict(environment), "libraries": environment.library_versions},
-        "spec": spec,
-        "observations": [
-            {"step": one.step, "train_seconds": one.train_seconds, "metric": one.metric, "loss": one.loss}
-            for one in curve
-        ],
-    }
-
-
-def traceback(trial: TrialRecord) -> str | None:
-    """Return the traceback of the exception that ended a trial, None without one."""
-    return None if trial.outcome is None else trial.outcome.traceback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

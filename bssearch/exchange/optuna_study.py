@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.analysis.shape import parameters_of
-from bssearch.commands.report import observations_of
 from bssearch.errors import UsageError
+from bssearch.exchange.trial_rows import observations_of
 from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
+from bssearch.spec.reader import spec_of
 from bssearch.spec.space import Dimension, SearchSpace
 from bssearch.spec.space.parts import RelativeLearningRate
 from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
-from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store, open_store
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from bssearch.errors import UsageError
-from bssearch.options import Option
 from bssearch.planning.claims import MANY_STEPS, Note, notes_on
 from bssearch.planning.requests import LARGEST_COUNT, Plan, Request, planned, require
+from bssearch.registry import Option
 from bssearch.spec.space import split_batch
-from bssearch.spec.space.batch_norm import TINY_BATCH, batch_norm_caveats
+from bssearch.spec.space.micro_batches import TINY_BATCH, batch_norm_caveats
 
 Batch = Annotated[int, Field(ge=1, le=10**9)]
 Micro = Annotated[int, Field(ge=1, le=10**6)]  # the sizes up to it are tried one by one

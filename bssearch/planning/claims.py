@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bssearch.records.scaling import LearningRateRule, is_said_to_need_warmup
+from bssearch.records.scaling import LARGE_BATCH, LAYERWISE, LearningRateRule, is_said_to_need_warmup
 from bssearch.spec import StudySpec
 from bssearch.spec.space import split_batch
 from bssearch.spec.space.parts import RelativeLearningRate
-
-LARGE_BATCH = 8192
-"""From this batch size on layerwise optimizers are said to be needed."""
 
 MANY_STEPS = 16
 """Beyond this many accumulation steps gradients are said to go stale."""
 
 ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")
 """Optimizers with running means of the gradient and of its square."""
-
-LAYERWISE = ("lars", "lamb")
-"""LARS (You et al. 2017, arXiv 1708.03888) and LAMB (You et al. 2020, arXiv 1904.00962)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from bssearch.options import Option
-from bssearch.planning.claims import ADAM_LIKE, LARGE_BATCH, LAYERWISE, Note, notes_on
+from bssearch.planning.claims import ADAM_LIKE, Note, notes_on
 from bssearch.planning.requests import (
     Count,
     Database,
@@ -21,13 +20,16 @@ from bssearch.planning.requests import (
     require,
 )
 from bssearch.records.scaling import (
+    LARGE_BATCH,
     LARGEST_DROPOUT,
+    LAYERWISE,
     LearningRateRule,
     is_said_to_need_warmup,
     learning_rate_factor,
     rule_of_optimizer,
     sqrt_dropout,
 )
+from bssearch.registry import Option
 from bssearch.spec.space import OPTIMIZERS, BatchRules
 
 WARMUP_EPOCHS = 5.0

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar, Union, cast, get_args, ge
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from bssearch.errors import UsageError, problem_in_words
-from bssearch.options import Option
+from bssearch.registry import Option
 
 LARGEST_COUNT = 10**15
 """The most of anything that is counted: far above what there is, and exact as a float."""

@@ -18,9 +18,10 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from bssearch.options import Option
-from bssearch.planning.claims import LARGE_BATCH, Note, notes_on
+from bssearch.planning.claims import Note, notes_on
 from bssearch.planning.requests import Database, NotNegative, Parameters, Plan, Positive, Request, Share, require
+from bssearch.records.scaling import LARGE_BATCH
+from bssearch.registry import Option
 from bssearch.spec.space import split_batch
 
 MOST_DEVICES = 4096

@@ -17,7 +17,6 @@ import yaml
 from pydantic import model_validator
 
 from bssearch.errors import LaunchError
-from bssearch.options import Option
 from bssearch.planning.claims import Note, notes_on
 from bssearch.planning.memory.numbers import what_fits
 from bssearch.planning.memory.parameters import FORMATS, parameter_bytes
@@ -25,8 +24,9 @@ from bssearch.planning.memory.plan import GIB
 from bssearch.planning.memory.request import HEADROOM, MemoryRequest
 from bssearch.planning.requests import Count, Finite, Name, Parameters, Plan, Positive, Request, planned, require
 from bssearch.records.scaling import rule_of_optimizer
+from bssearch.registry import Option
 from bssearch.spec import StudySpec, load_spec
-from bssearch.spec.space.usual_rates import FINE_TUNING_FACTOR, SCRATCH_RATES
+from bssearch.spec.space.optimizers import FINE_TUNING_FACTOR, SCRATCH_RATES
 
 MIB = 2**20
 

@@ -107,3 +107,10 @@ def sde_beta(beta: float, ratio: float) -> float:
 def sde_epsilon(epsilon: float, ratio: float) -> float:
     """Return ε/√κ, which goes with `sde_beta`."""
     return epsilon / math.sqrt(ratio)
+
+
+LARGE_BATCH = 8192
+"""From this batch size on layerwise optimizers are said to be needed."""
+
+LAYERWISE = ("lars", "lamb")
+"""LARS (You et al. 2017, arXiv 1708.03888) and LAMB (You et al. 2020, arXiv 1904.00962)."""

@@ -31,7 +31,7 @@ class Lease:
 class ProbeRecord(StepTime):
     """A stored step time and the evaluation cadence fixed from it; None where the batch size does not fit.
 
-    With an ``error`` its seconds are those of several visits, see `bssearch.records.step_times`; None: of one measurement.
+    With an ``error`` its seconds are those of several visits, `bssearch.records.step_times`; None: of one measurement.
     """
 
     eval_every_steps: int | None

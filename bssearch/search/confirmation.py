@@ -18,8 +18,7 @@ from bssearch.analysis.confirmation_runs import PlainMiss, plain_misses, plainly
 from bssearch.analysis.optimum import Verdict, decide
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.records.step_times import step_seconds_of
-from bssearch.search.history import History
-from bssearch.search.seeds import trial_seed
+from bssearch.search.history import History, trial_seed
 from bssearch.spec.admission import problem_with
 
 CONFIGURATIONS_PER_BATCH = 2

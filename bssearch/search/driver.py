@@ -54,10 +54,9 @@ from bssearch.search.calibration import (
 )
 from bssearch.search.engine import CONTINUE, Engine, NextRun
 from bssearch.search.finding import SearchEnd, quick_prior, save_finding
-from bssearch.search.interrupts import Interrupts
 from bssearch.search.leases import HEARTBEAT_SECONDS, LEASE_SECONDS, Leases
 from bssearch.search.listener import Listener
-from bssearch.search.shift import Shift
+from bssearch.search.shift import Interrupts, Shift
 from bssearch.search.waiting import WaitingTrials
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec

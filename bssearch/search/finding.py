@@ -20,7 +20,7 @@ from bssearch.records import Configuration, TrialRecord, model_parameters
 from bssearch.records.step_times import step_seconds_of, with_step_time
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import BudgetSpec
-from bssearch.spec.stored import spec_of
+from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
 ANSWERS = 19

@@ -9,9 +9,8 @@ from statistics import median
 from bssearch.analysis.growing import has_grown
 from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.confirmation import CompletedRuns, confirmation_trials, interleaved, verdict_of
-from bssearch.search.history import History
+from bssearch.search.history import History, trial_seed
 from bssearch.search.samplers.batch_schedules import Tuned, in_known_micro_batches, propose
-from bssearch.search.seeds import trial_seed
 
 REPEATED = 2
 """Schedules of which the best is told by fresh seeds: the best by one seed is partly luck. A choice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -22,6 +23,14 @@ from bssearch.records.curves import Progress
 from bssearch.records.step_times import step_seconds_of, with_step_time
 from bssearch.spec import StudySpec
 from bssearch.spec.space import are_coordinates
+
+# Seeds of trials, derived from the study's: the same study gives the same seeds, and no two phases share one.
+
+
+def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
+    """Return a 31-bit seed for the trial with this index in its phase."""
+    digest = hashlib.sha256(f"{study_seed}/{phase}/{index}".encode()).digest()
+    return int.from_bytes(digest[:4]) >> 1
 
 
 class BusyTime:

@@ -13,11 +13,10 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
-from bssearch.search.history import History
+from bssearch.search.history import History, trial_seed
 from bssearch.search.pruners.controller import PruningController
 from bssearch.search.samplers import allocation
 from bssearch.search.samplers.base import Choice, Sampler, decoded, default_choice
-from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 
 LATE = 0.5

@@ -14,7 +14,8 @@ import yaml
 from pydantic import ValidationError
 
 from bssearch import settings
-from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words
+from bssearch.errors import DatabaseError, NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words
+from bssearch.records import StudyRecord
 from bssearch.spec.model import StudySpec
 from bssearch.spec.space import UNKNOWN_KEY
 from bssearch.spec.yaml_values import MOST_BITS, MOST_LEVELS, is_unicode, read_yaml, shortened
@@ -310,3 +311,39 @@ def _said(problem: Any) -> str:
         return f"must be {' or '.join(WRITTEN[kind] for kind in expected.split(', '))}"
     field = context["discriminator"].strip("'")
     return f"{field} = {shortened(context['tag'])} must be one of {expected}" if expected else f"must have a {field}"
+
+
+# The spec that is stored with a study.
+
+NEWER = "a newer bssearch may have written it: upgrade this one"
+
+
+def spec_of(study: StudyRecord) -> StudySpec:
+    """Return the spec of a stored study; raise `DatabaseError` where it is none that this version knows."""
+    try:
+        spec = StudySpec.model_validate(study.spec)
+    except ValidationError as error:
+        first, *more = error.errors()
+        place = ".".join(map(str, first["loc"])) or "spec"
+        others = f" (and {len(more)} more)" if more else ""
+        is_newer = first["type"] == "extra_forbidden" or place == "schema_version"
+        raise DatabaseError(
+            f"the spec stored with study {study.name!r} cannot be read: {place}: {problem_in_words(first)}{others}",
+            hint=NEWER if is_newer else "other studies of this database are not concerned",
+        ) from None
+    if spec.name != study.name:
+        raise DatabaseError(f"the spec stored with study {study.name!r} is that of {spec.name!r}")
+    return spec
+
+
+# The fields in which two specs differ.
+
+
+def changed_fields(old: Any, new: Any, path: str = "") -> dict[str, tuple[object, object]]:
+    """Return the dotted fields in which two JSON values differ, each with its (old, new) values."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        found: dict[str, tuple[object, object]] = {}
+        for key in sorted({*old, *new}):
+            found |= changed_fields(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        return found
+    return {} if old == new else {path: (old, new)}

@@ -18,11 +18,11 @@ from sqlalchemy import URL, Connection, Select, bindparam, select
 from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.records import Environment, to_json
 from bssearch.storage import migrate
+from bssearch.storage.columns import to_columns
 from bssearch.storage.connection.engine import create_engine_for, looking, reading, translated, writing
 from bssearch.storage.connection.faults import ConnectionLostError
 from bssearch.storage.connection.urls import masked, shown
 from bssearch.storage.models import EnvironmentRow, StudyRow
-from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import insert_if_absent, no_study
 
 # Patience with a server that is away for a while: work is tried again until the connection is back.

@@ -10,10 +10,9 @@ from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import OtherDeviceError, UsageError
 from bssearch.records import Environment, StudyRecord
-from bssearch.storage.columns import now
+from bssearch.storage.columns import now, to_columns
 from bssearch.storage.leases import check_idle
 from bssearch.storage.models import StudyRow
-from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import STUDY, insert_if_absent, study_record
 
 

@@ -14,10 +14,9 @@ from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
 from bssearch.errors import UsageError
 from bssearch.records import TrialOutcome, TrialState
-from bssearch.storage.columns import database_now, database_started, now
+from bssearch.storage.columns import database_now, database_started, now, to_columns
 from bssearch.storage.models import ClaimRow, ObservationRow, TrialRow
 from bssearch.storage.revisions import mark_changed
-from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import end_trial, is_running
 
 RESTART_GRACE_S = 60.0

@@ -21,11 +21,10 @@ from bssearch.records import (
 from bssearch.records.step_times import step_seconds_of, with_step_time, with_visits
 from bssearch.spec import StudySpec
 from bssearch.spec.space import MemoryBoundary, in_force
-from bssearch.storage.columns import now
+from bssearch.storage.columns import column_types, from_columns, now, to_columns
 from bssearch.storage.database import Database, Notify, patiently
 from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow, VisitRow
 from bssearch.storage.revisions import Counters, counters, mark_probed
-from bssearch.storage.rows import column_types, from_columns, to_columns
 from bssearch.storage.statements import (
     ENVIRONMENTS,
     MEMORY,

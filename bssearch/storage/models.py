@@ -1,4 +1,4 @@
-"""The tables. A column that holds a record's field bears the field's name (`bssearch.storage.rows` maps the two).
+"""The tables. A column that holds a record's field bears the field's name (`bssearch.storage.columns` maps the two).
 
 Times are UTC, seconds and metrics finite floats, bytes and counts integers; JSON holds only what has the user's shape.
 """
@@ -50,11 +50,11 @@ from bssearch.storage.columns import (
     UtcDateTime,
     at_most_one,
     below_one,
+    column_types,
     enum,
     not_negative,
     positive,
 )
-from bssearch.storage.rows import column_types
 
 TABLE_PREFIX = "bss_"
 UNFINISHED = "state IN ('queued', 'running')"

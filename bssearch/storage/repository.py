@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, select
 
 from bssearch.records import BranchMeasurement, Environment, spec_digest
-from bssearch.storage.columns import now
+from bssearch.storage.columns import column_types, from_columns, now, to_columns
 from bssearch.storage.database import Database, patiently
 from bssearch.storage.models import BranchRow, SpecRow, StudyRow, TrialRow
-from bssearch.storage.rows import column_types, from_columns, to_columns
 from bssearch.storage.statements import insert_if_absent
 
 if TYPE_CHECKING:

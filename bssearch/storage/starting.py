@@ -11,11 +11,10 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from bssearch.errors import UsageError
 from bssearch.records import Environment, Lease, TrialOutcome, TrialPlan, TrialRecord, TrialState
-from bssearch.storage.columns import database_now
+from bssearch.storage.columns import database_now, to_columns
 from bssearch.storage.database import Database
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.revisions import mark_changed, raise_revision
-from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import stored_trial
 
 JUST_BEFORE = timedelta(microseconds=1)

@@ -36,7 +36,7 @@ from bssearch.records import (
     TrialState,
     Visit,
 )
-from bssearch.storage.columns import database_now
+from bssearch.storage.columns import PREFIXES, column_types, database_now, from_columns
 from bssearch.storage.models import (
     Base,
     EnvironmentRow,
@@ -47,7 +47,6 @@ from bssearch.storage.models import (
     TrialRow,
     VisitRow,
 )
-from bssearch.storage.rows import PREFIXES, column_types, from_columns
 
 
 def _columns(row: type[Base], record_type: type, *, without: str | None = None) -> list[ColumnElement[Any]]:

@@ -27,8 +27,7 @@ from bssearch.errors import LaunchError, WorkloadError
 from bssearch.records import Configuration
 from bssearch.records.batch_schedule import Stage, batch_schedule_of, stages_of
 from bssearch.training.computation import Computation
-from bssearch.workloads.data import Batch, BatchStream, Data, DatasetPart, HostPart, Part, pair_of
-from bssearch.workloads.nested import moved, tensors
+from bssearch.workloads.data import Batch, BatchStream, Data, DatasetPart, HostPart, Part, moved, pair_of, tensors
 
 DATA_SHARE = 0.3
 """With ``data: auto`` the training part lies on the device where it takes no more than this share of its memory: the

@@ -18,7 +18,7 @@ from bssearch.records import WITH_CUDA_GRAPHS, ParameterValue
 from bssearch.spec.space.training import TrainingSpec
 from bssearch.training.contention import CorePace
 from bssearch.workloads.base import Workload
-from bssearch.workloads.nested import mapped
+from bssearch.workloads.data import mapped
 
 NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 

@@ -30,7 +30,7 @@ from bssearch.training.course import Approach
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.trainer import Trainer, loss_of, seed_everything
 from bssearch.workloads.base import Part, WeightedLoss, Workload
-from bssearch.workloads.nested import moved
+from bssearch.workloads.data import moved
 
 SMALL_BATCHES = 8
 """Small batches in a long pass within a trial. What limits the estimate is ‖G‖²: for the same samples in all, fewer and

@@ -39,7 +39,7 @@ from bssearch.records import (
     TrialState,
     is_metric,
 )
-from bssearch.spec.space.batch_norm import batch_norm_caveats
+from bssearch.spec.space.micro_batches import batch_norm_caveats
 from bssearch.training.branch import continue_from
 from bssearch.training.clock import Clock
 from bssearch.training.computation import NO_PARAMETERS, Computation
@@ -50,8 +50,7 @@ from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trainer import Trainer, seed_everything, warm_up
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, identity_of
-from bssearch.workloads.base import Data, Workload
-from bssearch.workloads.evaluation import measure, metric_value
+from bssearch.workloads.base import Data, Workload, measure, metric_value
 
 TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
 """The ends after which the test part is evaluated, where the request asks for it."""

@@ -24,9 +24,8 @@ from bssearch.training.memory import is_out_of_memory
 from bssearch.training.optimizers import built_optimizers, flat, ignored_learning_rate
 from bssearch.training.schedule import BranchSchedule, OwnSchedule, Schedule, schedule_for
 from bssearch.training.updates import OwnStep, Updates, own_training_step
-from bssearch.workloads.base import WeightedLoss, Workload
+from bssearch.workloads.base import WeightedLoss, Workload, measure, metric_value
 from bssearch.workloads.data import Batch, BatchStream, Data, Part
-from bssearch.workloads.evaluation import measure, metric_value
 
 
 class Trainer:

@@ -17,9 +17,8 @@ from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration
 from bssearch.training.computation import Computation
 from bssearch.training.optimizers import Optimizers, restore_states, states_of, take_over_states
-from bssearch.workloads.base import WeightedLoss, Workload
+from bssearch.workloads.base import TrainingStep, WeightedLoss, Workload
 from bssearch.workloads.data import Batch
-from bssearch.workloads.training_step import TrainingStep
 
 
 class AveragedWeights:

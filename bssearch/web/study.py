@@ -13,8 +13,9 @@ from bssearch.analysis.answer import Answer
 from bssearch.analysis.numbers import number
 from bssearch.commands.report import picture_of
 from bssearch.commands.rerun import Reproduction, reproduction
-from bssearch.commands.trials import Status, matching_trials, status, trial_document, trial_row
+from bssearch.commands.trials import Status, matching_trials, status
 from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError
+from bssearch.exchange.trial_rows import trial_document, trial_row
 from bssearch.figures.chart import Chart
 from bssearch.figures.html import Page
 from bssearch.figures.page import facts_of, page_of

@@ -16,20 +16,57 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
+
+import torch
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.records import MetricInfo
+from bssearch.records import Configuration, MetricInfo
 from bssearch.workloads.data import Data as Data
 from bssearch.workloads.data import Part as Part
 
-if TYPE_CHECKING:
-    import torch
+# What a workload with a training step of its own is given for each step.
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """One optimizer step, for ``training_step(step)``: forward, backward and update are the workload's.
+
+    ``micro_batches`` gives the step's ``accumulation_steps`` pairs (inputs, targets) on the device, augmented, once;
+    all of them must be taken. ``optimizers`` is what ``build_optimizer`` returned, else bssearch's own optimizer; their
+    learning rates are those of the step, and all gradients are None. ``number`` counts steps from 0. The whole step
+    runs under autocast where the precision asks for it.
+    """
+
+    model: torch.nn.Module
+    optimizers: Any
+    configuration: Configuration
+    number: int
+    micro_batches: Iterator[tuple[Any, Any]]
+    _backward: Callable[[torch.Tensor], None]
+    _update: Callable[[torch.optim.Optimizer], None]
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Return the number of micro-batches."""
+        return self.configuration.accumulation_steps
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a scalar loss, scaled where fp16 needs it. Divide by the micro-batches beforehand."""
+        self._backward(loss)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer step: after undoing fp16's scaling, and clipping its gradients to ``clip_norm``, if any.
+
+        An ``optimizer.step()`` of one's own does neither.
+        """
+        self._update(optimizer)
+
 
 SHIPPED = {
     "char_lm": "bssearch.workloads.char_lm:CharLM",
@@ -291,3 +328,38 @@ def _own_line(error: BaseException) -> str:
         if frame.filename != __file__ and not frame.filename.startswith("<frozen")
     ]
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else text
+
+
+# What a workload's ``evaluate`` says of a part, checked.
+
+
+def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[str, Any]:
+    """Return what a workload's ``evaluate`` says of a whole part, and leave the model in training mode.
+
+    Raises `WorkloadError` where that is no mapping; what is in it `metric_value` checks.
+    """
+    model.eval()
+    with torch.no_grad():
+        metrics = workload.evaluate(model, part)
+    model.train()
+    if not isinstance(metrics, Mapping):
+        raise WorkloadError(f"evaluate() returned a {type(metrics).__name__}; it must be a mapping of metrics")
+    return metrics
+
+
+def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) -> float:
+    """Return one of the metrics as a float, which may be NaN.
+
+    Raises `WorkloadError` where it is missing, no number, or outside the bounds that the workload declares.
+    """
+    if metric not in metrics:
+        offered = ", ".join(sorted(metrics)) or "nothing"
+        raise WorkloadError(f"evaluate() returned no metric {metric!r}; it offers {offered}")
+    try:
+        value = float(metrics[metric])
+    except (TypeError, ValueError) as error:
+        raise WorkloadError(f"evaluate() returned {metrics[metric]!r} as {metric!r}: not a number") from error
+    info = workload.metrics.get(metric, MetricInfo())
+    if (info.low is not None and value < info.low) or (info.high is not None and value > info.high):
+        raise WorkloadError(f"evaluate() returned {metric} = {value:g}, outside the [{info.low}, {info.high}] declared")
+    return value

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bssearch.errors import WorkloadError
-from bssearch.workloads.data import BatchStream, Data, DatasetPart, Part
-from bssearch.workloads.nested import places
+from bssearch.workloads.data import BatchStream, Data, DatasetPart, Part, places
 
 PARTS = ("train", "validation", "test")
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
-from bssearch.workloads.split import evenly, stratified_order
+from bssearch.workloads.data import evenly, stratified_order
 
 CLASSES = 10
 _BRIGHTEST = 16.0

@@ -20,8 +20,8 @@ from torch.nn import functional
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
+from bssearch.workloads.data import evenly, stratified_order
 from bssearch.workloads.data_folder import find_fashion_mnist, read_idx
-from bssearch.workloads.split import evenly, stratified_order
 
 CLASSES = 10
 SIDE = 28

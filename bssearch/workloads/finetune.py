@@ -25,9 +25,9 @@ from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
 from bssearch.workloads import fashion_mnist
 from bssearch.workloads.base import Data, Part
+from bssearch.workloads.data import evenly, stratified_order
 from bssearch.workloads.fashion_mnist import CLASSES, HELD_OUT, FashionMnist
 from bssearch.workloads.pretrained import Weights, pretrained
-from bssearch.workloads.split import evenly, stratified_order
 
 OLD_CLASSES = 5
 """The classes 0 to 4 are those of the pre-training: T-shirts, trousers, pullovers, dresses, coats."""

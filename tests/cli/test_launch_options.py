@@ -10,7 +10,7 @@ import typer
 from bssearch.cli import run, study
 from bssearch.cli.arguments import launched, typed
 from bssearch.commands.launch import HERE, OPTIONS, Launch
-from bssearch.options import Option
+from bssearch.registry import Option
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from bssearch.commands.opening import described
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.commands.transfer.exports import Exported
 from bssearch.importers.runs import import_runs
-from bssearch.options import Option
+from bssearch.registry import Option
 from bssearch.pruners.base import Action, Cap
 from bssearch.samplers.optuna import Random
 from bssearch.spec import StudySpec

@@ -23,8 +23,7 @@ from bssearch.errors import InterruptedRunError, NotFoundError, TargetNotReached
 from bssearch.executors.base import Event
 from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialPlan, TrialRecord, TrialState
 from bssearch.search.finding import compute_answer
-from bssearch.search.history import History
-from bssearch.search.seeds import trial_seed
+from bssearch.search.history import History, trial_seed
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_probe, make_spec, make_trial

@@ -16,7 +16,7 @@ from bssearch.errors import SpecError
 from bssearch.records import WorkloadDescription
 from bssearch.search.listener import Listener
 from bssearch.spec import load_spec
-from bssearch.spec.stored import spec_of
+from bssearch.spec.reader import spec_of
 from tests.factories import SPEC, make_spec
 from tests.search.law import LawExecutor
 from tests.waiting import Ear

@@ -19,14 +19,14 @@ from bssearch.commands.check import check
 from bssearch.commands.enqueue import enqueue
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
-from bssearch.commands.trials import trial_table
 from bssearch.errors import WorkloadError
 from bssearch.exchange.optuna_study import load_optuna_study
+from bssearch.exchange.trial_rows import trial_table
 from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, model_parameters, own_parameters
 from bssearch.search import finding
 from bssearch.search.finding import compute_answer
 from bssearch.spec import StudySpec
-from bssearch.spec.stored import spec_of
+from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store, open_store
 from tests.analysis.test_report import study as study_record
 from tests.factories import make_probe, make_spec, make_trial

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from bssearch.commands.trials import ALWAYS_THERE, UNKNOWN_OF_IMPORTED, status, trial_row
+from bssearch.commands.trials import status
+from bssearch.exchange.trial_rows import ALWAYS_THERE, UNKNOWN_OF_IMPORTED, trial_row
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED

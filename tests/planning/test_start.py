@@ -17,7 +17,7 @@ from bssearch.planning.memory import plan_memory
 from bssearch.planning.start import QUESTIONS, StartPlan, StartRequest, plan_start
 from bssearch.records import WorkloadDescription
 from bssearch.spec import load_spec
-from bssearch.spec.space.usual_rates import SCRATCH_RATES
+from bssearch.spec.space.optimizers import SCRATCH_RATES
 from tests.search.law import LawExecutor
 
 FINE_TUNING: dict[str, Any] = {"memory_gib": 24, "start": "fine_tuning", "parameters": 110_000_000}

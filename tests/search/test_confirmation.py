@@ -21,9 +21,8 @@ from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageErr
 from bssearch.executors.base import Event
 from bssearch.records import Configuration, Phase, TrialEnded, TrialPlan, TrialRecord, TrialState
 from bssearch.search.confirmation import beside, ending, finalists, remaining
-from bssearch.search.history import History
+from bssearch.search.history import History, trial_seed
 from bssearch.search.leases import _start, is_alive, living, this_driver
-from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_probe, make_spec, make_trial, not_none

@@ -28,7 +28,7 @@ from bssearch.records import (
 )
 from bssearch.records.batch_schedule import batch_schedule_of, constant_configurations
 from bssearch.search.finding import answer
-from bssearch.search.seeds import trial_seed
+from bssearch.search.history import trial_seed
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor, step_seconds

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
-from bssearch.search.history import INTERRUPTED, History
+from bssearch.search.history import INTERRUPTED, History, trial_seed
 from bssearch.search.planner import RETUNED, RETUNED_IN_VAIN, Planner
 from bssearch.search.pruners.base import Pruner
 from bssearch.search.pruners.controller import PruningController
 from bssearch.search.samplers.base import Choice, Sampler, default_choice
-from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
 from tests.search.samplers.made_up import MadeUpStudy, study_spec

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
+from bssearch.commands.display import confirmation_left, search_left
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 from bssearch.search.confirmation import most_left, next_run
-from bssearch.search.history import History
-from bssearch.search.progress import confirmation_left, search_left
-from bssearch.search.seeds import trial_seed
+from bssearch.search.history import History, trial_seed
 from bssearch.spec import StudySpec
 from tests.factories import EPOCH, make_probe, make_spec, make_trial, not_none
 

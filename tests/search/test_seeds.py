@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from bssearch.records import Phase
-from bssearch.search.seeds import trial_seed
+from bssearch.search.history import trial_seed
 
 
 def test_seeds_differ_by_study_phase_and_index_and_use_all_of_31_bits() -> None:

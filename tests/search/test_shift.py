@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from bssearch.errors import InterruptedRunError, LaunchError
-from bssearch.search.interrupts import Interrupts
-from bssearch.search.shift import Shift
+from bssearch.search.shift import Interrupts, Shift
 
 
 def interrupts() -> Interrupts:

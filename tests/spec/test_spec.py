@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from bssearch import settings
 from bssearch.errors import NotFoundError, SpecError
 from bssearch.spec import StudySpec, load_spec
+from bssearch.spec.reader import changed_fields
 from bssearch.spec.space.domains import Range
-from bssearch.spec.stored import changed_fields
 from tests.factories import SPEC, make_spec
 
 BUDGET = {"trials": 20, "trial_train_seconds": 10.0}

@@ -21,6 +21,7 @@ from bssearch.records import (
     TrialState,
     Visit,
 )
+from bssearch.storage.columns import PREFIXES, column_types, from_columns, layout, to_columns
 from bssearch.storage.models import (
     Base,
     BranchRow,
@@ -31,7 +32,6 @@ from bssearch.storage.models import (
     TrialRow,
     VisitRow,
 )
-from bssearch.storage.rows import PREFIXES, column_types, from_columns, layout, to_columns
 from tests.factories import make_environment, make_trial
 
 NOT_IN_THE_ROW = (Environment, StepTimeError)

@@ -12,10 +12,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from bssearch.records import Configuration, MetricInfo
-from bssearch.workloads.base import WeightedLoss
+from bssearch.workloads.base import TrainingStep, WeightedLoss
 from bssearch.workloads.check_data import check_data
 from bssearch.workloads.data import Data, Part
-from bssearch.workloads.training_step import TrainingStep
 
 TOKENS = 12
 

@@ -16,8 +16,7 @@ from bssearch.records import Configuration, TrialState
 from bssearch.spec.space.training import TrainingSpec
 from bssearch.training.trainer import Trainer
 from bssearch.training.updates import own_training_step
-from bssearch.workloads.base import WeightedLoss, resolve
-from bssearch.workloads.training_step import TrainingStep
+from bssearch.workloads.base import TrainingStep, WeightedLoss, resolve
 from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data
 
 Build = Callable[[nn.Module, Configuration], Any]

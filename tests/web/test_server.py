@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.web import connections, server
+from bssearch.web import server
 from tests.cli.task import command, environment, refused
 from tests.web.serving import served
 
@@ -108,7 +108,7 @@ class TestServing:
             assert get(port, "/studies")[0] == 200
 
     def test_a_connection_that_asks_nothing_is_closed(self, searched: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(connections, "FIRST_REQUEST_S", 0.1)
+        monkeypatch.setattr("bssearch.web.server.FIRST_REQUEST_S", 0.1)
         with served(searched) as server:
             port = int(server.address.rpartition(":")[2])
             for sent in (b"", b"GET /studies HTTP/1.1\r\nHost: 127.0."):

@@ -21,7 +21,7 @@ from bssearch.errors import DatabaseError, TargetNotReachedError, UsageError
 from bssearch.records import Goal, StudyRecord, Target
 from bssearch.records.text import plural
 from bssearch.search.finding import answer
-from bssearch.spec.stored import changed_fields, spec_of
+from bssearch.spec.reader import changed_fields, spec_of
 from bssearch.storage.repository import Store
 from bssearch.workloads.base import SHIPPED
 

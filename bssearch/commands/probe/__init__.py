@@ -1,1 +1,1 @@
-"""``probe``: the measurements of a study's device and model. `bssearch.training.probes` is what a worker measures of them."""
+"""``probe``: measurements of a study's device and model; `bssearch.training.probes` makes them in a worker."""

@@ -27,7 +27,6 @@ from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.commands.unstored import run_request
 from bssearch.errors import LaunchError, NotFoundError, UsageError
-from bssearch.options import Option
 from bssearch.records import (
     Branch,
     BranchMeasurement,
@@ -39,7 +38,8 @@ from bssearch.records import (
     to_json,
 )
 from bssearch.records.scaling import RULES_OF_OPTIMIZERS, LearningRateRule, learning_rate_factor, rule_of_optimizer
-from bssearch.search.seeds import trial_seed
+from bssearch.registry import Option
+from bssearch.search.history import trial_seed
 from bssearch.spec import StudySpec
 from bssearch.spec.space import choose_micro_batch, split_batch
 

@@ -17,8 +17,8 @@ from bssearch.analysis.law.affine_step_time import MemoryFit, fit_memory
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.report import ProbeReport
-from bssearch.options import Option
 from bssearch.records import MemoryRequest, MemoryUse
+from bssearch.registry import Option
 from bssearch.search.calibration import default_at, nothing_fits
 from bssearch.spec import StudySpec
 from bssearch.spec.space import MemoryBoundary

@@ -13,9 +13,9 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.commands.unstored import step_time_of_default
-from bssearch.options import Option
 from bssearch.records import Configuration, NoiseMeasurement, NoiseRequest, Phase
-from bssearch.search.seeds import trial_seed
+from bssearch.registry import Option
+from bssearch.search.history import trial_seed
 from bssearch.spec import StudySpec
 
 NOISE_SECONDS = 30.0

@@ -24,7 +24,7 @@ class ProbeReport:
 class Probe(Protocol):
     """Measures something of a spec's study and stores it: a function, registered in `bssearch.registry`.
 
-    Its docstring is its help. Its further parameters, keyword-only and annotated with `bssearch.options.Option`, are
+    Its docstring is its help. Its further parameters, keyword-only and annotated with `bssearch.registry.Option`, are
     its options on the command line.
     """
 

@@ -10,8 +10,8 @@ from bssearch.analysis.law.affine_step_time import StepTimeFit, fit_step_time, t
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probe.report import ProbeReport
-from bssearch.options import Option
 from bssearch.records import MemoryUse, ProbeRecord
+from bssearch.registry import Option
 from bssearch.search.calibration import measure_step_time_at
 from bssearch.spec import StudySpec
 

@@ -36,10 +36,9 @@ from bssearch.errors import (
 )
 from bssearch.records import TrialRecord
 from bssearch.search.history import History
-from bssearch.search.interrupts import SIGNALS
 from bssearch.search.leases import heartbeat, this_driver
 from bssearch.search.listener import Listener
-from bssearch.search.shift import Shift
+from bssearch.search.shift import SIGNALS, Shift
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.submission import Submission, SubmissionState, WorkerRecord, check_tags

@@ -1,4 +1,4 @@
-"""The process of a driver's boards, one thread a board: ``python -m bssearch.exchange.boards.serve DESCRIPTOR BOARD…``."""
+"""The process of a driver's boards, a thread each: ``python -m bssearch.exchange.boards.serve DESCRIPTOR BOARD…``."""
 
 from __future__ import annotations
 

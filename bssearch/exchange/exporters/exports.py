@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, Union, get_args, get_origin, get_type_hints
 
 from bssearch.analysis.shape import parameters_of
-from bssearch.commands.report import observations_of
-from bssearch.commands.trials import flat_table, traceback, trial_row
 from bssearch.errors import UsageError
 from bssearch.exchange.csv_rows import write_csv
 from bssearch.exchange.recorded_curves import RecordedTable, RecordedTrial, write_table
+from bssearch.exchange.trial_rows import flat_table, observations_of, traceback, trial_row
 from bssearch.files import check_file, naming, replacing
 from bssearch.records import (
     Configuration,
@@ -33,7 +32,7 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
-from bssearch.spec.stored import spec_of
+from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 from bssearch.storage.transfer.study_file import SUFFIX
 

@@ -20,7 +20,7 @@ from bssearch.errors import DatabaseError, UsageError
 from bssearch.exchange.exporters.exports import Exported
 from bssearch.exchange.importers.optuna_database import optuna_database, optuna_storage
 from bssearch.exchange.optuna_study import OptunaStudy, quiet
-from bssearch.spec.stored import spec_of
+from bssearch.spec.reader import spec_of
 from bssearch.storage.connection.urls import masked, shown, sqlite_file, without_secrets
 from bssearch.storage.repository import Store
 

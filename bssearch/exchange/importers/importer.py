@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 from bssearch.errors import NotFoundError
-from bssearch.options import Option
+from bssearch.registry import Option
 
 if TYPE_CHECKING:
     from bssearch.storage.transfer.finished import FinishedStudy
@@ -43,8 +43,8 @@ StudyName = Annotated[str | None, Option("Name of the study.", shown_default="th
 class Importer(Protocol):
     """Makes studies of a file: a function, registered in `bssearch.registry`.
 
-    Its docstring is its help. Its parameters, annotated with `bssearch.options.Option`, are its argument, the file, and
-    its options on the command line. Only the importer of whole studies takes several files.
+    Its docstring is its help. Its parameters, annotated with `bssearch.registry.Option`, are its argument, the file,
+    and its options on the command line. Only the importer of whole studies takes several files.
     """
 
     def __call__(self, file: Path, *, name: str | None = None) -> Studies | WholeStudies:

@@ -25,9 +25,9 @@ from bssearch.exchange.importers.imported_run import (
 )
 from bssearch.exchange.importers.importer import Studies
 from bssearch.exchange.importers.runs import LARGEST_SEED, LONGEST_S, FiguresAt, RunsObjective
-from bssearch.options import Option
 from bssearch.records import Goal, Observation, ParameterValue, Target, TrialState, is_metric
 from bssearch.records.curves import Crossing, first_crossing
+from bssearch.registry import Option
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

@@ -25,8 +25,8 @@ from bssearch.exchange.importers.imported_run import (
     read_text,
 )
 from bssearch.exchange.importers.importer import Studies, StudyName
-from bssearch.options import Option
 from bssearch.records import Configuration, ParameterValue, Target
+from bssearch.registry import Option
 
 SAMPLES_PER_EPOCH = {"bert": 1, "resnet": 1_281_167, "retinanet": 1_170_301}
 """Training samples of ImageNet (resnet) and MLPerf's OpenImages (retinanet); bert's "epochs" count samples."""

@@ -33,8 +33,8 @@ from bssearch.exchange.importers.imported_run import (
 )
 from bssearch.exchange.importers.importer import Studies, StudyName
 from bssearch.exchange.recorded_curves import check_separator
-from bssearch.options import Option
 from bssearch.records import LARGEST_METRIC, Goal, ParameterValue, is_metric
+from bssearch.registry import Option
 
 
 class FiguresAt(StrEnum):

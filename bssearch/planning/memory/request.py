@@ -10,13 +10,13 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from bssearch.options import Option
 from bssearch.planning.claims import CLAIMS
 from bssearch.planning.memory.devices import DEVICES, Device, device_named
 from bssearch.planning.memory.parameters import BY_NAME, MIXED, PRECISIONS, STATES, Format
 from bssearch.planning.memory.plan import GIB, gib
 from bssearch.planning.memory.transformer import MLP_TENSORS, Transformer
 from bssearch.planning.requests import Count, Dimension, Parameters, Request, require
+from bssearch.registry import Option
 
 HEADROOM = 0.2
 """The share of the memory that the safe micro-batch leaves free: the handbook's 80 %.

@@ -116,8 +116,8 @@ FROM = 0.1
 class Pace(Cap):
     """Cap, and let wait what is hopeless; go on with what a better winner gives hope again.
 
-    Before the first hit `bssearch.search.pruners.pace` says which wait. Afterwards those that wait and are not hopeless go
-    on first, the one with the least predicted time (t / u) before the others. Where trials cannot be saved, what is
+    Before the first hit `bssearch.search.pruners.pace` says which wait. Afterwards those that wait and are not hopeless
+    go on first, the one with the least predicted time (t / u) before the others. Where trials cannot be saved, what is
     hopeless is stopped for good, and before the first hit all go on.
     """
 

@@ -5,8 +5,6 @@ at the reference batch, and the rule gives the one at the trial's batch, so that
 helps at the next. Every other parameter is fixed (a scalar), a range (``{low, high}``) or a list of choices.
 """
 
-from bssearch.spec.space.batch_growth import RETUNED, BatchGrowth
-from bssearch.spec.space.batch_rules import BatchRules
 from bssearch.spec.space.domains import (
     OPTIONAL,
     TRAINING_PARAMETERS,
@@ -19,7 +17,16 @@ from bssearch.spec.space.domains import (
     bounds,
     within_limits,
 )
-from bssearch.spec.space.micro_batches import UNKNOWN, MemoryBoundary, choose_micro_batch, in_force, split_batch
+from bssearch.spec.space.micro_batches import (
+    RETUNED,
+    UNKNOWN,
+    BatchGrowth,
+    BatchRules,
+    MemoryBoundary,
+    choose_micro_batch,
+    in_force,
+    split_batch,
+)
 from bssearch.spec.space.optimizers import OPTIMIZER_SETTINGS, OPTIMIZERS, AdamW, Optimizer, OptimizerOptions, Sgd
 from bssearch.spec.space.parts import DECAY_SHARE, RelativeLearningRate, ScheduleName
 from bssearch.spec.space.search_space import SearchSpace

@@ -11,8 +11,6 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from bssearch.records import OWN_GROUPS, Configuration, ParameterValue
 from bssearch.records.scaling import LearningRateRule, learning_rate_factor, rule_of_optimizer
-from bssearch.spec.space.batch_growth import BatchGrowth
-from bssearch.spec.space.batch_rules import BatchRules
 from bssearch.spec.space.domains import (
     OPTIONAL,
     TRAINING_PARAMETERS,
@@ -27,7 +25,7 @@ from bssearch.spec.space.domains import (
     holds,
     within_limits,
 )
-from bssearch.spec.space.micro_batches import split_batch
+from bssearch.spec.space.micro_batches import BatchGrowth, BatchRules, split_batch
 from bssearch.spec.space.optimizers import Optimizer, OptimizerOptions, Sgd
 from bssearch.spec.space.own_parameters import OwnDomains, OwnRange, check_groups, from_coordinate
 from bssearch.spec.space.parts import DECAY_SHARE, BatchLadder, BatchSize, PositiveRate, RelativeLearningRate, Schedule

@@ -19,10 +19,9 @@ from bssearch.records import (
     TrialRecord,
 )
 from bssearch.storage import keeping
-from bssearch.storage.columns import now
+from bssearch.storage.columns import now, to_columns
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.revisions import raise_revision
-from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import STUDY, study_record
 
 

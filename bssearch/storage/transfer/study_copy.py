@@ -11,12 +11,12 @@ from sqlalchemy import ColumnElement, Connection, Select, select, union
 
 from bssearch.errors import DatabaseError, SpecError, UsageError
 from bssearch.records import Environment, StudyRecord, TrialState, spec_digest
-from bssearch.spec.stored import spec_of
+from bssearch.spec.reader import spec_of
+from bssearch.storage.columns import from_columns, to_columns
 from bssearch.storage.database import environment_digest
 from bssearch.storage.integrity import shown
 from bssearch.storage.keeping import check_name
 from bssearch.storage.models import EnvironmentRow, StudyRow, TrialRow
-from bssearch.storage.rows import from_columns, to_columns
 from bssearch.storage.transfer.layout import KEPT_OF_FINDINGS, LAYOUTS, NAMES, Kind, checked, words
 
 Row = dict[str, Any]

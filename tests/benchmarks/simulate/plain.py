@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
-from bssearch.search.history import History
+from bssearch.search.history import History, trial_seed
 from bssearch.search.pruners.controller import PruningController
 from bssearch.search.samplers.base import Sampler
-from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 
 

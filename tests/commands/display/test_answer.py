@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import bssearch
 from bssearch.analysis.shape import Notice
-from bssearch.commands.trials import flat_table
+from bssearch.exchange.trial_rows import flat_table
 from tests.documents import ROOT
 
 FOUND = bssearch.Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text(encoding="utf-8"))

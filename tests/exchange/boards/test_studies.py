@@ -13,8 +13,7 @@ import bssearch as library
 from bssearch import registry
 from bssearch.errors import SpecError, UsageError
 from bssearch.exchange.boards import process
-from bssearch.exchange.boards.base import without_secrets
-from bssearch.exchange.boards.named import LIBRARIES, boards_of, check_boards
+from bssearch.exchange.boards.base import LIBRARIES, boards_of, check_boards, without_secrets
 from bssearch.records import TrialRecord
 from bssearch.spec import StudySpec, load_spec
 from bssearch.storage.repository import open_store
