@@ -9,8 +9,9 @@ from pydantic import Field
 
 from bssearch.analysis.certainty import Settles
 from bssearch.analysis.generalisation import Generalisation, MetricOverSeeds
-from bssearch.analysis.law.critical_batch import Fit, Regime
+from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.law.quick import Promise
+from bssearch.analysis.law.regimes import Regime
 from bssearch.analysis.measured import BatchNoise, Measured
 from bssearch.analysis.objectives.base import Objective, make_objective
 from bssearch.analysis.objectives.seconds import Basis

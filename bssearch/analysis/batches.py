@@ -14,7 +14,7 @@ import numpy as np
 from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, Time
 from bssearch.analysis.generalisation import over_seeds
 from bssearch.analysis.law.batch_model import LawPoint, law_point, rising
-from bssearch.analysis.law.critical_batch import Slope, slopes
+from bssearch.analysis.law.regimes import Slope, slopes
 from bssearch.analysis.measured import BatchNoise
 from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.seconds import seconds_to_target

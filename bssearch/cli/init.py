@@ -14,7 +14,7 @@ import typer
 
 from bssearch.errors import UsageError
 
-TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+TEMPLATES = Path(__file__).resolve().parents[1] / "workloads" / "templates"
 LONGEST_NAME = 100
 
 

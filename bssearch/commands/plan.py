@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bssearch.analysis.law.affine_step_time import fit_step_time
-from bssearch.analysis.law.critical_batch import CriticalBatch
+from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.law.quick import QuickCriticalBatch
 from bssearch.commands.audit import audit_stored
 from bssearch.errors import TargetNotReachedError, UsageError

@@ -11,7 +11,7 @@ from pydantic import Field
 from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.growing import typical_run
 from bssearch.analysis.headline import with_interval
-from bssearch.analysis.law.critical_batch import CriticalBatch
+from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.numbers import ends, number, span
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit

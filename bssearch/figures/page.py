@@ -10,7 +10,7 @@ from typing import Any
 from bssearch.analysis.answer import Answer, Batch, Figure, Ratio, objective_in
 from bssearch.analysis.generalisation import final_rows
 from bssearch.analysis.headline import about_device, about_law, headline, shares_of_speedup, with_interval
-from bssearch.analysis.law.critical_batch import Fit
+from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.numbers import ends, memory, number
 from bssearch.analysis.objectives.base import objective_of

@@ -11,7 +11,7 @@ import numpy as np
 from bssearch.analysis.answer import Answer, Batch, Time, objective_in
 from bssearch.analysis.answer import Figure as Median
 from bssearch.analysis.batches import LAW_NOT_TIMED
-from bssearch.analysis.law.critical_batch import Fit, Law
+from bssearch.analysis.law.fitted import Fit, Law
 from bssearch.analysis.numbers import number
 from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.time_to_target import TIME

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bssearch.analysis.law.critical_batch import Slope, slopes
+from bssearch.analysis.law.regimes import Slope, slopes
 from bssearch.analysis.optimum import Candidate
 from bssearch.records import Phase, TrialState
 from tests.factories import make_trial

@@ -8,7 +8,7 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.generalisation import FinalMetrics, Generalisation
-from bssearch.analysis.law.critical_batch import CriticalBatch, Fit
+from bssearch.analysis.law.fitted import CriticalBatch, Fit
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.report import build_answer
 from bssearch.analysis.rules.audit import Audit, RuleFinding, audit

@@ -17,7 +17,7 @@ import pytest
 
 from bssearch.analysis.answer import Figure, Ratio
 from bssearch.analysis.generalisation import FinalMetrics, Generalisation
-from bssearch.analysis.law.critical_batch import CriticalBatch, Fit, Law, Predicted
+from bssearch.analysis.law.fitted import CriticalBatch, Fit, Law, Predicted
 from bssearch.analysis.law.quick import Promise
 from bssearch.analysis.measured import MemoryAnswer, NoiseAnswer, StepTimeAnswer
 from bssearch.analysis.rules.rule_book import Rule

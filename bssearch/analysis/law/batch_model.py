@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bssearch.analysis.law.critical_batch import Predicted
+from bssearch.analysis.law.fitted import Predicted
 from bssearch.records import TrialRecord
 from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, student_t
 

@@ -9,24 +9,15 @@ normal given B_crit; a run that missed the target weighs each draw by the probab
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from bssearch.analysis.law.batch_model import LawPoint, Numbers, RunnableStep, around, fastest_by_size
-from bssearch.analysis.numbers import ends, number
-from bssearch.analysis.optimum import Candidate, median_steps
-from bssearch.analysis.shape import Model
-from bssearch.analysis.time_to_target import welch_half_width
-from bssearch.records import TrialState
-from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO
+from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.noise_scale import CRITICAL_BATCH_OCTAVES
 
 BEYOND_OCTAVES = 4.0
@@ -202,144 +193,3 @@ def _interval(posterior: CriticalBatchPosterior, times: Numbers, sizes: Sequence
     shares = np.bincount(times.argmin(axis=1), weights=posterior.weights, minlength=len(sizes)).cumsum()
     low, high = np.searchsorted(shares, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return sizes[int(low)], sizes[min(int(high), len(sizes) - 1)]
-
-
-# What a larger batch buys: how steps-to-target respond to the batch size (Shallue et al. 2019, arXiv 1811.03600).
-
-Regime = Literal["perfect", "diminishing", "maximal", "undecided"]
-
-PERFECT, MAXIMAL = -0.75, -0.25
-"""The slopes that part the regimes: half-way between −1, where steps halve as the batch doubles, −0.5, and 0: a
-choice."""
-
-
-@dataclass(frozen=True)
-class Slope:
-    """The slope of log steps over log batch, from the batch size ``since`` to the next, with its 95 % interval.
-
-    The interval is Welch's, over the seeds of both, widened to hold the slope of the medians. There is none where
-    either has fewer than three runs, or one that missed the target, nor where all runs of either are alike.
-    """
-
-    since: int
-    value: float
-    low: float | None
-    high: float | None
-
-    @property
-    def regime(self) -> Regime:
-        """Return the regime that holds the whole interval; undecided where none does, or where there is no interval."""
-        if self.low is None or self.high is None:
-            return "undecided"
-        if self.high < PERFECT:
-            return "perfect"
-        if self.low > MAXIMAL:
-            return "maximal"
-        return "diminishing" if self.low >= PERFECT and self.high <= MAXIMAL else "undecided"
-
-    @property
-    def is_too_steep(self) -> bool:
-        """Return whether steps fall by more than the batch grows, which only a smaller batch out of tune explains."""
-        return self.high is not None and self.high < -1
-
-
-def slopes(candidates: Mapping[int, Candidate]) -> dict[int, Slope]:
-    """Return the slope at each batch size that has steps to the target but the smallest of them."""
-    known = [(size, steps) for size, one in sorted(candidates.items()) if (steps := _steps(one)) is not None]
-    return {here[0]: _slope(before, here) for before, here in itertools.pairwise(known)}
-
-
-def _steps(candidate: Candidate) -> tuple[float, list[float]] | None:
-    """Return the median steps and the logarithms of all, or none of these where a run missed or there are too few."""
-    median = median_steps(candidate)
-    if not median:
-        return None
-    reached = [run.outcome.steps_to_target for run in candidate.runs if run.outcome and run.state is TrialState.REACHED]
-    logs = [math.log(one) for one in reached if one]
-    return median, logs if len(logs) == len(candidate.runs) >= FEWEST_RUNS else []
-
-
-def _slope(smaller: tuple[int, tuple[float, list[float]]], larger: tuple[int, tuple[float, list[float]]]) -> Slope:
-    (size, (steps, logs)), (larger_size, (larger_steps, larger_logs)) = smaller, larger
-    span = math.log(larger_size / size)
-    value = math.log(larger_steps / steps) / span
-    sides = [(statistics.stdev(side), len(side)) for side in (logs, larger_logs) if side]
-    if len(sides) < 2 or not any(deviation for deviation, _ in sides):
-        return Slope(size, value, None, None)
-    half = welch_half_width(*sides)
-    middle = statistics.fmean(larger_logs) - statistics.fmean(logs)
-    return Slope(size, value, min(value, (middle - half) / span), max(value, (middle + half) / span))
-
-
-# The law as an answer has it.
-
-
-class CriticalBatch(Model):
-    """The critical batch size with its 90 % interval; null where the runs do not bound it on that side."""
-
-    estimate: float
-    low: float | None
-    high: float | None
-
-    @property
-    def in_words(self) -> str:
-        """Return what is known of it: an estimate with its interval, or a bound where the runs show no bend."""
-        if self.low is None and self.high is None:
-            return "not bounded by these runs"
-        if self.high is None:
-            return f"≥ {number(self.low or 0.0)}"
-        if self.low is None:
-            return f"≤ {number(self.high)}"
-        return f"{number(self.estimate)}{ends(self.low, self.high)} (90 %)"
-
-
-BatchRange = Annotated[list[int], Field(min_length=2, max_length=2)]
-"""The smallest and the largest batch size of a range."""
-
-
-class Predicted(Model):
-    """The optimum by law × step time, among the sizes that can be run, and the sizes within 5 % of it.
-
-    ``interval`` holds the optima of all laws in the 95 % confidence region of the fit, ``surely_flat`` the sizes around
-    the optimum that are within 5 % by all of them; null where the runs bound no region, or nothing is sure.
-    """
-
-    batch_size: int
-    micro_batch_size: int
-    time_to_target_s: float
-    flat_range: BatchRange
-    interval: BatchRange | None = None
-    surely_flat: BatchRange | None = None
-
-    @property
-    def in_words(self) -> str:
-        """Return the optimum with its interval, its seconds, and what is as good by every law that the runs allow."""
-        interval = "" if self.interval is None else f" [{self.interval[0]}, {self.interval[1]}]"
-        text = f"batch {self.batch_size}{interval}, {number(self.time_to_target_s)} s"
-        flat = self.flat_range if self.interval is None else self.surely_flat
-        return text if flat is None or flat[0] == flat[1] else f"{text}; all from {flat[0]} to {flat[1]} within 5 %"
-
-
-class Law(Model):
-    """The law S = S_min (1 + B_crit / B) for steps to the target, its residuals by batch size, and how good it is."""
-
-    s_min: float
-    b_crit: CriticalBatch
-    max_residual: float
-    verdict: Literal["fits", "poor", "too_few_points"]
-    residuals: dict[int, float]
-
-
-class Fit(Law):
-    """The law fitted to the batch sizes that are tuned; ``including_untuned`` is the fit to all where they differ.
-
-    With step times t = α + β·B: ``b_star`` is where the predicted time to the target is least, no larger than the
-    largest batch size run. ``noise_scale_ratio`` is the gradient noise scale over the critical batch size.
-    """
-
-    alpha_s: float | None
-    beta_s: float | None
-    b_star: float | None
-    predicted: Predicted | None
-    including_untuned: Law | None
-    noise_scale_ratio: float | None

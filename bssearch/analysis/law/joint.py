@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from bssearch.analysis.answer import Time
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.analysis.law.batch_model import LawFit, LawPoint, RunnableStep, fit_law, predict_optimum
-from bssearch.analysis.law.critical_batch import CriticalBatch, Fit, Law
+from bssearch.analysis.law.fitted import CriticalBatch, Fit, Law
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objectives.base import Objective
 from bssearch.records import ProbeRecord

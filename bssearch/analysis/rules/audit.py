@@ -11,7 +11,7 @@ from bssearch.analysis.answer import Answer, BatchScheduleAnswer
 from bssearch.analysis.batches import default_configuration
 from bssearch.analysis.generalisation import FinalMetrics
 from bssearch.analysis.growing import growing_batch, judge_growing
-from bssearch.analysis.law.critical_batch import CriticalBatch
+from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.optimum import Candidate, decide
