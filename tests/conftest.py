@@ -27,11 +27,11 @@ NEEDED = {
     "executors/test_ray_actor.py": "ray",
     "executors/test_ray_cluster.py": "ray",
     "executors/test_ray_slots.py": "ray",
-    "integrations/test_lightning.py": "lightning",
-    "integrations/test_trainer_arguments.py": "transformers",
-    "integrations/test_trainers.py": "lightning",
-    "integrations/test_transformers.py": "transformers",
-    "boards/test_real_boards.py": "mlflow",
+    "executors/loops/test_lightning.py": "lightning",
+    "executors/loops/test_trainer_arguments.py": "transformers",
+    "executors/loops/test_trainers.py": "lightning",
+    "executors/loops/test_transformers.py": "transformers",
+    "exchange/boards/test_real_boards.py": "mlflow",
 }
 """Test modules that import a package of the extra ``integrations``: slow, and left out if it is not installed."""
 

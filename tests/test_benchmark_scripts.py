@@ -61,7 +61,7 @@ def test_every_benchmark_shows_its_help_in_another_folder(tmp_path: Path, elsewh
 
 
 PATIENT = """
-from bssearch.pruners.pace import Balanced
+from bssearch.search.pruners.pace import Balanced
 
 class Patient(Balanced):
     pass

@@ -27,11 +27,11 @@ from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import described
 from bssearch.commands.probe.report import ProbeReport
-from bssearch.commands.transfer.exports import Exported
-from bssearch.importers.runs import import_runs
+from bssearch.exchange.exporters.exports import Exported
+from bssearch.exchange.importers.runs import import_runs
 from bssearch.registry import Option
-from bssearch.pruners.base import Action, Cap
-from bssearch.samplers.optuna import Random
+from bssearch.search.pruners.base import Action, Cap
+from bssearch.search.samplers.optuna import Random
 from bssearch.spec import StudySpec
 
 

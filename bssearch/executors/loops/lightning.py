@@ -3,7 +3,7 @@
 ::
 
     import bssearch
-    from bssearch.integrations.lightning import TrialCallback
+    from bssearch.executors.loops.lightning import TrialCallback
 
     trial = bssearch.current_trial(batch_size=64, learning_rate=1e-3)
     loader = DataLoader(data, batch_size=trial.micro_batch_size, shuffle=True)

@@ -253,8 +253,8 @@ def test_a_board_has_its_own_settings_but_no_database_no_gpu_one_thread_and_what
 DRIVER = """
 import sys, time
 sys.path.insert(0, {root!r})
-from bssearch.boards.process import BoardProcess
-from tests.boards.test_process import report_study
+from bssearch.exchange.boards.process import BoardProcess
+from tests.exchange.boards.test_process import report_study
 boards = BoardProcess(["{kind}"])
 report_study(boards)
 print(boards.pid, flush=True)
@@ -265,7 +265,7 @@ time.sleep(1000)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Keeping", "Holding"])
 def test_no_process_is_left_of_boards_whose_driver_is_killed(kind: str, notebook: Notebook) -> None:
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     code = textwrap.dedent(DRIVER).format(root=root, kind=kind)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None

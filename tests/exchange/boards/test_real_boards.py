@@ -265,7 +265,7 @@ def test_quick_answers_and_probes_start_no_board(tmp_path: Path, monkeypatch: py
 
 
 OPEN = """
-from bssearch.boards.mlflow import MLflow
+from bssearch.exchange.boards.mlflow import MLflow
 
 input()
 MLflow()
