@@ -186,9 +186,8 @@ def test_a_speed_up_that_the_seeds_do_not_show_is_not_claimed() -> None:
     over = found.speedup.over_largest
     assert over is not None and over.low is not None and over.high is not None
     assert over.low < 1 < over.value < over.high
-    shown = (
-        f"not shown to be faster than 128, the largest tried (hardly tuned) (1.2× [{over.low:.2g}, {over.high:.2g}])"
-    )
+    interval = f"[{over.low:.2g}, {over.high:.2g}]"
+    shown = f"not shown to be faster than 128, the largest tried (hardly tuned) (1.2× {interval})"
     assert shown in headline(found)
     assert "faster than your default" in headline(found)
 
