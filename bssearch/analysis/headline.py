@@ -16,21 +16,23 @@ def headline(answer: Answer) -> str:
     figure = optimal.objective_value
     assert figure is not None, "an optimum has its figure"
     text = _reaches(answer, figure) + f" ({figure.runs} run{'s' if figure.runs > 1 else ''})"
-    largest = answer.largest_that_fits.batch_size
-    kind = answer.largest_that_fits.in_words
-    untuned = any(row.batch_size == largest and row.untuned for row in answer.batches)
-    named = f"the {kind} ({largest}{', untuned' if untuned else ''})"
-    comparisons = [
-        (answer.speedup.over_largest, named, largest == optimal.batch_size),
-        (answer.speedup.over_default, "your default", False),
-    ]
-    better = [
-        _compared(ratio, versus, objective_in(answer))
-        for ratio, versus, same in comparisons
-        if ratio is not None and not same
-    ]
+    better = [text for text in comparisons(answer) if text]
     text += f", {' and '.join(better)}." if better else "."
     return " ".join([text, *_what_else(answer, figure), *_how_sure(answer)])
+
+
+def comparisons(answer: Answer) -> tuple[str, str]:
+    """Return how much better the optimum is than the largest batch size and than the default; empty if unknown."""
+    largest = answer.largest_that_fits.batch_size
+    untuned = any(row.batch_size == largest and row.untuned for row in answer.batches)
+    named = f"{largest}, the {answer.largest_that_fits.in_words}{' (hardly tuned)' if untuned else ''}"
+    over_largest = None if largest == answer.optimal.batch_size else answer.speedup.over_largest
+    return (
+        "" if over_largest is None else _compared(over_largest, named, objective_in(answer)),
+        ""
+        if answer.speedup.over_default is None
+        else _compared(answer.speedup.over_default, "your default", objective_in(answer)),
+    )
 
 
 def _reaches(answer: Answer, figure: Figure) -> str:
@@ -96,6 +98,12 @@ def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str
     return f"{number(figure.median, digits)}{unit}{ends(figure.low, figure.high, digits)}"
 
 
+def what_else(answer: Answer) -> str:
+    """Return the sentence on other batch sizes within 5 %; empty if there is nothing to say."""
+    figure = answer.optimal.objective_value
+    return "" if figure is None else " ".join(_what_else(answer, figure))
+
+
 def _what_else(answer: Answer, best: Figure) -> list[str]:
     """Return the sentence on other batch sizes within 5 %, of those with as many runs; none below three runs."""
     objective = objective_in(answer)
@@ -133,10 +141,10 @@ def _compared(ratio: Ratio, versus: str, objective: Objective) -> str:
     if factor < 1.005 and not ratio.at_least:
         return f"{objective.equal} {versus}"
     if not ratio.is_shown:
-        return f"not shown to be {better} than {versus} ({number(ratio.value, 2)}×{ends(ratio.low, ratio.high)})"
+        return f"not shown to be {better} than {versus} ({number(ratio.value, 2)}×{ends(ratio.low, ratio.high, 2)})"
     if ratio.at_least or factor >= 1.1 or ratio.low is not None:
         low, high = (ratio.low, ratio.high) if ratio.value > 1 else (_inverse(ratio.high), _inverse(ratio.low))
-        amount = f"{number(factor, 2)}×{ends(low, high)}"
+        amount = f"{number(factor, 2)}×{ends(low, high, 2)}"
     else:
         amount = f"{factor - 1:.0%}".replace("%", " %")
     return f"{'at least ' if ratio.at_least else ''}{amount} {better if ratio.value > 1 else worse} than {versus}"
@@ -146,25 +154,17 @@ def _inverse(value: float | None) -> float | None:
     return None if value is None else 1 / value
 
 
-def shares_of_speedup(answer: Answer) -> str | None:
-    """Return how much of the gain over the default is due to the batch size, and how much to retuning the rest.
-
-    None where one of the three figures is not known, or where there is no gain to speak of.
-    """
+def speedup_shares(answer: Answer) -> str:
+    """Return how much of the gain over the default is due to retuning and to the batch size; empty if unknown."""
     found, default = answer.speedup, answer.speedup.over_default
-    if default is None or found.from_retuning is None or default.at_least or default.value < 1.005:
-        return None
-    retuning = f"{number(found.from_retuning.value, 2)}×{ends(found.from_retuning.low, found.from_retuning.high)}"
-    whole = f"Of the {number(default.value, 2)}× over your default, {retuning} is from retuning"
-    batch = found.from_batch_size
-    if batch is None:
-        return None
+    retuning, batch = found.from_retuning, found.from_batch_size
+    if default is None or retuning is None or batch is None or default.at_least or default.value < 1.005:
+        return ""
     if batch.value == 1:
-        return f"{whole}: the batch size is your default's."
-    if found.from_retuning.value == 1:
-        whole = f"The {number(default.value, 2)}× over your default"
-        return f"{whole} is from the batch size: at its own nothing faster was found."
-    return f"{whole} at its own batch size, {number(batch.value, 2)}×{ends(batch.low, batch.high)} from the batch size."
+        return "all of it from retuning"
+    if retuning.value == 1:
+        return "all of it from the batch size"
+    return f"{number(retuning.value, 2)}× by retuning, {number(batch.value, 2)}× by batch size"
 
 
 def about_law(answer: Answer) -> list[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from textwrap import wrap
 from typing import Any
 
 import yaml
@@ -14,10 +17,11 @@ from bssearch.analysis.headline import (
     about_device,
     about_growing,
     about_law,
+    comparisons,
     further_metrics,
-    headline,
     how_sure,
-    shares_of_speedup,
+    speedup_shares,
+    what_else,
     with_interval,
 )
 from bssearch.analysis.measured import NoiseAnswer
@@ -35,31 +39,162 @@ BATCH_COLUMNS = ("batch", TIME_COLUMN, "steps", "ms/step", "learning_rate", "reg
 GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "runs")
 
 
-def print_found(found: Answer, form: Format) -> None:
+def print_found(found: Answer, form: Format, *, details: bool = False) -> None:
     """Print an answer: for people, whole as JSON, or its batch sizes as rows."""
-    show_model(form, found, print_answer, found.batches)
+    show_model(form, found, partial(print_answer, details=details), found.batches)
 
 
-def print_answer(found: Answer) -> None:
-    """Print an answer for people: the sentence, the configuration, the batch sizes, the caveats."""
+# The answer on one screen ---------------------------------------------------------------------------------------------
+
+SCREEN_COLUMNS, SCREEN_LINES = 80, 24
+BAR_CELLS = 24
+NOTES = 3
+NO_BREAK = "\u00a0"
+
+
+def print_answer(found: Answer, *, details: bool = False) -> None:
+    """Print an answer for people on one screen: what to train with, how sure, the batch sizes; or every detail."""
     out = console()
-    out.print(headline(found), style="bold")
-    if (shares := shares_of_speedup(found)) is not None:
-        out.print(shares)
-    known = {key: value for key, value in found.optimal.parameters.items() if value is not None}
-    parameters = ", ".join(f"{key} {cell(value)}" for key, value in known.items())
-    accumulated = found.optimal.accumulation_steps
-    micro = f" ({accumulated} × {found.optimal.micro_batch_size})" if accumulated > 1 else ""
-    out.print(f"Train with: batch_size {found.optimal.batch_size}{micro}{parameters and f', {parameters}'}")
+    title, *lines = screen(found)
+    out.print(title, style="bold")
+    for line in lines:
+        out.print(line, soft_wrap=True)
+    if details:
+        out.print()
+        print_details(found)
+
+
+def screen(found: Answer) -> list[str]:
+    """Return the lines of the answer: at most 80 columns, and 24 lines for eight batch sizes."""
+    lines = [*_title(found), "", *_certainty(found), "", *_bars(found), "", *_configuration(found)]
+    notes = sorted(found.warnings, key=lambda warning: warning.code not in GRAVE)
+    is_grave = sum(warning.code in GRAVE for warning in notes)
+    shown = 0
+    for warning in notes[: max(NOTES, is_grave)]:
+        note = _wrapped(f"note: {warning.message}")
+        if shown >= is_grave and len(lines) + len(note) + 1 > SCREEN_LINES:
+            break
+        lines += note
+        shown += 1
+    hidden = len(notes) - shown
+    rest = f" ({hidden} more note{'s' * (hidden > 1)})" if hidden else ""
+    return [*lines, *_wrapped(f"More: bssearch best {found.study} --details{rest} or --export yaml")]
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    lines = wrap(text, SCREEN_COLUMNS, initial_indent=indent, subsequent_indent=indent or "  ", break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in lines]
+
+
+def _title(found: Answer) -> list[str]:
+    """Return what to train with, what that takes, and how much faster it is."""
     is_predicted = any(warning.code == "predicted" for warning in found.warnings)
-    where = [] if is_predicted else [f"measured on {found.device.in_words}"]
-    if found.optimal.test_metric is not None:
-        where = [f"test {found.target.metric} {cell(found.optimal.test_metric)} at the target", *where]
-    if where:
-        told = "; ".join(where)
-        out.print(f"{told[0].upper()}{told[1:]}.")
-    for further in filter(None, (further_metrics(found), about_growing(found))):
-        out.print(further)
+    train = f"Train with batch {found.optimal.batch_size}{' (predicted)' * is_predicted}."
+    question = f"{found.study} · {found.target.in_words}"
+    figure = found.optimal.objective_value
+    assert figure is not None, "an optimum has its figure"
+    objective = objective_in(found)
+    row = next((one for one in found.batches if one.batch_size == found.optimal.batch_size), None)
+    seeds = "fresh seed" if row is not None and row.confirmed else "run"
+    takes = (
+        f"{with_interval(figure, objective.digits, objective.unit)} over {figure.runs} {seeds}{'s' * (figure.runs > 1)}"
+    )
+    over_largest, over_default = comparisons(found)
+    lines = [f"{train}{question:>{SCREEN_COLUMNS - len(train)}}" if len(train + question) < SCREEN_COLUMNS else train]
+    shares = speedup_shares(found)
+    for text in (takes, over_largest, f"{over_default}{': ' * bool(shares)}{shares}"):
+        lines += _wrapped(text, "  ")
+    return lines
+
+
+def _certainty(found: Answer) -> list[str]:
+    """Return how sure the answer is, and the command that would make a provisional answer final."""
+    if found.within_5_percent is None:
+        return _wrapped("Not final: no batch size was confirmed with fresh seeds.") if found.provisional else []
+    lines = _wrapped(f"{'Not final' if found.provisional else 'Final'}: it {how_sure(found)}.")
+    step = found.settling
+    if found.provisional and step is not None:
+        lines += [f"  next: {step.command}", *_wrapped(step.why, "        ")]
+    return lines
+
+
+def _bars(found: Answer) -> list[str]:
+    """Return a line per batch size: its figure with the interval, a bar on a log scale, and its runs."""
+    objective = objective_in(found)
+    scale = _scale(found)
+    title = f"{objective.axis_title} [95 %]"
+    lines = [f" {'batch':>7}  {title:<{23 + BAR_CELLS}}  tried"]
+    for row in found.batches:
+        mark = "▶" if row.batch_size == found.optimal.batch_size else " "
+        figure, bound, predicted = (
+            row.objective_value,
+            row.objective_lower_bound,
+            None if row.trials else row.predicted_s,
+        )
+        if figure is not None:
+            text, bar = with_interval(figure, objective.digits), _bar(scale, figure.low, figure.median, figure.high)
+        elif bound is not None:
+            text, bar = f"> {number(bound, objective.digits)}", "·" * scale(bound)
+        else:
+            is_time = predicted is not None and found.objective == TIME_COLUMN
+            text, bar = (f"~ {with_interval(predicted)}" if is_time and predicted else "–"), ""
+        lines.append(f" {mark}{row.batch_size:>6}  {text:<21}  {bar:<{BAR_CELLS}}  {_runs(found, row)}".rstrip())
+    return lines
+
+
+def _scale(found: Answer) -> Callable[[float], int]:
+    """Return the function that gives the cells of a bar, on a log scale if all figures are positive."""
+    known = [row.objective_value for row in found.batches if row.objective_value is not None]
+    values = [value for one in known for value in (one.low, one.median, one.high) if value is not None]
+    values += [row.objective_lower_bound for row in found.batches if row.objective_lower_bound is not None]
+    on = math.log if min(values) > 0 else float
+    low, high = on(min(values)), on(max(values))
+    return lambda value: 2 + round((BAR_CELLS - 2) * (on(value) - low) / (high - low)) if high > low else BAR_CELLS // 2
+
+
+def _bar(scale: Callable[[float], int], low: float | None, median: float, high: float | None) -> str:
+    """Return a bar to the median; with an interval it is solid to the low end, and light from the median on."""
+    if low is None or high is None:
+        return "█" * scale(median)
+    return "█" * scale(low) + "▓" * (scale(median) - scale(low)) + "░" * (scale(high) - scale(median))
+
+
+def _runs(found: Answer, row: Batch) -> str:
+    """Return how a batch size was tried, and how it compares with the recommended one."""
+    figure = row.objective_value
+    if figure is None:
+        return ", ".join(f"{count} {state}" for state, count in row.ended.items()) or "not tried"
+    seeds = f"{figure.runs} {'seed' if row.confirmed else 'run'}{'s' * (figure.runs > 1)}"
+    if row.batch_size == found.optimal.batch_size or row.batch_size in found.worse:
+        return seeds
+    if row.batch_size in found.tied:
+        return f"{seeds}, within 5 %"
+    return f"{seeds}, hardly tuned" if row.untuned else f"{seeds}, not excluded"
+
+
+def _configuration(found: Answer) -> list[str]:
+    """Return the recommended configuration, where it was measured, and which other batch sizes would do."""
+    best = found.optimal
+    known = {name: value for name, value in best.parameters.items() if value is not None}
+    values = [f"{name}{NO_BREAK}{cell(value)}" for name, value in known.items()]
+    if best.accumulation_steps > 1:
+        values.insert(
+            0, f"micro_batch_size {best.micro_batch_size} × {best.accumulation_steps} steps".replace(" ", NO_BREAK)
+        )
+    lines = _wrapped(f"{NO_BREAK}· ".join(values))
+    places = [] if any(warning.code == "predicted" for warning in found.warnings) else [found.device.in_words]
+    if best.test_metric is not None:
+        places.append(f"test {found.target.metric} {cell(best.test_metric)}")
+    others = " ".join(filter(None, [further_metrics(found), what_else(found), about_growing(found)]))
+    return [*lines, *_wrapped(" · ".join(places)), *_wrapped(others)]
+
+
+# All details ----------------------------------------------------------------------------------------------------------
+
+
+def print_details(found: Answer) -> None:
+    """Print the rest: steps, step times and regimes of each batch size, trade-offs, the law, and every note."""
+    out = console()
     figure = _figure_column(found)
     columns: tuple[str, ...] = BATCH_COLUMNS if figure is None else (BATCH_COLUMNS[0], figure, *BATCH_COLUMNS[1:])
     if any(row.host_bound_share is not None for row in found.batches):

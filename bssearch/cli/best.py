@@ -29,6 +29,9 @@ def best(
     study: StudyArgument = None,
     db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print steps, step times, the law and notes, too.")
+    ] = False,
     export: Annotated[Export | None, typer.Option(help="Print only what to train with, for a program to read.")] = None,
     schedule: Annotated[
         bool, typer.Option("--schedule", help="With --export: the best batch that grows; as python, a training loop.")
@@ -98,7 +101,7 @@ def best(
 
             scheduled = scheduled_training(store, name, found)
     if export is None:
-        print_found(found, form)
+        print_found(found, form, details=details)
         return
     write(exported_schedule(found, scheduled, export) if schedule else exported(found, export))
     for caveat in (*(scheduled.notes if schedule else ()), *grave(found)):

@@ -9,7 +9,7 @@ from typing import Any
 
 from bssearch.analysis.answer import Answer, Batch, Figure, Ratio, objective_in
 from bssearch.analysis.generalisation import final_rows
-from bssearch.analysis.headline import about_device, about_law, headline, shares_of_speedup, with_interval
+from bssearch.analysis.headline import about_device, about_law, headline, speedup_shares, with_interval
 from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.numbers import ends, memory, number
@@ -117,7 +117,10 @@ def _objective(picture: StudyPicture) -> Section:
             "objective": plots.objective_chart(answer, default.batch_size if default else None),
             "time": plots.time_chart(answer),
         },
-        notes=[*_without_figure(answer), *([] if (shares := shares_of_speedup(answer)) is None else [shares])],
+        notes=[
+            *_without_figure(answer),
+            *([f"Of the gain over your default: {shares}."] if (shares := speedup_shares(answer)) else []),
+        ],
     )
 
 

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer
-from bssearch.analysis.headline import headline, shares_of_speedup
+from bssearch.analysis.headline import headline, speedup_shares
 from bssearch.analysis.report import build_answer
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
@@ -124,20 +124,20 @@ def test_slower_sides_that_never_finish_give_at_least() -> None:
     assert found.largest_that_fits.lower_bound_s == 10.0
     assert found.speedup.over_largest is not None
     assert (found.speedup.over_largest.value, found.speedup.over_largest.at_least) == (10.0, True)
-    assert "at least 10× faster than the largest tried (128, untuned)" in headline(found)
+    assert "at least 10× faster than 128, the largest tried (hardly tuned)" in headline(found)
 
 
 def test_largest_that_fits_leaves_out_what_ran_out_of_memory() -> None:
     found = answer(searched(), memory=MemoryBoundary(fits=64, too_large=128))
     assert found.largest_that_fits.batch_size == 64
     assert found.largest_that_fits.reason == "a micro-batch of 128 ran out of memory"
-    assert "faster than the largest that fits (64" in headline(found)
+    assert "faster than 64, the largest that fits" in headline(found)
     beyond = answer(searched(), memory=MemoryBoundary(fits=128, too_large=500))
     assert (beyond.largest_that_fits.batch_size, beyond.largest_that_fits.reason) == (
         128,
         "the largest batch size of the study",
     )
-    assert "faster than the largest tried (128" in headline(beyond)
+    assert "faster than 128, the largest tried" in headline(beyond)
 
 
 def test_confirmation_in_micro_batches_that_ran_out_of_memory_since_does_not_count() -> None:
@@ -186,7 +186,8 @@ def test_a_speed_up_that_the_seeds_do_not_show_is_not_claimed() -> None:
     over = found.speedup.over_largest
     assert over is not None and over.low is not None and over.high is not None
     assert over.low < 1 < over.value < over.high
-    shown = f"not shown to be faster than the largest tried (128, untuned) (1.2× [{over.low:.3g}, {over.high:.3g}])"
+    interval = f"[{over.low:.2g}, {over.high:.2g}]"
+    shown = f"not shown to be faster than 128, the largest tried (hardly tuned) (1.2× {interval})"
     assert shown in headline(found)
     assert "faster than your default" in headline(found)
 
@@ -377,22 +378,21 @@ def test_the_gain_over_the_default_is_told_apart_into_retuning_and_batch_size() 
     assert whole is not None and retuning is not None and batch is not None
     assert retuning.value == pytest.approx(3.1 / 1.5) and batch.value == pytest.approx(1.5 / 1.05)
     assert whole.value == pytest.approx(retuning.value * batch.value)
-    told = shares_of_speedup(found)
-    assert told is not None and "2.1× [" in told and "1.4× [" in told
+    assert speedup_shares(found) == "2.1× by retuning, 1.4× by batch size"
     same = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(3.0, 3.1, 3.2)])
-    assert (shares_of_speedup(same) or "").endswith("your default's.")
-    assert shares_of_speedup(answer([*searched(), *confirmed(64, 1.0, 1.05, 1.1)])) is None
+    assert speedup_shares(same) == "all of it from retuning"
+    assert speedup_shares(answer([*searched(), *confirmed(64, 1.0, 1.05, 1.1)])) == ""
     own = [*confirmed(64, 1.0, 1.05, 1.1), *confirmed(32, 3.0, 3.1, 3.2, rate=0.05)]
     default = SPEC.default_configuration
     same_runs = [replace(run, configuration=default) for run in own[3:]]
     from_size = answer([*searched(), *own[:3], *same_runs])
     assert from_size.speedup.from_retuning is not None and from_size.speedup.over_default is not None
     assert (from_size.speedup.from_retuning.value, from_size.speedup.from_retuning.low) == (1.0, 1.0)
-    assert (shares_of_speedup(from_size) or "").endswith("is from the batch size: at its own nothing faster was found.")
+    assert speedup_shares(from_size) == "all of it from the batch size"
     slight = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(1.01, 1.11, 0.91)])
-    assert "1× over your default" in (shares_of_speedup(slight) or "")
+    assert speedup_shares(slight) == "all of it from retuning"
     nothing = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(1.004, 1.104, 0.904)])
-    assert shares_of_speedup(nothing) is None
+    assert speedup_shares(nothing) == ""
 
 
 def test_sizes_that_were_timed_and_never_run_have_the_law_s_prediction() -> None:

@@ -36,7 +36,9 @@ def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> No
     assert there["optimal"]["time_to_target_s"]["median"] == pytest.approx(410 * 0.0011)
     assert "predicted" in {notice["code"] for notice in there["warnings"]}
     told = bssearch("best", "vision", "--step-times", "h200.csv", "--device", "H200", cwd=folder)
-    assert told.stdout.startswith("Batch 128 is predicted to reach accuracy ≥ 0.9 in 0.451 s")
+    first, second, *_ = told.stdout.splitlines()
+    assert first.split() == ["Train", "with", "batch", "128", "(predicted).", "vision", "·", "accuracy", "≥", "0.9"]
+    assert second.startswith("  0.451 s")
     assert "predicted for H200: the steps were measured on Tesla V100" in told.stdout
 
 

@@ -23,7 +23,7 @@ from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application
 from bssearch.cli import trial as trial_commands
-from bssearch.cli.answer import exported, print_answer
+from bssearch.cli.answer import SCREEN_COLUMNS, SCREEN_LINES, exported, print_answer, screen
 from bssearch.cli.output import note
 from bssearch.cli.run import print_quick
 from bssearch.commands.display import Display, Lines, batch_table, ended_line
@@ -264,7 +264,7 @@ def test_the_trade_offs_are_printed_with_memory_generalisation_and_noise_scale(
         for run, noise in zip(confirmed(64, 1.0, 1.1, 0.9, **measured), noises, strict=True)
         if run.outcome is not None
     ]
-    print_answer(answer([*confirmed(16, 2.0, 2.1, 1.9, **measured), *runs]))
+    print_answer(answer([*confirmed(16, 2.0, 2.1, 1.9, **measured), *runs]), details=True)
     printed = capsys.readouterr().out
     (row,) = [line for line in printed.splitlines() if line.startswith(" 64") and "MiB" in line]
     assert "3 MiB" in row and "0.88 ± 0" in row and "100 [" in row
@@ -272,14 +272,14 @@ def test_the_trade_offs_are_printed_with_memory_generalisation_and_noise_scale(
     assert "pooled over 3 trials of batch 64" in printed
 
 
-@pytest.mark.parametrize(("micro", "told"), [(64, "batch_size 64, "), (32, "batch_size 64 (2 × 32), ")])
+@pytest.mark.parametrize(("micro", "told"), [(64, False), (32, True)])
 def test_the_split_into_micro_batches_is_printed_where_there_is_one(
-    micro: int, told: str, capsys: pytest.CaptureFixture[str]
+    micro: int, told: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = answer(confirmed(64, 1.0, 1.1, 0.9))
     split = {"micro_batch_size": micro, "accumulation_steps": 64 // micro}
     print_answer(found.model_copy(update={"optimal": found.optimal.model_copy(update=split)}))
-    assert f"Train with: {told}" in capsys.readouterr().out
+    assert ("micro_batch_size 32 × 2 steps" in capsys.readouterr().out) is told
 
 
 def test_further_metrics_are_printed_where_the_workload_reports_some(capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,25 +292,60 @@ def test_further_metrics_are_printed_where_the_workload_reports_some(capsys: pyt
     }
     print_answer(found.model_copy(update={"optimal": found.optimal.model_copy(update={"further_metrics": figures})}))
     told = "On the test part it also has forgetting 0.031 [0.028, 0.036] and old_accuracy 0.9."
-    assert told in capsys.readouterr().out
+    assert told in " ".join(capsys.readouterr().out.split())
 
 
 def test_no_trade_offs_are_printed_where_nothing_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(confirmed(64, 1.0, 1.1, 0.9))
     rows = [row.model_copy(update={"generalisation": None}) for row in found.batches]
-    print_answer(found.model_copy(update={"batches": rows}))
+    print_answer(found.model_copy(update={"batches": rows}), details=True)
     assert "noise scale" not in capsys.readouterr().out
 
 
 def test_the_host_bound_share_is_a_column_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     runs = [*confirmed(16, 2.0, 2.1, 1.9), *confirmed(64, 1.0, 1.1, 0.9, host_bound_share=0.256)]
-    print_answer(answer(runs))
+    print_answer(answer(runs), details=True)
     printed = capsys.readouterr().out
     heading, *rows = [line for line in printed.splitlines() if "ms/step" in line or line.startswith((" 16 ", " 64 "))]
     assert heading.index("ms/step") < heading.index("host-bound") < heading.index(" lr ")
     assert ["26%" in row for row in rows[:2]] == [False, True]
-    print_answer(answer(confirmed(64, 1.0, 1.1, 0.9)))
+    print_answer(answer(confirmed(64, 1.0, 1.1, 0.9)), details=True)
     assert "host-bound" not in capsys.readouterr().out
+
+
+def eight_batch_sizes(**changes: Any) -> Answer:
+    """Return an answer about eight batch sizes with more notes than a screen has lines."""
+    runs = [run for n in range(8) for run in confirmed(2 ** (n + 3), 1.0 + n, 1.1 + n, 0.9 + n)]
+    notes = [Notice(code=f"note_{n}", message=f"note {n} is long: {'word ' * 20}") for n in range(9)]
+    return answer(runs).model_copy(update={"warnings": notes, **changes})
+
+
+@pytest.mark.parametrize("provisional", [False, True])
+def test_an_answer_about_eight_batch_sizes_fits_on_one_screen(provisional: bool) -> None:
+    found = eight_batch_sizes(provisional=provisional, within_5_percent=0.5 if provisional else 0.95)
+    lines = screen(found)
+    assert len(found.batches) == 8
+    assert len(lines) <= SCREEN_LINES
+    assert max(len(line) for line in lines if "next:" not in line) <= SCREEN_COLUMNS  # a command is not broken
+    assert lines[0].startswith(f"Train with batch {found.optimal.batch_size}.")
+
+
+def test_a_grave_note_is_on_the_screen_however_many_lines_there_are() -> None:
+    grave = Notice(code="unconfirmed", message="no run repeats it")
+    found = eight_batch_sizes()
+    assert not any("no run repeats it" in line for line in screen(found))
+    lines = screen(found.model_copy(update={"warnings": [*found.warnings, grave]}))
+    assert "note: no run repeats it" in lines
+    assert len(lines) <= SCREEN_LINES
+
+
+def test_bars_grow_with_the_figure_and_show_its_interval() -> None:
+    found = eight_batch_sizes()
+    bars = [line for line in screen(found) if "█" in line]
+    assert [int(line.replace("▶", " ").split()[0]) for line in bars] == [row.batch_size for row in found.batches]
+    solid, whole = [line.count("█") for line in bars], [sum(map(line.count, "█▓░")) for line in bars]
+    assert solid == sorted(solid) and whole == sorted(whole)
+    assert solid[0] < whole[0]
 
 
 # Quick ----------------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def load(folder: Path, *arguments: str) -> object:
 def test_it_answers_in_words_and_a_table(folder: Path) -> None:
     out = (folder / "stdout.txt").read_text()
     assert "reaches accuracy ≥ 0.93 in" in out
-    assert "Train with: batch_size" in out
+    assert "Train with batch " in out
     for size in (16, 32, 64):
         assert any(line.split()[:1] == [str(size)] for line in out.splitlines()), out
     progress = (folder / "stderr.txt").read_text()
