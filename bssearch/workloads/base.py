@@ -21,14 +21,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, cast
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, MetricInfo
 from bssearch.workloads.data import Data as Data
 from bssearch.workloads.data import Part as Part
+
+if TYPE_CHECKING:
+    import torch
 
 # What a workload with a training step of its own is given for each step.
 
@@ -338,6 +339,8 @@ def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[s
 
     Raises `WorkloadError` where that is no mapping; what is in it `metric_value` checks.
     """
+    import torch
+
     model.eval()
     with torch.no_grad():
         metrics = workload.evaluate(model, part)

@@ -29,7 +29,6 @@ from torch.nn import functional
 
 from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
-from tests.factories import changed
 
 
 class Wide:

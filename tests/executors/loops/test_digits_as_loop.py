@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bssearch
 from bssearch.workloads.digits import Digits
-from tests.factories import make_request
 
 trial = bssearch.current_trial(batch_size=32, learning_rate=0.05)
 digits = Digits()

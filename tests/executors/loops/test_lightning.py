@@ -389,7 +389,6 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.workloads.digits import Digits
-from tests.factories import changed
 
 
 class Module(lightning.LightningModule):
