@@ -14,7 +14,7 @@ from bssearch.search.growing import REPEATED
 from bssearch.search.pruners.base import make_pruner
 from bssearch.search.pruners.controller import first_slack
 from bssearch.spec import StudySpec, checked
-from bssearch.training.probes.step_time import EVALUATION_SHARE
+from bssearch.training.probes.cadence import EVALUATION_SHARE
 
 UNCAPPED_TRIALS = 4
 """Search trials that run to the full limit whatever the pruner says, about: `bssearch.search.samplers.allocation`."""

@@ -32,7 +32,7 @@ from bssearch.spec import StudySpec
 from bssearch.spec.admission import problem_with
 from bssearch.spec.space import MemoryBoundary, choose_micro_batch
 from bssearch.storage.repository import Store
-from bssearch.training.probes.step_time import probe_record
+from bssearch.training.probes.cadence import probe_record
 
 SECONDS_LIMIT = 0.25
 """Seconds after which the steps of a visit to a batch size end, even where their median is not known well: a choice."""

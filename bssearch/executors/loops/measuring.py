@@ -27,6 +27,7 @@ from bssearch.training.contention import CorePace, ReferenceKernel
 from bssearch.training.course import first_line
 from bssearch.training.environment import describe_program
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, peak_process_memory_bytes, reset_peak_memory
+from bssearch.training.probes.cadence import eval_every_steps
 from bssearch.training.probes.memory import STEPS
 from bssearch.training.probes.step_time import (
     LEAST_SHARE,
@@ -37,7 +38,6 @@ from bssearch.training.probes.step_time import (
     WARM_UP_STEPS,
     TimedRun,
     at_full_pace,
-    eval_every_steps,
     is_settled,
     timing_of,
     why_contended,

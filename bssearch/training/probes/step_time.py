@@ -6,49 +6,17 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from bssearch.records import ProbeRecord, StepTime, StepTimeRequest
+from bssearch.records import StepTime, StepTimeRequest
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from bssearch.training.nvml import is_power_capped
+from bssearch.training.probes.cadence import eval_every_steps
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
-
-# How often a trial is evaluated: fixed once per batch size, in steps, so that a seed repeats its steps-to-target.
-
-EVALUATIONS_PER_LIMIT = 1000
-"""Evaluations in the full limit of train seconds, at most: a choice; a crossing is then known to 0.1 % of the limit."""
-
-EVALUATION_SHARE = 0.2
-"""The largest share of a trial's train and evaluation seconds that evaluation takes: a choice of the design."""
-
-FEWEST_EVALUATIONS = 20
-"""Evaluations in the full limit of train seconds, at least: a choice; a crossing is then known to 5 % of the limit."""
-
-
-def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
-    """Return the evaluation cadence in optimizer steps.
-
-    At most `EVALUATIONS_PER_LIMIT` evaluations in the full limit of train seconds, and evaluation at most
-    `EVALUATION_SHARE` of train and evaluation seconds together: e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t.
-    Where that would leave fewer than `FEWEST_EVALUATIONS` in the full limit the share gives way: a target that is not
-    looked for is not seen.
-    """
-    by_number = full_limit / (EVALUATIONS_PER_LIMIT * step_seconds)
-    by_share = evaluation_seconds * (1 / EVALUATION_SHARE - 1) / step_seconds
-    return max(1, math.ceil(min(max(by_number, by_share), full_limit / (FEWEST_EVALUATIONS * step_seconds))))
-
-
-def probe_record(measured: StepTime, full_limit: float) -> ProbeRecord:
-    """Return a step-time measurement with the cadence that follows from it."""
-    cadence = None
-    if measured.step_seconds is not None and measured.evaluation_seconds is not None:
-        cadence = eval_every_steps(measured.step_seconds, measured.evaluation_seconds, full_limit)
-    return ProbeRecord(**asdict(measured), eval_every_steps=cadence)
-
 
 WARM_UP_STEPS = 5
 """Steps before any is timed: a choice; the first ones allocate, choose algorithms and make the optimizer's state."""
