@@ -269,7 +269,8 @@ def test_benchmarks_are_quoted_on_one_page_alone(name: str) -> None:
 
 
 def test_the_map_names_every_room_and_no_other() -> None:
-    parts = [path for path in (ROOT / "bssearch").iterdir() if path.name not in ("__init__.py", "__pycache__")]
+    files = [path.relative_to(ROOT / "bssearch") for path in (ROOT / "bssearch").rglob("*.*") if path.suffix != ".pyc"]
+    parts = {ROOT / "bssearch" / path.parts[0] for path in files} - {ROOT / "bssearch" / "__init__.py"}
     packages = {path.name for path in parts if (path / "__init__.py").exists()}
     modules = {path.stem for path in parts if path.suffix == ".py"} - {"__main__"}
     assert set(re.findall(r"^\| `(\w+)` \|", ROOMS, flags=re.MULTILINE)) == packages
