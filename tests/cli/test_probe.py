@@ -55,7 +55,7 @@ def test_the_noise_scale_is_measured_at_the_default_and_shown_by_best(searched: 
     found = json.loads((searched / "noise.json").read_text())
     assert (found["study"], found["batch_size"]) == ("task", 32)
     assert found["noise_passes"] >= 8 and found["noise_low"] > 0 and found["noise_adam_scale"] is None
-    assert "Gradient noise scale near the target:" in (searched / "stdout.txt").read_text()
+    assert "Gradient noise scale near the target:" in bssearch("best", "--details", cwd=searched).stdout
     best = json.loads(bssearch("best", "--format", "json", cwd=searched).stdout)
     assert best["measured"]["noise_scale"]["low"] == found["noise_low"]
     assert best["measured"].keys() == {"step_time", "memory", "noise_scale"}
