@@ -262,7 +262,7 @@ def test_the_queue_says_why_no_worker_serves_what_waits(
         put(store, "mine", **changes)
         assert [one.reason for one in queued_studies(store).submissions] == [""]  # of no worker nothing is known
         offered = {"task": {"budget.trials": {"type": "integer", "low": 1, "high": 4}}}
-        store.keep_worker(record("untagged", templates=offered))
+        store.keep_worker(record("untagged", templates=offered, tags=()))
         store.keep_worker(record("tagged", templates=offered, tags=("a:b",)))
         [row] = queued_studies(store).submissions
         assert said in row.reason and bool(row.reason) == bool(said)

@@ -293,7 +293,7 @@ def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
     lacking = [sorted({*one.tags} - {*worker.tags}) for worker in takers]
     if not lacking or not all(lacking):
         return ""
-    fewest = min(lacking, key=len)
+    fewest = min(lacking, key=lambda tags: (len(tags), tags))
     return f"of the workers that are here none that takes it has the tag {', '.join(fewest)}"
 
 
