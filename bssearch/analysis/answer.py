@@ -345,6 +345,11 @@ class Answer(Model):
     warnings: list[Notice]
 
     @property
+    def is_predicted(self) -> bool:
+        """Whether the figures are predicted for another device instead of measured."""
+        return any(warning.code == "predicted" for warning in self.warnings)
+
+    @property
     def clock(self) -> str | None:
         """Whose clock the seconds are by; None if bssearch measured them."""
         time = self.optimal.time_to_target_s

@@ -8,6 +8,7 @@ from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.batches import MODELS_DIFFER
 from bssearch.analysis.numbers import ends, number
 from bssearch.analysis.objectives.base import Objective
+from bssearch.records.text import plural
 
 
 def headline(answer: Answer) -> str:
@@ -15,10 +16,10 @@ def headline(answer: Answer) -> str:
     optimal = answer.optimal
     figure = optimal.objective_value
     assert figure is not None, "an optimum has its figure"
-    text = _reaches(answer, figure) + f" ({figure.runs} run{'s' if figure.runs > 1 else ''})"
+    text = f"{_reaches(answer, figure)} ({plural(figure.runs, 'run')})"
     better = [text for text in comparisons(answer) if text]
     text += f", {' and '.join(better)}." if better else "."
-    return " ".join([text, *_what_else(answer, figure), *_how_sure(answer)])
+    return " ".join(filter(None, [text, what_else(answer), _how_sure(answer)]))
 
 
 def comparisons(answer: Answer) -> tuple[str, str]:
@@ -26,31 +27,26 @@ def comparisons(answer: Answer) -> tuple[str, str]:
     largest = answer.largest_that_fits.batch_size
     untuned = any(row.batch_size == largest and row.untuned for row in answer.batches)
     named = f"{largest}, the {answer.largest_that_fits.in_words}{' (hardly tuned)' if untuned else ''}"
-    over_largest = None if largest == answer.optimal.batch_size else answer.speedup.over_largest
-    return (
-        "" if over_largest is None else _compared(over_largest, named, objective_in(answer)),
-        ""
-        if answer.speedup.over_default is None
-        else _compared(answer.speedup.over_default, "your default", objective_in(answer)),
-    )
+    objective, found = objective_in(answer), answer.speedup
+    over_largest = None if largest == answer.optimal.batch_size else found.over_largest
+    return _compared(over_largest, named, objective), _compared(found.over_default, "your default", objective)
 
 
 def _reaches(answer: Answer, figure: Figure) -> str:
     """Return the sentence on what the optimum achieves, with its interval."""
     objective = objective_in(answer)
-    is_predicted = any(notice.code == "predicted" for notice in answer.warnings)
-    reaches = f"{'is predicted to reach' if is_predicted else 'reaches'} {answer.target.in_words}"
+    reaches = f"{'is predicted to reach' if answer.is_predicted else 'reaches'} {answer.target.in_words}"
     shown = with_interval(figure, objective.digits, objective.unit)
     provisional = "Provisional: batch" if answer.provisional else "Batch"
     return f"{provisional} {answer.optimal.batch_size} {objective.sentence(answer.target.metric, reaches, shown)}"
 
 
-def _how_sure(answer: Answer) -> list[str]:
-    """Return the sentence on what a provisional answer lacks, and the command that settles it."""
+def _how_sure(answer: Answer) -> str:
+    """Return the sentence on what a provisional answer lacks, and the command that settles it; empty if settled."""
     if not answer.provisional or answer.within_5_percent is None:
-        return []
+        return ""
     step = answer.settling
-    return [f"It {how_sure(answer)}." if step is None else f"It {how_sure(answer)}; {step.why}: {step.command}."]
+    return f"It {how_sure(answer)}." if step is None else f"It {how_sure(answer)}; {step.why}: {step.command}."
 
 
 def further_metrics(answer: Answer) -> str:
@@ -74,7 +70,7 @@ def about_growing(answer: Answer) -> str:
         bound = "≥ " if grown.ratio.at_least else ""
         shown = f"{bound}{number(grown.ratio.value)}{ends(grown.ratio.low, grown.ratio.high)}"
         figure = "time" if answer.objective == "time_to_target" else answer.objective.replace("_", " ")
-        runs = f"{grown.runs} run{'s' if grown.runs > 1 else ''}"
+        runs = plural(grown.runs, "run")
         saves += f": it takes {shown} × the {figure} of batch {answer.optimal.batch_size} ({runs})"
     first, *later = grown.stages
     if first.start_samples is None:
@@ -99,29 +95,23 @@ def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str
 
 
 def what_else(answer: Answer) -> str:
-    """Return the sentence on other batch sizes within 5 %; empty if there is nothing to say."""
-    figure = answer.optimal.objective_value
-    return "" if figure is None else " ".join(_what_else(answer, figure))
-
-
-def _what_else(answer: Answer, best: Figure) -> list[str]:
-    """Return the sentence on other batch sizes within 5 %, of those with as many runs; none below three runs."""
-    objective = objective_in(answer)
-    if best.low is None or not objective.has_ratios:
-        return []  # too few runs to say anything of
+    """Return the sentence on other batch sizes with as many runs within 5 %; empty if there is nothing to say."""
+    best, objective = answer.optimal.objective_value, objective_in(answer)
+    if best is None or best.low is None or not objective.has_ratios:
+        return ""  # fewer than three runs show nothing
     figures = {row.batch_size: row.objective_value for row in answer.batches if row.objective_value}
     if answer.recommendation.rule == "law":
         least = answer.recommendation.least_batch_size
         median = number(figures[least].median) + objective.unit
-        return [
+        return (
             f"Batch {least} has the least median, {median}, but {best.runs} runs are too few to tell the two apart; "
             "over all batch sizes together, steps and step times speak for this one."
-        ]
+        )
     low, high = answer.flat_range
     if low < high:
         inside = {row.batch_size for row in answer.batches if low <= row.batch_size <= high}
         verb = "is" if inside <= {*answer.tied} else "has a median"
-        return [f"Anything from {low} to {high} {verb} within 5 %."]
+        return f"Anything from {low} to {high} {verb} within 5 %."
     lowest = min(figure.median for figure in figures.values())
     rivals = {
         size: figure
@@ -130,12 +120,14 @@ def _what_else(answer: Answer, best: Figure) -> list[str]:
     }
     near = [str(size) for size, figure in rivals.items() if objective.is_flat(figure.median, min(lowest, best.median))]
     if near:
-        return [f"The median of batch {', '.join(near)} is within 5 %, too."]
+        return f"The median of batch {', '.join(near)} is within 5 %, too."
     is_shown = rivals.keys() <= {*answer.worse} and not answer.provisional
-    return ["No other batch size confirmed is within 5 %."] if rivals and is_shown else []
+    return "No other batch size confirmed is within 5 %." if rivals and is_shown else ""
 
 
-def _compared(ratio: Ratio, versus: str, objective: Objective) -> str:
+def _compared(ratio: Ratio | None, versus: str, objective: Objective) -> str:
+    if ratio is None:
+        return ""
     better, worse = objective.comparative
     factor = max(ratio.value, 1 / ratio.value)
     if factor < 1.005 and not ratio.at_least:

@@ -32,7 +32,7 @@ from bssearch.cli.arguments import Export
 from bssearch.cli.output import Format, cell, console, print_table, show_model
 from bssearch.commands.growing import ScheduledTraining, training_loop
 from bssearch.records import Goal
-from bssearch.records.text import visible
+from bssearch.records.text import plural, visible
 
 TIME_COLUMN = "time_to_target"
 BATCH_COLUMNS = ("batch", TIME_COLUMN, "steps", "ms/step", "learning_rate", "regime", "trials")
@@ -55,18 +55,21 @@ NO_BREAK = "\u00a0"
 def print_answer(found: Answer, *, details: bool = False) -> None:
     """Print an answer for people on one screen: what to train with, how sure, the batch sizes; or every detail."""
     out = console()
-    title, *lines = screen(found)
+    title, *lines = _without_notes(found) if details else screen(found)
     out.print(title, style="bold")
     for line in lines:
         out.print(line, soft_wrap=True)
     if details:
-        out.print()
         print_details(found)
+
+
+def _without_notes(found: Answer) -> list[str]:
+    return [*_title(found), "", *_certainty(found), "", *_bars(found), "", *_configuration(found)]
 
 
 def screen(found: Answer) -> list[str]:
     """Return the lines of the answer: at most 80 columns, and 24 lines for eight batch sizes."""
-    lines = [*_title(found), "", *_certainty(found), "", *_bars(found), "", *_configuration(found)]
+    lines = _without_notes(found)
     notes = sorted(found.warnings, key=lambda warning: warning.code not in GRAVE)
     is_grave = sum(warning.code in GRAVE for warning in notes)
     shown = 0
@@ -77,7 +80,7 @@ def screen(found: Answer) -> list[str]:
         lines += note
         shown += 1
     hidden = len(notes) - shown
-    rest = f" ({hidden} more note{'s' * (hidden > 1)})" if hidden else ""
+    rest = f" ({plural(hidden, 'more note')})" if hidden else ""
     return [*lines, *_wrapped(f"More: bssearch best {found.study} --details{rest} or --export yaml")]
 
 
@@ -88,17 +91,14 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 def _title(found: Answer) -> list[str]:
     """Return what to train with, what that takes, and how much faster it is."""
-    is_predicted = any(warning.code == "predicted" for warning in found.warnings)
-    train = f"Train with batch {found.optimal.batch_size}{' (predicted)' * is_predicted}."
+    train = f"Train with batch {found.optimal.batch_size}{' (predicted)' * found.is_predicted}."
     question = f"{found.study} · {found.target.in_words}"
     figure = found.optimal.objective_value
     assert figure is not None, "an optimum has its figure"
     objective = objective_in(found)
     row = next((one for one in found.batches if one.batch_size == found.optimal.batch_size), None)
-    seeds = "fresh seed" if row is not None and row.confirmed else "run"
-    takes = (
-        f"{with_interval(figure, objective.digits, objective.unit)} over {figure.runs} {seeds}{'s' * (figure.runs > 1)}"
-    )
+    seeds = plural(figure.runs, "fresh seed" if row is not None and row.confirmed else "run")
+    takes = f"{with_interval(figure, objective.digits, objective.unit)} over {seeds}"
     over_largest, over_default = comparisons(found)
     lines = [f"{train}{question:>{SCREEN_COLUMNS - len(train)}}" if len(train + question) < SCREEN_COLUMNS else train]
     shares = speedup_shares(found)
@@ -164,7 +164,7 @@ def _runs(found: Answer, row: Batch) -> str:
     figure = row.objective_value
     if figure is None:
         return ", ".join(f"{count} {state}" for state, count in row.ended.items()) or "not tried"
-    seeds = f"{figure.runs} {'seed' if row.confirmed else 'run'}{'s' * (figure.runs > 1)}"
+    seeds = plural(figure.runs, "seed" if row.confirmed else "run")
     if row.batch_size == found.optimal.batch_size or row.batch_size in found.worse:
         return seeds
     if row.batch_size in found.tied:
@@ -178,11 +178,10 @@ def _configuration(found: Answer) -> list[str]:
     known = {name: value for name, value in best.parameters.items() if value is not None}
     values = [f"{name}{NO_BREAK}{cell(value)}" for name, value in known.items()]
     if best.accumulation_steps > 1:
-        values.insert(
-            0, f"micro_batch_size {best.micro_batch_size} × {best.accumulation_steps} steps".replace(" ", NO_BREAK)
-        )
+        split = f"micro_batch_size {best.micro_batch_size} × {best.accumulation_steps} steps"
+        values = [split.replace(" ", NO_BREAK), *values]
     lines = _wrapped(f"{NO_BREAK}· ".join(values))
-    places = [] if any(warning.code == "predicted" for warning in found.warnings) else [found.device.in_words]
+    places = [] if found.is_predicted else [found.device.in_words]
     if best.test_metric is not None:
         places.append(f"test {found.target.metric} {cell(best.test_metric)}")
     others = " ".join(filter(None, [further_metrics(found), what_else(found), about_growing(found)]))

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("budget.trials=4", "confirm.top=2", "confirm.runs=2", "space.batch_size={low: 32, high: 64}")
@@ -85,7 +86,7 @@ os._exit = lambda status: (write(), _exit(status))
 '''
 
 
-def reports(tree: Path) -> Iterator[dict[str, object]]:
+def reports(tree: Path) -> Iterator[dict[str, Any]]:
     """Run a small study of a tree and yield what each of its processes has called."""
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder, "site")
@@ -115,8 +116,8 @@ def main() -> None:
     called: set[tuple[str, str]] = set()
     paths: dict[str, list[tuple[str, str]]] = {}
     for report in reports(options.tree.resolve()):
-        called |= {(file, name) for file, name in report["called"]}  # type: ignore[attr-defined]
-        paths |= {now: [(file, name) for file, name in found[::-1]] for now, found in report["paths"].items()}  # type: ignore[attr-defined]
+        called |= {(file, name) for file, name in report["called"]}
+        paths |= {now: [(file, name) for file, name in found[::-1]] for now, found in report["paths"].items()}
     way = {one for found in paths.values() for one in found if one[1] != "<module>"}
     counts = {
         "functions_to_first_step": len(way),

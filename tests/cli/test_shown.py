@@ -339,6 +339,14 @@ def test_a_grave_note_is_on_the_screen_however_many_lines_there_are() -> None:
     assert len(lines) <= SCREEN_LINES
 
 
+def test_the_details_have_every_note_once(capsys: pytest.CaptureFixture[str]) -> None:
+    notes = [Notice(code="unconfirmed", message="no run repeats it"), Notice(code="x", message="something else")]
+    print_answer(eight_batch_sizes().model_copy(update={"warnings": notes}), details=True)
+    printed = capsys.readouterr().out
+    assert [printed.count(f"note: {one.message}\n") for one in notes] == [1, 1]
+    assert "--details" not in printed
+
+
 def test_bars_grow_with_the_figure_and_show_its_interval() -> None:
     found = eight_batch_sizes()
     bars = [line for line in screen(found) if "█" in line]
