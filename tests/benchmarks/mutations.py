@@ -462,6 +462,9 @@ def fork(folder: Path, log: Path, work: Callable[[], int]) -> tuple[int, str]:
         os.environ[MARK] = mark
         os.environ["PYTHONPATH"] = str(folder)
         sys.path.insert(0, str(folder))
+        for name in [*sys.modules]:
+            if name.partition(".")[0] in {"bssearch", "tests"}:
+                del sys.modules[name]  # those of this checkout: the folder's own are imported
         code = work()
     except BaseException:
         traceback.print_exc()
