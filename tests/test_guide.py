@@ -122,7 +122,7 @@ def scripted_options(script: Path) -> list[str]:
 
 
 def test_the_table_of_commands_is_that_of_the_command_line() -> None:
-    rows = re.findall(r"^\| (`bssearch .*?) \| ", DOCUMENTS["README"], flags=re.MULTILINE)
+    rows = re.findall(r"^\| (`bssearch .*?) \| ", DOCUMENTS["commands"], flags=re.MULTILINE)
     named = [span.split()[1:] for row in rows for span in re.findall(r"`([^`]+)`", row)]
     listed = [" ".join(words[: len(words) - len(leaf(words)[1])]) for words in named]
     assert set(listed) == leaves()

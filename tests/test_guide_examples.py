@@ -27,7 +27,7 @@ from bssearch.records import SecondsBasis, TrialState
 from bssearch.spec import load_spec
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, write_task
-from tests.documents import DOCUMENTS, blocks, spans
+from tests.documents import DOCUMENTS, ROOT, blocks, spans
 from tests.executors.own_command import request
 from tests.executors.own_command import run as run_command
 from tests.factories import changed
@@ -40,6 +40,7 @@ ADDED = {
     group.removeprefix("bssearch."): points for group, points in tomllib.loads(LINES)["project"]["entry-points"].items()
 }
 PACKAGE = "my_package"
+KINDS = ROOT / "tests" / "kinds"
 SPACE = {
     "batch_size": [16, 32],
     "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 1.0, "rule": "sqrt"},
@@ -62,9 +63,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def example(kind: str) -> str:
     """Return the code of the example of a kind."""
-    (part,) = (one for one in SECTION.split("\n### ")[1:] if one.split("\n")[0].endswith(f" {kind.removesuffix('s')}"))
-    (block,) = blocks(part, "python")
-    return block
+    return (KINDS / f"{kind.removesuffix('s')}.py").read_text(encoding="utf-8")
 
 
 def rows(folder: Path, *words: str) -> Any:
@@ -76,7 +75,10 @@ def rows(folder: Path, *words: str) -> Any:
 
 def test_there_is_an_example_of_every_kind() -> None:
     assert set(ADDED) == set(typing.get_args(registry.Kind))
-    assert len(blocks(SECTION, "python")) == len(ADDED)
+    singular = {kind.removesuffix("s") for kind in ADDED}
+    assert {path.stem for path in KINDS.glob("*.py")} - {"__init__"} == singular
+    named = set(re.findall(r"^\| (\w+) \|.*`tests/kinds/\1\.py`", SECTION, flags=re.MULTILINE))
+    assert named == singular, "the page names the example of each kind"
 
 
 @pytest.mark.slow

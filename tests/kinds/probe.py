@@ -1,0 +1,16 @@
+"""An example of one probe, as a package of your own may have it."""
+
+from typing import Annotated
+
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import described
+from bssearch.commands.probe.report import ProbeReport
+from bssearch.registry import Option
+from bssearch.spec import StudySpec
+
+
+def samples(spec: StudySpec, launch: Launch, *, times: Annotated[int, Option("A factor.", min=1)] = 1) -> ProbeReport:
+    """Count the training samples."""
+    with described(spec, launch) as (_, found):
+        row = {"samples": times * found.train_samples}
+    return ProbeReport(document=row, rows=[row], sentences=[f"There are {row['samples']} samples."])
