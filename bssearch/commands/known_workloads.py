@@ -1,7 +1,7 @@
-"""Whose code a stored study may run: what this user has run for it on this machine, from a spec of their own.
+"""Trust in stored workloads: which code this user has already run on this machine.
 
-Who can write a database can write any name of code into it. So a name from there is taken only where it stands in this
-user's own record of what was run, which lies on this machine; else the user gives the name.
+Whoever can write to a database can name any code in it. A stored name is therefore run only if it is in this user's
+local record of earlier runs; otherwise the user must name the workload.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TEXTS = "texts"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Record that this user runs a study with this workload; where nothing can be written, nothing is remembered.
+    """Record that this user runs a study with this workload, if the record can be written.
 
-    A workload's file is looked up in ``folder``: what is remembered is its content. So is a cluster's address.
+    A file in ``folder`` is recorded by its content. A cluster's address is recorded, too.
     """
     if spec.workload in SHIPPED and spec.executor.address is None:
         return
@@ -41,12 +41,11 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 
 
 def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Raise `UsageError` where a stored study names code that this user has not run for it on this machine.
+    """Raise `UsageError` if a stored study names code that this user has not run for it here.
 
-    Code is known by its name, its settings, the executor that runs it, the content of its file, and the texts that the
-    study's space and default may give it: a command puts them into a shell's words. It is refused, too,
-    where its file lies outside of the ``folder``, by an absolute path, ``..`` or a link: whoever ran it. And so is what
-    was given from Python and lies in no file.
+    Code is identified by name, settings, executor, file content, and the texts that the study's space and default may
+    pass to it, because a command puts them into shell words. Also refused: files outside ``folder`` (by absolute path,
+    ``..`` or a link), and code from Python that is in no file.
     """
     if spec.workload in SHIPPED:
         return
@@ -67,9 +66,9 @@ def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 
 
 def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
-    """Raise `UsageError` where a stored study names a cluster on which this user has not run it from this machine.
+    """Raise `UsageError` if a stored study names a cluster on which this user has not run it from here.
 
-    What a cluster sends is taken for Python's objects: who chooses the cluster can run code here.
+    A cluster's messages are unpickled, so its owner can run code here.
     """
     address = spec.executor.address
     if address is None:
@@ -87,7 +86,7 @@ def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
 
 
 def refuse_where_in_no_file(spec: StudySpec) -> None:
-    """Raise `UsageError` where a spec names no workload, or one that was given from Python and lies in no file."""
+    """Raise `UsageError` if a spec names no workload, or one that was given from Python and is in no file."""
     if spec.workload == GIVEN_IN_PYTHON:
         raise UsageError(
             f"workload: the spec of study {spec.name!r} names none, and none is given",
@@ -104,7 +103,6 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
 
 
 def _location(spec: StudySpec) -> str:
-    """Return the file, or the module, of a spec's workload."""
     return spec.workload.removesuffix(MAKE_TRAINER) if spec.is_program else spec.workload.rpartition(":")[0]
 
 
@@ -113,7 +111,6 @@ def _file(study: StudyRecord) -> Path:
 
 
 def _is_known(spec: StudySpec, study: StudyRecord, folder: Path) -> bool:
-    """Return whether what is remembered of a study is this workload, and includes each text that it may be given."""
     try:
         known = json.loads(_file(study).read_text(encoding="utf-8"))
         known_texts = set(known.pop(TEXTS, ()))
@@ -147,7 +144,7 @@ def _what_runs(spec: StudySpec) -> str:
 
 
 def _texts(spec: StudySpec) -> set[str]:
-    """Return the texts that the parameters of the workload's own may take."""
+    """Return the texts that the workload's own parameters may take."""
     found: set[str] = set()
     for name, domain in spec.space.own_domains.items():
         values = [spec.default_configuration.parameters[name], *(domain if isinstance(domain, tuple) else [domain])]
@@ -156,5 +153,5 @@ def _texts(spec: StudySpec) -> set[str]:
 
 
 def _digest(file: Path) -> str | None:
-    """Return the digest of a workload's file, None where its code is an installed package's."""
+    """Return a digest of the workload's file; None for an installed package."""
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix and file.is_file() else None

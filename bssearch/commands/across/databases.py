@@ -1,4 +1,4 @@
-"""Several databases that are read together, and which of them holds a study."""
+"""Reading several databases together, and finding the one that holds a study."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bssearch.storage.repository import Store, open_store
 
 @contextmanager
 def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
-    """Give the stores of databases, each once, for reading; without ``urls`` that of `settings.database_url` alone.
+    """Open databases for reading, each once; by default that of `settings.database_url`.
 
-    All of them or none: an answer from some would be taken for one from all. Raises what `open_store` raises, with the
-    name of the database, and closes the stores at the end.
+    All of them or none, because a partial answer would look complete. Raises what `open_store` raises, with the name of
+    the database. Closes the stores at the end.
     """
     with ExitStack() as stack:
         stores = []
@@ -29,7 +29,7 @@ def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
 
 @contextmanager
 def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[Store, str]]:
-    """Give the store that holds a study, and the study's name: see `open_databases` and `found_study`."""
+    """Give a study's store and name; see `open_databases` and `found_study`."""
     with open_databases(urls) as stores:
         store, name = found_study(stores, given)
         with store:
@@ -37,10 +37,10 @@ def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[St
 
 
 def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]:
-    """Return the store that holds the study that is named, or the only study there is, and its name.
+    """Return the store and the name of the named study, or of the only study.
 
-    Where there is one store a name is not looked up. Raises `NotFoundError` where no store has it, and `UsageError`
-    where several have, or where there are several studies to choose from.
+    With one store a name is not looked up. Raises `NotFoundError` if no store has the study, `UsageError` if several
+    have it or if no name was given and there are several studies.
     """
     if given is None:
         return _only_study(stores)
@@ -84,7 +84,7 @@ def _listed(stores: Sequence[Store]) -> str:
 
 
 def _each_once(urls: Sequence[str]) -> list[str]:
-    """Return URLs without those of a database that an earlier one names, whoever logs in there."""
+    """Drop URLs of the same database, whoever logs in."""
     found: dict[object, str] = {}
     for text in urls:
         url = parse_url(text)
@@ -95,7 +95,6 @@ def _each_once(urls: Sequence[str]) -> list[str]:
 
 
 def _opened(url: str, *, is_only: bool) -> Store:
-    """Open a database; where there are others, an error names it."""
     try:
         return open_store(url, write=False)
     except BSSearchError as error:

@@ -1,4 +1,4 @@
-"""Which studies a question about many of them is about: of a workload, on a device, to a target."""
+"""Filters for studies: by workload, device, target, objective and precision."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from bssearch.storage.repository import Store
 from bssearch.workloads.base import SHIPPED
 
 MOST_NAMED = 8
-"""Values of a condition that an error names at most: a choice."""
+"""The most values of a condition that an error lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFilter:
-    """What a study must be; None where it does not matter.
+    """Conditions on a study; None matches everything.
 
-    ``workload`` is its name in the spec, its file, its class, or a shipped workload's name; ``device`` a part of the
-    device's name, in letters of either case; ``target`` the value to reach, as `study list` shows it, and ``metric``
-    its metric.
+    ``workload`` is a name in the spec, a file, a class or a shipped workload; ``device`` a case-insensitive part of the
+    device's name; ``target`` the value to reach, as `study list` shows it, of ``metric``.
     """
 
     workload: str | None = None
@@ -44,7 +43,7 @@ class StudyFilter:
         objective: str | None = None,
         precision: str | None = None,
     ) -> Self:
-        """Return the filter of what is given; ``target`` as `target_of` reads it. Raises `UsageError`."""
+        """Make a filter; ``target`` is parsed by `target_of`. Raises `UsageError`."""
         metric, value = (None, None) if target is None else target_of(target)
         return cls(
             workload=workload, device=device, target=value, metric=metric, objective=objective, precision=precision
@@ -52,7 +51,7 @@ class StudyFilter:
 
     @property
     def conditions(self) -> Mapping[str, Callable[[StudyRecord], bool]]:
-        """Return the conditions that are set, by what they are about."""
+        """Return the conditions that are set, by name."""
         asked: dict[str, tuple[object, Callable[[StudyRecord], bool]]] = {
             "workload": (self.workload, lambda study: self.workload in workload_names(study)),
             "device": (self.device, lambda study: str(self.device).lower() in device_of(study).lower()),
@@ -64,7 +63,7 @@ class StudyFilter:
 
     @property
     def in_words(self) -> str:
-        """Return the conditions as options."""
+        """Return the conditions as command-line options."""
         values = {name: getattr(self, name) for name in self.conditions}
         if self.target is not None:
             values["target"] = f"{self.metric}={self.target:g}" if self.metric else f"{self.target:g}"
@@ -85,9 +84,9 @@ class StudyFilter:
 
 
 def target_of(text: str | float) -> tuple[str | None, float]:
-    """Return the metric, None where it is not named, and the value of ``VALUE`` or ``METRIC=VALUE``.
+    """Return the metric (None if not named) and the value of ``VALUE`` or ``METRIC=VALUE``.
 
-    Raises `UsageError` where the value is no finite number.
+    Raises `UsageError` if the value is not a finite number.
     """
     metric, _, number = str(text).rpartition("=")
     try:
@@ -100,10 +99,10 @@ def target_of(text: str | float) -> tuple[str | None, float]:
 
 
 def workload_names(study: StudyRecord) -> set[str]:
-    """Return what the workload of a study may be called.
+    """Return the names by which a study's workload may be given.
 
-    ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``; a shipped
-    one has its name, a command those of the scripts that it runs.
+    ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``. A shipped
+    workload has its name, a command the names of its scripts.
     """
     named = str(study.spec.get("workload", ""))
     location, _, attribute = named.rpartition(":")
@@ -120,17 +119,17 @@ def workload_names(study: StudyRecord) -> set[str]:
 
 
 def device_of(study: StudyRecord) -> str:
-    """Return the name of the device that a study is bound to, an empty one before its first run."""
+    """Return the name of the study's device, empty before the first run."""
     return "" if study.environment is None else study.environment.device_name
 
 
 def precision_of(study: StudyRecord) -> str:
-    """Return the precision that a study's trials were really run in, an empty one before its first run."""
+    """Return the precision in which trials really ran, empty before the first run."""
     return "" if study.environment is None else study.environment.precision
 
 
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
-    """Return the error where no study meets all conditions: of each the values that there are."""
+    """Return the error for no match, with the values that exist."""
     if not studies:
         return NotFoundError("there is no study yet", hint="bssearch run SPEC makes one; --db names another database")
     there_are = "; ".join(_there_are(asked, studies))
@@ -138,7 +137,7 @@ def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFo
 
 
 def _there_are(asked: StudyFilter, studies: Sequence[StudyRecord]) -> Iterator[str]:
-    """Yield the values of each condition among the studies that meet all others, where some do."""
+    """Yield the values of each condition among studies that meet all the others."""
     for name in asked.conditions:
         near = [study for study in studies if asked.unmet(study) == {name}]
         values = (_VALUES[name](study) for study in near or studies)
@@ -162,14 +161,14 @@ _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
 
 
 def study_rows(store: Store, asked: StudyFilter, *, archived: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield a flat row for each study that matches, the oldest first: the contract of ``studies --format json``.
+    """Yield a flat row per matching study, the oldest first: the contract of ``studies --format json``.
 
-    ``archived`` ones only where they are asked for. The store is closed.
+    Archived studies only if ``archived``. Closes the store.
     """
     with store:
         records = {one.name: one for one in store.study_records()}
         for one in store.studies():
-            study = records.get(one.name)  # None of one that was made in this moment
+            study = records.get(one.name)  # None if the study was created just now
             if study is None or not asked.matches(study) or (one.archived_at is not None and not archived):
                 continue
             yield {
