@@ -1,4 +1,4 @@
-"""``rerun``: a stored trial trained again as it was, without storing it, and held against what is stored.
+"""``rerun``: train a stored trial again, without storing it, and compare.
 
 ::
 
@@ -46,24 +46,23 @@ from bssearch.storage.repository import Store, open_store
 from bssearch.workloads.base import SHIPPED
 
 Known = str | int | float | bool | None
-"""What is compared of two environments; None where it is not there."""
 
 ENDS_BY_ITSELF = frozenset({TrialState.REACHED, TrialState.DIVERGED, TrialState.OOM, TrialState.FAILED})
-"""How a trial ends whoever runs it: by its target or a mishap. All others were stopped, by a limit or from outside."""
+"""Ends that do not depend on who runs the trial; others were stopped by a limit or from outside."""
 
 FAILURES = ENDS_BY_ITSELF - {TrialState.REACHED}
-"""The ends that must be the same in a trial and its rerun, though neither reached the target."""
+"""Ends without reaching the target that a rerun must repeat."""
 
 
 LARGEST_NUMBER = 2**31 - 1
-"""The largest trial number that every database's integer column holds."""
+"""The largest integer of every database's column."""
 
 CODE = ("workload_revision", "git_revision", "git_dirty")
-"""The fields of an environment that are of the workload's code: told first, for that decides most."""
+"""Fields about the workload's code, listed first as the likeliest cause."""
 
 
 class Compared(Model):
-    """The metric of one evaluation, as stored and as it came out again."""
+    """The metric of one evaluation, stored and repeated."""
 
     step: int
     then: float
@@ -71,7 +70,7 @@ class Compared(Model):
 
 
 class Difference(Model):
-    """Something in which the two environments differ."""
+    """A difference between two environments."""
 
     name: str
     then: Known
@@ -79,7 +78,7 @@ class Difference(Model):
 
 
 class Ran(Model):
-    """How a trial came out: its end, its steps, and seconds to the target, null where it did not get there."""
+    """A run's end, steps, and seconds to the target (null if missed)."""
 
     state: TrialState
     reason: str
@@ -92,19 +91,18 @@ class Ran(Model):
 
     @classmethod
     def of(cls, outcome: TrialOutcome, state: TrialState) -> Ran:
-        """Return what is told of an outcome; ``state`` is its own, or that of the trial that it was stopped like."""
+        """Make it from an outcome; ``state`` may be that of the stopped original."""
         told = {name: getattr(outcome, name) for name in cls.model_fields if name != "state"}
         return cls.model_validate({**told, "state": state})
 
 
 class RerunRun(Ran):
-    """One rerun beside what is stored.
+    """One rerun beside the stored trial.
 
-    ``identical``: the same end (state, steps, steps to the target, and of a failure its reason), and the same metric
-    to the last bit at every evaluation that one of both has; of a trial that was stopped, at all until there. Null
-    where nothing tells: neither has an evaluation. ``only_then`` and ``only_now`` are how many of these evaluations
-    one alone has. ``first_difference_step`` is the first evaluation whose metric differs, ``largest_difference`` the
-    largest difference of a metric; null where there is none.
+    ``identical``: same state, steps, steps to the target and failure reason, and bit-equal metrics at every
+    evaluation; for
+    a stopped trial only the metrics up to there. Null without evaluations. ``only_then`` and ``only_now`` count
+    evaluations of one side. ``largest_difference`` is that of a metric; null if there is none.
     """
 
     identical: bool | None
@@ -120,10 +118,10 @@ class RerunRun(Ran):
 class Rerun(Model):
     """The reruns of a trial: the contract of ``rerun --format json``.
 
-    ``then`` is the trial as stored. ``identical`` holds where it does of every run, and is false where it is of one.
-    ``steps_ratio`` is the median over the runs of the steps to the target, over those
-    stored; ``time_ratio`` that of the train seconds to the target, or where one of both has none, until the last
-    evaluation that both have. Null where nothing can be divided. ``differences`` are those of the two environments.
+    ``identical`` is true if all runs are, false if any is not. ``steps_ratio`` is the median steps to the target over
+    the
+    stored ones; ``time_ratio`` the same for train seconds, or up to the last common evaluation if one missed the
+    target.
     """
 
     schema_version: int = 1
@@ -141,10 +139,7 @@ class Rerun(Model):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What is stored of a trial that can be run again.
-
-    ``spec`` is the one by which it was started, ``request`` what its worker is asked to do again.
-    """
+    """A stored trial that can run again, with its original ``spec`` and the worker's ``request``."""
 
     study: StudyRecord
     spec: StudySpec
@@ -156,31 +151,30 @@ class Stored:
 
     @property
     def until_step(self) -> int | None:
-        """Return the step at which a rerun is stopped, where the trial was stopped; None where it ended by itself."""
+        """Return the step at which to stop a rerun; None if the trial ended by itself."""
         if self.outcome.state in ENDS_BY_ITSELF:
             return None
         return self.curve[-1].step
 
     @property
     def was_stopped(self) -> bool:
-        """Return whether a limit or somebody from outside ended the trial, at whatever step it then was."""
+        """Return whether a limit or somebody stopped the trial."""
         return self.outcome.state not in ENDS_BY_ITSELF or (
             self.outcome.state is TrialState.REACHED and not self.request.plan.stop_at_target
         )
 
 
 def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Rerun:
-    """Train a stored trial ``runs`` times again, as it was, and return how it came out; nothing is stored.
+    """Train a stored trial ``runs`` times again and compare; nothing is stored.
 
-    Its configuration, seed, evaluation cadence and threads are those of the trial, all else that of the spec by which
-    it was started. It runs in one slot, for at most the study's ``budget.trial_train_seconds``; if the trial was
-    stopped (pruned, paused, capped, …) a rerun is stopped at its last evaluation. The stored workload runs only if this
-    user has run it on this machine; else ``launch.workload`` names it. The listener is told what differs before
-    anything runs.
+    Configuration, seed, cadence and threads are the trial's; the rest is its original spec's. It runs in one slot,
+    for at
+    most ``budget.trial_train_seconds``. A stopped trial is stopped again at its last evaluation. The workload must be
+    known
+    on this machine, or given by ``launch.workload``.
 
-    Raises `UsageError` for fewer than 1 ``runs``, a trial that has not started, still runs, or ended before its first
-    evaluation, an imported study, and code that is not known; `NotFoundError`, `DatabaseError`, `WorkloadError`,
-    `LaunchError`, and `InterruptedRunError` on Ctrl-C.
+    Raises `UsageError` for ``runs`` < 1, for a trial that cannot be rerun, and for unknown code; `NotFoundError`,
+    `DatabaseError`, `WorkloadError`, `LaunchError`, and `InterruptedRunError` on Ctrl-C.
     """
     if runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
@@ -197,10 +191,7 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
 
 
 def stored_trial(store: Store, study: str, number: int) -> Stored:
-    """Return what is stored of a trial that can be run again.
-
-    Raises `NotFoundError`, and `UsageError` for a trial that cannot be run again.
-    """
+    """Load a trial to rerun. Raises `NotFoundError`, or `UsageError` if it cannot run again."""
     record = store.study(study)
     if number > LARGEST_NUMBER:
         raise NotFoundError(f"study {study!r} has no trial {number}")
@@ -215,10 +206,9 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
 
 
 def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
-    """Return what the trial's worker was asked to do, by the study's whole train seconds.
+    """Return the worker's request with the study's full time limit.
 
-    The trial's own limit may have been what the incumbent left it: on a slow day a rerun would end before its trial
-    did. Its steps decide, not its seconds.
+    The trial's own limit could end a rerun early on a slow day: steps decide, not seconds.
     """
     full = spec.budget.trial_train_seconds
     kept = trial.kept | {"train_seconds_limit": max(trial.train_seconds_limit, full)}
@@ -234,7 +224,6 @@ def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
 
 
 def _spec_at(store: Store, record: StudyRecord, number: int) -> StudySpec:
-    """Return the spec by which a trial was started, the study's own where that was not kept, under its name of now."""
     kept = store.spec_at(record.name, number)
     return spec_of(record if kept is None else replace(record, spec={**kept, "name": record.name}))
 
@@ -251,13 +240,11 @@ def _why_not(spec: StudySpec, trial: TrialRecord, curve: Sequence[Observation]) 
 
 
 def _for_one_trial(stored: Stored) -> StudySpec:
-    """Return the trial's spec with one slot of the threads that it had."""
     executor = stored.spec.executor.model_copy(update={"slots": 1, "threads": stored.trial.threads})
     return stored.spec.model_copy(update={"executor": executor})
 
 
 def _warn(stored: Stored, now: Environment, listener: Listener) -> None:
-    """Say before anything runs what makes a comparison worth less."""
     then = stored.environment
     if then.fingerprint != now.fingerprint:
         listener.note(
@@ -274,7 +261,7 @@ def _warn(stored: Stored, now: Environment, listener: Listener) -> None:
 def _run(
     stored: Stored, executor: Executor, index: int, runs: int, listener: Listener
 ) -> tuple[TrialOutcome, list[Observation]]:
-    """Run the trial once more; one that was stopped where the stored one was has the state of that."""
+    """Run the trial once more; if stopped at the same point, it takes the stored state."""
     configuration = stored.trial.configuration
     listener.note(
         f"run {index + 1} of {runs}: trial {stored.trial.number} of {stored.study.name}, "
@@ -305,7 +292,6 @@ def _compared(stored: Stored, made: Sequence[tuple[TrialOutcome, list[Observatio
 
 
 def _against(stored: Stored, outcome: TrialOutcome, curve: Sequence[Observation]) -> RerunRun:
-    """Return a rerun beside the stored trial."""
     then = {one.step: one for one in stored.curve}
     both = [(then[one.step], one) for one in curve if one.step in then]
     differing = [(old.step, abs(new.metric - old.metric)) for old, new in both if old.metric != new.metric]
@@ -327,10 +313,7 @@ def _against(stored: Stored, outcome: TrialOutcome, curve: Sequence[Observation]
 
 
 def _ended_alike(stored: Stored, outcome: TrialOutcome) -> bool:
-    """Return whether a rerun ended as the stored trial did; of one that was stopped its evaluations tell the rest.
-
-    The reason of want of memory names bytes that other processes left: it is not compared.
-    """
+    """Compare the ends, except for out-of-memory reasons, which name bytes of other processes."""
     before = stored.outcome
     if before.state not in ENDS_BY_ITSELF:
         return outcome.state not in ENDS_BY_ITSELF
@@ -359,10 +342,7 @@ def _median(ratios: Sequence[float | None]) -> float | None:
 
 
 def differences(stored: Stored, now: Environment, outcome: TrialOutcome) -> Iterator[Difference]:
-    """Yield in what the environment of a rerun, and the GPU of its ``outcome``, differ from those of the trial.
-
-    What was not known then is left out: an older bssearch kept less.
-    """
+    """Yield differences of environment and GPU, except for facts that the trial did not record."""
     then_known, now_known = _facts(stored.environment, stored.outcome), _facts(now, outcome)
     for name, then in then_known.items():
         if then is not None and then != now_known[name]:
@@ -374,7 +354,6 @@ def differences(stored: Stored, now: Environment, outcome: TrialOutcome) -> Iter
 
 
 def _facts(environment: Environment, outcome: TrialOutcome) -> dict[str, Known]:
-    """Return what is known of where a trial ran, what decides most first; libraries apart."""
     told: dict[str, Any] = asdict(environment)
     del told["libraries"]
     first = {name: told.pop(name) for name in CODE}
@@ -383,17 +362,16 @@ def _facts(environment: Environment, outcome: TrialOutcome) -> dict[str, Known]:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """The ``command`` that runs a trial again, and lines on what must be the same where it runs."""
+    """The ``command`` that repeats a trial, and notes on its requirements."""
 
     command: str
     notes: tuple[str, ...]
 
 
 def reproduction(store: Store, study: str, trial: int, *, names_database: bool = False) -> Reproduction:
-    """Return how to run a stored trial again, by a command that names the store's database where asked.
+    """Return the command that repeats a stored trial, with the database if asked.
 
-    A URL with a password is named in the notes, masked, and not in the command. Raises `UsageError` for a trial that
-    cannot be run again.
+    A URL with a password is only in the notes, masked. Raises `UsageError` if the trial cannot run again.
     """
     stored = stored_trial(store, study, trial)
     words = ["bssearch", "trial", "rerun", study, str(trial)]
@@ -406,7 +384,6 @@ def reproduction(store: Store, study: str, trial: int, *, names_database: bool =
 
 
 def _notes(stored: Stored) -> Iterator[str]:
-    """Yield what must be the same for the same steps, and on what device the seconds compare."""
     trial, environment = stored.trial, stored.environment
     started = f", started by {trial.started_by}" if trial.started_by else ""
     yield f"trial {trial.number} of {stored.study.name}: {trial.state}, seed {trial.seed}{started}"
