@@ -92,7 +92,9 @@ def _measured(study: str, db: str | None) -> dict[str, Any]:
             best = None
     law = None if best is None else best.fit
     b_crit: CriticalBatch | QuickCriticalBatch | None = None if quick is None else quick.b_crit
-    if law is not None and (b_crit is None or law.verdict != "too_few_points"):  # too few points are the quick answer's own
+    if law is not None and (
+        b_crit is None or law.verdict != "too_few_points"
+    ):  # too few points are the quick answer's own
         b_crit = law.b_crit
     found: dict[str, Any] = {}
     if b_crit is not None:

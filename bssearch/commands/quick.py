@@ -205,7 +205,7 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
     low, high = optimum.interval
     left = [size for size in history.feasible if size not in run and low <= size <= high]
     if left and high > CLOSE * low:
-        return max(left, key=lambda size: min(abs(math.log(size / other)) for other in run))  # the farthest in log batch size
+        return max(left, key=lambda size: min(abs(math.log(size / other)) for other in run))  # the farthest, in nats
     return None if optimum.step.batch_size in run else optimum.step.batch_size
 
 

@@ -130,7 +130,7 @@ class _Compared:
         confirmed = [one for one in counted if one.phase is Phase.CONFIRM]
         timed = step_seconds_of(store.probes(name).values(), spec_of(self.study).timed_model)
         objective = objective.between(confirmed, timed, counted)
-        if all((objective.figure(run) or 1) > 0 for run in runs):  # ratios need positive figures; a metric may be negative
+        if all((objective.figure(run) or 1) > 0 for run in runs):  # a metric may be negative
             self.estimate = estimate(runs, objective)
 
     def beside(self, first: _Compared) -> Comparison:
