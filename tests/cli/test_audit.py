@@ -143,5 +143,5 @@ def test_rows_for_people_are_short() -> None:
 def test_the_slope_is_said_in_words() -> None:
     slope = LearningRateSlope(estimate=0.5, low=0.4, high=0.6, excludes=[0.0, 1.0])
     assert slope_line(slope).endswith("batch^0.50 [0.40, 0.60]: that excludes 0 (none) and 1 (linear).")
-    assert "excludes none of 0, ½" in slope_line(slope.model_copy(update={"excludes": []}))
+    assert "0, ½ (√batch) and 1 (linear) are all possible" in slope_line(slope.model_copy(update={"excludes": []}))
     assert "three tuned batch sizes" in slope_line(None)

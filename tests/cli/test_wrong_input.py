@@ -237,4 +237,4 @@ def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
 )
 def test_an_option_of_one_value_that_is_given_twice_is_refused(tmp_path: Path, words: str) -> None:
     option = "--from-batch" if "plan" in words else "--db"
-    refuse(tmp_path, *words.split(), code=2, said=f"{option} is given 2 times, and has one value")
+    refuse(tmp_path, *words.split(), code=2, said=f"{option} is given 2 times; it takes one value")
