@@ -27,8 +27,7 @@ class Option:
     """A user's parameter, as an annotation: help, minimum, and display.
 
     ``flag`` is its command-line name and ``label`` its form name, if different. ``unit`` is that of a number.
-    ``variable`` is
-    an environment variable that gives its default.
+    ``variable`` is an environment variable that gives its default.
     """
 
     help: str

@@ -1,4 +1,4 @@
-"""``audit``: run the configurations that rules of thumb give, and judge the rules."""
+"""``audit``: run and judge the configurations of rules of thumb."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def audit_stored(
     train_seconds: float | None = None,
     train_samples: int | None = None,
 ) -> Audit:
-    """Judge the rules from an open store without running anything; see `bssearch.analysis.rules`.
+    """Judge the rules from stored runs; see `bssearch.analysis.rules`.
 
-    Raises `NotFoundError`, and `TargetNotReachedError` if no trial reached the target.
+    Raises `NotFoundError`, `TargetNotReachedError`.
     """
     found = answer(store, study)
     return audit(
@@ -65,14 +65,12 @@ def audit_study(
     train_seconds: float | None = None,
     run: bool = True,
 ) -> Audit:
-    """Run the configurations of the rules that a stored study lacks, and judge the rules; can be resumed.
+    """Run the rules' missing configurations and judge them; can be resumed.
 
     Args:
-        runs: runs per configuration (default: the spec's confirmation runs), with the seeds of the tuned optimum at its
-            batch size.
-        train_seconds: no run starts once all audit runs took this long (default: `FULL_TRIALS` full trials), so one run
-            may exceed it.
-        run: if False, or if the study was imported, only stored runs are judged.
+        runs: per configuration (default: confirmation runs), with the tuned optimum's seeds at its batch size.
+        train_seconds: no run starts beyond it (default: `FULL_TRIALS` full trials), so one may exceed it.
+        run: if False, judge stored runs only.
 
     Raises `UsageError` for runs < 1 or seconds ≤ 0, else as `run_study`.
     """
@@ -112,9 +110,9 @@ def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
 def next_audit_run(
     found: Callable[[], Sequence[Case]], runs: int, train_seconds: float
 ) -> Callable[[History], TrialPlan | None]:
-    """Return a planner of the missing runs, within a budget, for `Driver.run_planned`.
+    """Return a planner of missing runs within a budget.
 
-    ``found`` is called when the first run is due, because a confirmation that ran meanwhile may have changed the cases.
+    ``found`` is called at the first run, because confirmation may have changed the cases.
     """
 
     def job(history: History) -> TrialPlan | None:
@@ -126,10 +124,9 @@ def next_audit_run(
 
 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
-    """Yield the missing runs, configuration by configuration, so that a short budget settles the first.
+    """Yield missing runs, one configuration after the other, so that a short budget settles the first.
 
-    The tuned optimum also gets seeds that it lacks. As in a confirmation, lost, cancelled and failed runs are repeated,
-    and so are runs that missed the target within a limit that was raised since.
+    Failed, lost and cancelled runs are repeated, and misses of a limit since raised.
     """
     made = CompletedRuns.of(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:
@@ -145,17 +142,16 @@ def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> It
 
 
 def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
-    """Return the seeds of a case's runs: those of the tuned optimum, then further confirmation seeds."""
+    """Return a case's seeds: the tuned optimum's, then further ones."""
     had = [] if case.tuned is None else [run.seed for run in case.tuned.runs]
     further = (trial_seed(spec.seed, Phase.CONFIRM, index) for index in range(len(had) + runs))
     return list(dict.fromkeys([*had, *further]))[:runs]
 
 
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
-    """Time the optimum's batch size and the largest that runs at once, both in micro-batches, and store the times.
+    """Time the optimum's and the largest whole batch in micro-batches.
 
-    Sizes that were already timed are skipped; so are all sizes if the user's code refuses micro-batches. Raises
-    `LaunchError` if the worker dies.
+    Timed splits are skipped; stops if the user's code refuses micro-batches. Raises `LaunchError`.
     """
     spec = study.spec
     known = study.store.probes(spec.name, study.environment)

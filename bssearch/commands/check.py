@@ -1,6 +1,4 @@
-"""``check`` and ``advise_target``: whether a workload trains, what looks suspicious, which target the default
-reaches.
-"""
+"""``check`` and ``advise_target``: whether a workload trains, and which target it reaches."""
 
 from __future__ import annotations
 
@@ -53,10 +51,9 @@ LONGEST_S = 10.0
 
 
 def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) -> Iterator[tuple[str, str]]:
-    """Yield searched parameters without any effect, as (code, sentence).
+    """Yield searched parameters without effect, as (code, sentence).
 
-    ``probe`` is the step time of the default, with its micro-batches. Yields a notice instead if the runs would take
-    too long. Raises `LaunchError` and `InterruptedRunError`.
+    ``probe`` is the default's step time. Raises `LaunchError` and `InterruptedRunError`.
     """
     configuration = spec.default_configuration.in_micro_batches(probe.micro_batch_size)
     others = _other_values(spec, configuration)
@@ -92,7 +89,6 @@ def _other_values(spec: StudySpec, configuration: Configuration) -> dict[str, Pa
 
 
 def _other_value(spec: StudySpec, configuration: Configuration, name: str) -> float | None:
-    """Return the end of the searched range farther from the default; None if the parameter is fixed."""
     low, high = bounds(getattr(spec.space, name))
     if low == high:
         return None
@@ -112,7 +108,6 @@ def _shown(value: ParameterValue) -> str:
 def _losses(
     spec: StudySpec, executor: Executor, number: int, configuration: Configuration
 ) -> list[tuple[int, float, float | None]] | None:
-    """Return step, metric and loss of each evaluation in a few reproducible steps; None without a loss."""
     request = TrialRequest(
         number=number,
         plan=TrialPlan(
@@ -145,7 +140,7 @@ FEW_STEPS = 50
 
 @dataclass(frozen=True)
 class Evidence:
-    """A spec, its workload's description, the measured step times, and the outcome and curve of the short trial."""
+    """A spec, its workload, the step times and the short trial."""
 
     spec: StudySpec
     found: WorkloadDescription
@@ -159,7 +154,7 @@ Suspicion = tuple[str, object, str]
 
 
 def suspicions(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    """Yield suspicious properties of a spec and its workload, as (code, sentence)."""
+    """Yield suspicious properties, as (code, sentence)."""
     for code, holds, sentence in (
         *_about_the_metric(evidence),
         *_about_the_trial(evidence),
@@ -341,7 +336,7 @@ def _from_scratch(spec: StudySpec) -> Iterator[Suspicion]:
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
-    """Return the share of samples in the last, incomplete batch, which an epoch drops."""
+    """Return the share of samples in an epoch's dropped, incomplete batch."""
     samples = found.train_samples
     return 0.0 if samples is None else samples % batch_size / samples
 
@@ -351,7 +346,7 @@ TRIAL_SECONDS = 5.0
 
 
 class BatchCheck(Model):
-    """One batch size: seconds per step and evaluation, null if memory ran out."""
+    """Seconds per step and evaluation, null if memory ran out."""
 
     batch_size: int
     micro_batch_size: int
@@ -361,9 +356,7 @@ class BatchCheck(Model):
 
 
 class ShortTrial(Model):
-    """The default configuration for at most ``limit_s`` train seconds; ``time_to_target_s`` if it reached the
-    target.
-    """
+    """The default for ``limit_s`` train seconds; ``time_to_target_s`` if reached."""
 
     batch_size: int
     limit_s: float
@@ -379,7 +372,7 @@ class ShortTrial(Model):
 class Check(Model):
     """A study's spec and workload before the first run.
 
-    ``notes`` correct assumptions of the spec, and describe the workload on this machine.
+    ``notes`` correct assumptions of the spec.
     """
 
     study: str
@@ -402,7 +395,7 @@ class Check(Model):
 def check(spec: StudySpec, launch: Launch = HERE) -> Check:
     """Try a study's workload for a few seconds without storing anything.
 
-    Raises what `bssearch.run_study` raises before its first trial.
+    Raises as `bssearch.run_study` before its first trial.
     """
     with described(spec, launch) as (executor, found):
         check_target(spec, found)
@@ -410,11 +403,10 @@ def check(spec: StudySpec, launch: Launch = HERE) -> Check:
 
 
 def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription) -> Check:
-    """Time steps at the smallest, default and largest batch size, and run the default for a few seconds.
+    """Time the smallest, default and largest batch size, and try the default.
 
-    Then try another value of each parameter of the workload's own. Nothing is stored. ``found`` must have passed
-    `check_against_workload`. Raises `LaunchError` if the default does not run or nothing fits into memory,
-    `WorkloadError` if the user's code fails.
+    Then try other values of the workload's parameters. ``found`` must have passed `check_against_workload`. Raises
+    `LaunchError` if the default does not run, `WorkloadError` if the user's code fails.
     """
     default = spec.default.batch_size
     probes = {
@@ -482,7 +474,7 @@ LATE = 0.5
 
 
 class Run(Model):
-    """One run of the default configuration to its limit."""
+    """One run of the default to its limit."""
 
     seed_index: int
     best_metric: float
@@ -491,7 +483,7 @@ class Run(Model):
 
 
 class Row(Model):
-    """One target: the runs that reach it and their median time (null if half or more miss it)."""
+    """One target: its runs and median time (null if half miss it)."""
 
     target: float
     reached: int
@@ -500,7 +492,7 @@ class Row(Model):
 
 
 class Advice(Model):
-    """A proposed target, and the time to target at its alternatives."""
+    """A proposed target and its alternatives."""
 
     metric: str
     goal: Goal
@@ -522,9 +514,9 @@ def advise_target(
     margin: float | None = None,
     on_run: Callable[[Run], None] = lambda run: None,
 ) -> Advice:
-    """Run the default to its limit with several seeds and propose a target; nothing is stored.
+    """Propose a target from several runs of the default; nothing is stored.
 
-    The spec's own target is ignored. ``on_run`` gets each run as it ends. See `advise`.
+    The spec's own target is ignored. ``on_run`` gets each run. See `advise`.
     """
     with described(spec, launch) as (executor, found):
         advice = advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
@@ -539,12 +531,12 @@ def advise(
     margin: float | None = None,
     on_run: Callable[[Run], None] = lambda run: None,
 ) -> Advice:
-    """Run the default configuration ``runs`` times to the study's limit and propose a target.
+    """Run the default ``runs`` times to the study's limit and propose a target.
 
-    The proposal is the median best metric less ``margin``, rounded towards the easier side. The default margin is the
-    larger of `MARGIN` of the way from the untrained metric to the median best, and the distance from the median to the
-    worst run. So every run reaches the proposal, unless it would be below `LEAST` of the way.
-    Raises `LaunchError` if the default cannot run, `UsageError` for a margin as wide as the way.
+    The proposal is the median best metric less ``margin``, rounded to the easier side. The default margin is the larger
+    of `MARGIN` of the way from the untrained metric to the median best, and the distance from the median to the worst
+    run. So every run reaches it, unless it would be below `LEAST` of the way. Raises `LaunchError` if the default
+    cannot run, `UsageError` if the margin exceeds the way.
     """
     if runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
@@ -574,7 +566,7 @@ def advise(
 def summarise(
     target: Target, limit: float, runs: Sequence[Run], curves: Sequence[Sequence[Observation]], margin: float | None
 ) -> Advice:
-    """Return the proposal and its alternatives from the runs' curves; see `advise`."""
+    """Return the proposal and its alternatives from curves; see `advise`."""
     # The best untrained model: none of them may meet the proposal.
     untrained = max((curve[0].metric for curve in curves), key=target.gain)
     bests = [run.best_metric for run in runs]
@@ -613,16 +605,16 @@ def summarise(
 
 
 def towards_easier(target: Target, best: float, margin: float, way: float) -> float:
-    """Return ``best`` less the margin, rounded to the margin's decimal place, never to a harder value.
+    """Return ``best`` less the margin, rounded to the margin's decimal place, never harder.
 
-    The place is no coarser than that of `MARGIN` of ``way`` > 0; without a margin it is that of way / 1000.
+    The place is at most that of `MARGIN` of ``way`` > 0; without a margin, that of way / 1000.
     """
     unit = Fraction(10) ** math.floor(math.log10(min(margin or way / 1000, MARGIN * way)))
     return target.gain(float(_difference(target.gain(best), margin) // unit * unit))
 
 
 def _difference(one: float, other: float) -> Fraction:
-    """Subtract as decimals, so that 0.3 - 0.1 is 0.2: a float error would round down a whole unit more."""
+    """Subtract as decimals: a float error in 0.3 - 0.1 would round down a whole unit."""
     return Fraction(str(one)) - Fraction(str(other))
 
 

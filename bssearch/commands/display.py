@@ -1,4 +1,4 @@
-"""Progress of a running study on stderr: a live table on a terminal, plain lines elsewhere."""
+"""Progress on stderr: a live table on terminals, else lines."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from bssearch.search.listener import Listener
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The most ``runs`` left, running ones included, and their wall ``seconds`` (None before a trial has ended)."""
+    """The most ``runs`` left and their wall ``seconds`` (None: unknown)."""
 
     runs: int
     seconds: float | None
 
 
 def search_left(history: History) -> Left:
-    """Return the runs left in a search that uses its whole budget.
+    """Return what is left of a search with its full budget.
 
-    Uses the mean wall seconds per ended trial of the whole search, without pauses; this includes its slots.
+    Uses the mean wall seconds per ended trial without pauses, slots included.
     """
     budget = history.spec.budget
     open_ones = len(history.in_state(TrialState.RUNNING, TrialState.PAUSED, TrialState.QUEUED))
@@ -54,16 +54,13 @@ def search_left(history: History) -> Left:
 
 
 def confirmation_left(history: History) -> Left:
-    """Return the most confirmation runs left, one at a time, with neighbours and further runs.
-
-    Each takes the median of its configuration's runs so far, search trials included.
-    """
+    """Return the most confirmation left, run by run, from medians per configuration."""
     runs = most_left(history)
     return Left(len(runs), math.fsum(_expected_seconds(history, one) for one in runs))
 
 
 def _expected_seconds(history: History, configuration: Configuration) -> float:
-    """Return the wall seconds of a run: from its own kind, else the best trial at its batch size, else its limit."""
+    """Return a run's wall seconds: from its like, the best at its batch size, or the limit."""
     full = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.DIVERGED}
     own = [
         trial.outcome.wall_seconds
@@ -83,7 +80,7 @@ def _expected_seconds(history: History, configuration: Configuration) -> float:
 
 @contextmanager
 def on_screen(screen: Console) -> Iterator[Listener]:
-    """Yield a listener that shows a run on a screen until the context ends."""
+    """Yield a listener that shows a run on a screen."""
     if not screen.is_terminal:
         yield Lines(screen)
         return
@@ -111,9 +108,9 @@ class Lines(Listener):
 
 
 class Display(Lines):
-    """Notes above a live table: batch sizes, incumbent, running trials and time left.
+    """Notes above a live table of batch sizes, incumbent and running trials.
 
-    ``show`` replaces the table; ``clock`` gives monotonic seconds.
+    ``show`` replaces the table; ``clock`` is monotonic, in seconds.
     """
 
     def __init__(
@@ -153,7 +150,7 @@ class Display(Lines):
         self._show_table(Group(batch_table(history), Text(self.footer(history))))
 
     def footer(self, history: History) -> str:
-        """Return the progress of the current phase, the time left and the running trials."""
+        """Return phase, time left and running trials."""
         best = history.incumbent
         incumbent = "no trial has reached the target yet"
         if best is not None:
@@ -183,7 +180,7 @@ class Display(Lines):
 
 
 def batch_table(history: History) -> Table:
-    """Return the batch sizes with their trials and best times so far."""
+    """Return batch sizes with trials and best times."""
     table = Table("batch size", "trials", "reached", "best", box=None, padding=(0, 2))
     for size in history.feasible:
         here = history.at(size)
@@ -209,7 +206,7 @@ def ended_line(trial: TrialRecord, history: History) -> str:
 
 
 def _after(trial: TrialRecord) -> str:
-    """Return train seconds to the target by the pruner's clock; if the device was shared, also steps × step time."""
+    """Return the pruner's seconds to the target; if contended, also steps × step time."""
     measured = seconds_to_target(trial, "measured")
     product = seconds_to_target(trial, "steps_x_step_time") if trial_basis(trial) == "steps_x_step_time" else None
     text = "" if measured is None else f" after {measured:.4g} train seconds"
@@ -225,9 +222,9 @@ WIDTH = 120
 
 @contextmanager
 def watched(listener: Listener | None, progress: bool | None) -> Iterator[Listener]:
-    """Yield the given listener, else the display for this place.
+    """Yield the given listener, else a display.
 
-    If ``progress`` is None, only a notebook shows the run; if False, nothing does.
+    ``progress``: None shows only in notebooks, False never.
     """
     if listener is not None:
         yield listener
@@ -241,14 +238,14 @@ def watched(listener: Listener | None, progress: bool | None) -> Iterator[Listen
 
 
 def in_notebook() -> bool:
-    """Return whether this process is a Jupyter kernel, by its IPython shell class."""
+    """Return whether this process is a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)
 
 
 class NotebookDisplay(Display):
-    """The table in the output of a notebook cell, under the latest notes; ``show`` gets all of it as HTML."""
+    """The table in a notebook cell; ``show`` gets it as HTML."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(Console(file=io.StringIO()), self.update)
@@ -274,7 +271,6 @@ class NotebookDisplay(Display):
 
 
 def _output() -> Callable[[str], None]:
-    """Return a function that replaces its HTML in this cell's output."""
     from importlib import import_module
 
     display: Any = import_module("IPython.display").display

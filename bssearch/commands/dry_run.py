@@ -1,4 +1,4 @@
-"""``run --dry-run``: the trials of a spec, and the longest that they can take."""
+"""``run --dry-run``: a spec's trials and longest time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ UNCAPPED_TRIALS = 4
 
 
 def most_finalists(spec: StudySpec) -> int:
-    """Return the upper bound of `bssearch.search.confirmation.finalists`: the ``top`` batch sizes and five more."""
+    """Return the upper bound of `finalists`: the ``top`` batch sizes and five more."""
     return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 5
 
 
 def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
-    """Return the most seconds of training and evaluation in a full trial at a batch size."""
+    """Return a full trial's seconds of training and evaluation."""
     if probe.step_seconds is None or probe.evaluation_seconds is None or probe.eval_every_steps is None:
         return limit
     looks = 1 + math.ceil(limit / (probe.eval_every_steps * probe.step_seconds))  # one before the first step
@@ -34,9 +34,9 @@ def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
 
 
 def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
-    """Return the wall seconds of search and of the rest if every trial runs to its limit.
+    """Return the longest wall seconds of search and of the rest.
 
-    ``trial`` is the seconds of such a trial; if None, evaluation is assumed to keep within `EVALUATION_SHARE`.
+    ``trial`` is a full trial's; by default evaluation takes `EVALUATION_SHARE`.
     """
     trial = trial or spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE)
     search = spec.budget.trials * trial / spec.executor.least_slots
@@ -51,17 +51,16 @@ def confirmation_runs(spec: StudySpec) -> int:
 
 
 def schedule_runs(spec: StudySpec) -> int:
-    """Return the trials with growing batches, plus the runs that repeat the best."""
+    """Return the trials with growing batches, repeats included."""
     if spec.space.batch_schedule is None:
         return 0
     return spec.budget.schedule_trials + REPEATED * spec.confirm.runs
 
 
 def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
-    """Return the study's wall seconds if no configuration beats the default.
+    """Return the study's wall seconds if nothing beats the default.
 
-    The default's time-to-target then caps search trials and is the length of confirmation runs; `UNCAPPED_TRIALS` take
-    the full limit. ``trial`` is the seconds of a full trial with evaluation.
+    Its time-to-target then caps search trials, except `UNCAPPED_TRIALS` with ``trial`` seconds each.
     """
     full = spec.budget.trial_train_seconds
     capped = min(full, first_slack(spec) * default_seconds) if make_pruner(spec.pruner).caps else full
@@ -72,11 +71,9 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
 
 
 class DryRun(Model):
-    """The trials of a study, their limits, and the longest total wall seconds.
+    """A study's trials, limits, and longest wall seconds.
 
-    The total assumes that every trial runs to its limit, with evaluation within ``evaluation_share``. ``searched`` are
-    the parameters searched at each batch size, ``finalists`` the most configurations to confirm, each with at most
-    ``confirmation_runs``.
+    Assumes full trials with evaluation within ``evaluation_share``. ``finalists`` and ``confirmation_runs`` are maxima.
     """
 
     study: str
@@ -96,14 +93,14 @@ class DryRun(Model):
 
     @property
     def longest_s(self) -> float:
-        """Return the longest time of search and confirmation together."""
+        """Return the longest total time."""
         return self.longest_search_s + self.longest_confirmation_s
 
 
 def dry_run(spec: StudySpec) -> DryRun:
-    """Return the plan of a spec's run without a device, store or workload.
+    """Return a run's plan without device, store or workload.
 
-    Raises `SpecError` for an invalid spec, `UsageError` for a pruner, sampler or executor that cannot be loaded.
+    Raises `SpecError`, or `UsageError` for a part that cannot be loaded.
     """
     spec = checked(spec)
     check_parts(spec)

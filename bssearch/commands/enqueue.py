@@ -43,14 +43,12 @@ from bssearch.storage.starting import archived
 
 
 def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> tuple[int, Configuration]:
-    """Queue a configuration; return its trial number and the whole configuration.
+    """Queue a configuration; return its trial number and all values.
 
-    Parameters missing from ``values`` are the default's; a missing learning rate follows the space's rule for the batch
-    size and its scale for the optimizer. The trial is never pruned, runs to the study's full limit, and accumulates
-    micro-batches if the batch does not fit into memory. With ``batch_stages`` the batch grows
-    (`bssearch.records.batch_schedule`), and the trial belongs to the schedule search.
-
-    Raises `UsageError` for an unknown name or a configuration outside the space, `LaunchError` if nothing fits.
+    Missing ``values`` are the default's; a missing learning rate follows the space's rule and optimizer scale. The
+    trial is never pruned, and accumulates micro-batches if needed. With ``batch_stages`` the batch grows
+    (`bssearch.records.batch_schedule`). Raises `UsageError` for a configuration outside the space, `LaunchError` if
+    nothing fits.
     """
     record = store.study(study)
     if record.archived_at is not None:
@@ -84,11 +82,9 @@ def with_schedule(
     values: Mapping[str, ParameterValue],
     probes: Mapping[int, ProbeRecord] = MappingProxyType({}),
 ) -> Configuration:
-    """Return the configuration with the batch schedule in ``values``, if any, in micro-batches from the step times.
+    """Add the batch schedule in ``values``, if any.
 
-    Without a name the schedule has milestones; without a rule the learning rate follows the space's. Raises
-    `UsageError` if the schedule is meaningless, names a batch size outside the study, starts after the trial's end, or
-    if the study's program cannot follow it.
+    Raises `UsageError` for an impossible schedule, an unknown batch size, or a program that cannot follow it.
     """
     given = {name: values[name] for name in PARAMETERS if name in values}
     if not given:
@@ -134,7 +130,7 @@ def with_schedule(
 
 
 def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
-    """Return the default with some values replaced; raise `UsageError` if it is outside the space."""
+    """Replace values of the default; raise `UsageError` outside the space."""
     configuration = any_configuration_of(spec, values)
     outside = spec.space.outside(configuration)
     if configuration.batch_size == spec.default.batch_size:
@@ -145,9 +141,7 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
 
 
 def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
-    """Return the default with some values replaced, inside the space or not; `UsageError` if one is unknown or
-    wrong.
-    """
+    """Replace values of the default, in the space or not; raise `UsageError` for an invalid one."""
     base = spec.default_configuration
     optimizer = _optimizer(spec, str(values.get("optimizer", base.optimizer)))
     names = [name for name in type(spec.default).model_fields if name not in {"optimizer", *OWN_GROUPS}]

@@ -1,7 +1,6 @@
-"""Trust in stored workloads: which code this user has already run on this machine.
+"""Trust in stored workloads: code that this user has run on this machine.
 
-Whoever can write to a database can name any code in it. A stored name is therefore run only if it is in this user's
-local record of earlier runs; otherwise the user must name the workload.
+Whoever can write to a database can name any code. So stored names run only if they are in this user's local record.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ TEXTS = "texts"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Record that this user runs a study with this workload, if the record can be written.
-
-    A file in ``folder`` is recorded by its content. A cluster's address is recorded, too.
-    """
+    """Record, if possible, that this user runs this workload and cluster; files by content."""
     if spec.workload in SHIPPED and spec.executor.address is None:
         return
     file = _file(study)
@@ -41,11 +37,10 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 
 
 def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Raise `UsageError` if a stored study names code that this user has not run for it here.
+    """Raise `UsageError` if a stored study names code that this user never ran here.
 
-    Code is identified by name, settings, executor, file content, and the texts that the study's space and default may
-    pass to it, because a command puts them into shell words. Also refused: files outside ``folder`` (by absolute path,
-    ``..`` or a link), and code from Python that is in no file.
+    Code is identified by name, settings, executor, file content, and the texts that the space and default pass on,
+    because a command puts them into shell words. Files outside ``folder`` and code in no file are refused, too.
     """
     if spec.workload in SHIPPED:
         return
@@ -66,9 +61,9 @@ def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 
 
 def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
-    """Raise `UsageError` if a stored study names a cluster on which this user has not run it from here.
+    """Raise `UsageError` for a cluster that this user never used from here.
 
-    A cluster's messages are unpickled, so its owner can run code here.
+    Its messages become Python objects, so its owner can run code here.
     """
     address = spec.executor.address
     if address is None:
@@ -86,7 +81,7 @@ def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
 
 
 def refuse_where_in_no_file(spec: StudySpec) -> None:
-    """Raise `UsageError` if a spec names no workload, or one that was given from Python and is in no file."""
+    """Raise `UsageError` for a workload that no file or module holds."""
     if spec.workload == GIVEN_IN_PYTHON:
         raise UsageError(
             f"workload: the spec of study {spec.name!r} names none, and none is given",
@@ -144,7 +139,6 @@ def _what_runs(spec: StudySpec) -> str:
 
 
 def _texts(spec: StudySpec) -> set[str]:
-    """Return the texts that the workload's own parameters may take."""
     found: set[str] = set()
     for name, domain in spec.space.own_domains.items():
         values = [spec.default_configuration.parameters[name], *(domain if isinstance(domain, tuple) else [domain])]

@@ -1,4 +1,4 @@
-"""Open a study: its place in the store, its executor, and the checks of its spec."""
+"""Open a study: store, executor, and checks of its spec."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
 
 
 def check_parts(spec: StudySpec) -> None:
-    """Raise `UsageError` if a registered part of the spec cannot be loaded or made."""
+    """Raise `UsageError` if a part of the spec cannot be loaded."""
     check_boards(boards_of(spec))
     makers: dict[str, Callable[[], object]] = {
         f"objective = {spec.objective!r}": lambda: objective_of(spec),
@@ -65,7 +65,7 @@ def check_parts(spec: StudySpec) -> None:
 
 
 def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
-    """Raise `SpecError` if the workload lacks the spec's metric or a batch size."""
+    """Raise `SpecError` if the workload lacks the metric or a batch size."""
     target = spec.target
     if target.metric not in found.metrics:
         raise SpecError(f"target.metric = {target.metric!r}: the workload measures {', '.join(sorted(found.metrics))}")
@@ -78,7 +78,7 @@ def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
 
 
 def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
-    """Raise `SpecError` if the target is out of bounds or met by an untrained model."""
+    """Raise `SpecError` if the target is impossible or trivial."""
     target = spec.target
     metric = found.metrics[target.metric]
     low, high = metric.low, metric.high
@@ -105,7 +105,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
 
 
 def check_question(spec: StudySpec, stored: StudyRecord) -> None:
-    """Raise `QuestionChangedError` if the spec differs from the stored question."""
+    """Raise `QuestionChangedError` if the stored question differs."""
     before = spec_of(stored)
     differing = changed_fields(before.question, spec.question)
     threads = before.executor.threads, spec.executor.threads
@@ -122,9 +122,9 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
 
 
 def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -> StudySpec:
-    """Return the spec with ``budget.least_trials`` set if a study that ended early gets a larger budget.
+    """Set ``budget.least_trials`` so that an ended study uses all of a larger budget.
 
-    The value is kept if the study is later run again with the same budget.
+    Kept when the study later runs again with the same budget.
     """
     earlier = spec_of(stored)
     before, now = earlier.budget, spec.budget
@@ -141,7 +141,7 @@ def _seconds(budget: BudgetSpec) -> float:
 
 
 def batch_normalisation_caveats(spec: StudySpec, found: WorkloadDescription) -> Iterator[tuple[str, str]]:
-    """Yield how batch normalisation distorts comparisons of batch sizes, as (code, sentence)."""
+    """Yield distortions by batch normalisation, as (code, sentence)."""
     micro_batches = {size: split_batch(size, spec.space.max_micro_batch_size)[0] for size in spec.batch_sizes}
     yield from batch_norm_caveats(
         found.model.batch_norm_layers,
@@ -166,7 +166,7 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
 
 
 def differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription) -> Iterator[str]:
-    """Yield settings and versions that changed since the last run but allow resuming."""
+    """Yield changed settings and versions that allow resuming."""
     now = spec.model_dump(mode="json")
     before = spec_of(study).model_dump(mode="json")
     for part in MAY_CHANGE:
@@ -188,7 +188,7 @@ INLINE = "inline"
 
 
 def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
-    """Return a spec of the given workload, inline if no other process can load it."""
+    """Return a spec of the given workload, inline if only this process can load it."""
     changed: dict[str, Any] = {"workload": given.name}
     if given.settings is not None:
         changed["workload_settings"] = given.settings
@@ -198,10 +198,9 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
 
 
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
-    """Return a spec that names its workload: the given one, or its own if it ``keeps_name`` and has one.
+    """Return a spec with its workload's name; if it ``keeps_name``, its own.
 
-    Raises `UsageError` if there is none, if an object has other settings than the spec, or if one is given for a
-    command.
+    Raises `UsageError` if there is none, its settings differ, or the spec runs a command.
     """
     if given is None:
         if launch.make_executor is None:
@@ -245,7 +244,7 @@ def _executor(spec: StudySpec, launch: Launch, given: GivenWorkload | None) -> E
 class OpenStudy:
     """A stored study with its executor, device and listener.
 
-    ``train_samples`` is the size of an epoch, None if the program does not report it.
+    ``train_samples`` is an epoch's, None if unknown.
     """
 
     spec: StudySpec
@@ -271,13 +270,9 @@ class OpenStudy:
 def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports: bool = False) -> Iterator[OpenStudy]:
     """Create or open a spec's study with an executor; close both at the end.
 
-    With ``keeps_name`` a given workload runs under the spec's name. With ``reports`` trials are sent to the boards of
-    the
-    spec and ``BSSEARCH_LOG``. Nothing is written before the spec is checked against the workload. A new study is
-    deleted
-    if the workload fails before its first measurement.
-
-    Raises the errors of `described`, `DatabaseError`, and `QuestionChangedError`.
+    Nothing is written before the spec is checked; a new study is deleted if the workload fails before its first
+    measurement. With ``reports`` trials go to the boards of the spec and ``BSSEARCH_LOG``. Raises the errors of
+    `described`, `DatabaseError` and `QuestionChangedError`.
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
@@ -310,9 +305,9 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
 def described(
     spec: StudySpec, launch: Launch, *, keeps_name: bool = False
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
-    """Give an executor and the description of its workload; close the executor at the end.
+    """Give an executor and its workload's description; close at the end.
 
-    Raises `UsageError`, `SpecError`, `WorkloadError` and `LaunchError`.
+    Raises `UsageError`, `SpecError`, `WorkloadError`, `LaunchError`.
     """
     given = _given(launch)
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
@@ -360,12 +355,8 @@ def stored_spec(
 ) -> StudySpec:
     """Return the spec of a stored study.
 
-    Args:
-        to_run: the study will run further; raise `UsageError` if it was imported.
-        runs_code: its workload will run; raise `UsageError` if this user never ran it (see `known_workloads`).
-        connects: the cluster in the spec will be used; raise `UsageError` if it is unknown.
-
-    Raises `NotFoundError`, `DatabaseError`, and `TargetNotReachedError` if no trial reached the target.
+    With ``to_run``, ``runs_code`` and ``connects`` raise `UsageError` if it was imported, its code is unknown, or its
+    cluster is unknown here. Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`.
     """
     with open_store(db, write=False) as store:
         record = store.study(study)
@@ -407,7 +398,7 @@ def _local(spec: StudySpec, launch: Launch, given: Any) -> Executor:
 
 
 def program_of(spec: StudySpec) -> Program | None:
-    """Return the program that a spec trains with, None for a workload."""
+    """Return a spec's program, None for a workload."""
     if not spec.is_program:
         return None
     return Program(
@@ -426,7 +417,6 @@ def program_of(spec: StudySpec) -> Program | None:
 def _open_study(
     spec: StudySpec, launch: Launch, store: Store, found: WorkloadDescription, listener: Listener
 ) -> tuple[StudySpec, bool]:
-    """Create or join the study; return the spec to run, and whether the study is new."""
     stored = store.find_study(spec.name)
     study = stored or _create_study(spec, store)
     if study.archived_at is not None:
@@ -462,9 +452,7 @@ def _with_slots(spec: StudySpec, slots: int) -> StudySpec:
 
 @contextmanager
 def _not_left_empty(store: Store, name: str) -> Iterator[None]:
-    """Delete a new study if the user's code fails before the first trial or step time, unless another driver uses
-    it.
-    """
+    """Delete a new study whose code fails before the first measurement."""
     try:
         yield
     except WorkloadError:

@@ -59,9 +59,8 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
     """Return time, cost and efficiency of 1 … ``devices`` devices, and the point of no further gain.
 
     A step of m samples takes ``alpha_s`` + ``beta_s``·m seconds. The values are stated, from the file ``step_times``,
-    or
-    fitted to a ``study``; so are B_crit and the samples to the target. Stated values take precedence, then a search's
-    answer, then a quick answer. Raises `UsageError` for missing or contradictory values.
+    or fitted to a ``study``; so are B_crit and the samples to the target. Stated values take precedence, then a
+    search's answer, then a quick answer. Raises `UsageError` for missing or contradictory values.
     """
     found = {} if asked.study is None else _measured(asked.study, asked.db)
     if asked.step_times is not None:

@@ -1,4 +1,4 @@
-"""``quick``: a batch size in a minute, from a few runs and the gradient noise, without a search."""
+"""``quick``: a batch size in a minute, from a few runs and the gradient noise."""
 
 from __future__ import annotations
 
@@ -98,9 +98,8 @@ class QuickPlan:
     def next_size(self, history: History) -> TrialPlan | None:
         """Return the next run by the learning-rate rule: the default, then other batch sizes.
 
-        None if a run as long as the fastest leaves no time for gradients, or if the optimum is known within `CLOSE`.
-        A default
-        stopped in a shorter quick answer runs once more.
+        None if time for gradients would be lacking or the optimum is known within `CLOSE`. A default stopped in a
+        shorter quick answer runs once more.
         """
         spec = history.spec
         default = ended_run(history, spec.default_configuration)
@@ -117,13 +116,13 @@ class QuickPlan:
         return self._run(history, rule_configuration(history, size), min(share * left, SLOWER * fastest.train_seconds))
 
     def noise_seconds(self, history: History) -> float:
-        """Return the seconds for measuring gradients after the run to the target."""
+        """Return the seconds left for measuring gradients."""
         fastest, share = _fastest(history), NOISE_SHARE * self.seconds
         before = 0.0 if fastest is None else fastest.wall_seconds
         return max(LEAST_NOISE_SHARE * share, min(share, self.left - before))
 
     def next_rate(self, batch_size: int) -> NextRun:
-        """Return a planner of other learning rates at a batch size while they get faster."""
+        """Return a planner of other learning rates at a batch size."""
 
         def plan(history: History) -> TrialPlan | None:
             times = seconds_by_rate(history, batch_size)
@@ -139,7 +138,7 @@ class QuickPlan:
         return plan
 
     def once(self, configuration: Configuration) -> NextRun:
-        """Return a planner of one run of a configuration, unless it has run."""
+        """Return a planner of one run, unless it has run."""
 
         def plan(history: History) -> TrialPlan | None:
             done = ended_run(history, configuration) is not None
@@ -157,9 +156,9 @@ class QuickPlan:
 
 
 def run_plan(history: History, configuration: Configuration, limit: float, *, share: float) -> TrialPlan:
-    """Return a run limited to the ``limit`` and its ``share``, in seconds.
+    """Return a run limited to ``limit`` and ``share``, in seconds.
 
-    A run that gets its whole share counts as evidence about its batch size, like an uncapped trial.
+    With its whole share it counts as evidence, like an uncapped trial.
     """
     spec = history.spec
     full = spec.budget.trial_train_seconds
@@ -174,7 +173,7 @@ def run_plan(history: History, configuration: Configuration, limit: float, *, sh
 
 
 def rule_configuration(history: History, batch_size: int) -> Configuration:
-    """Return the default at a batch size, with the learning rate by the rule."""
+    """Return the default at a batch size by the learning-rate rule."""
     return any_configuration_of(history.spec, {"batch_size": batch_size})
 
 
@@ -186,17 +185,17 @@ def ended_run(history: History, configuration: Configuration) -> TrialRecord | N
 
 
 def by_rule(history: History) -> list[TrialRecord]:
-    """Return completed trials of the default, and of its rule-scaled variants."""
+    """Return completed trials that follow the rule."""
     rules = {size: rule_configuration(history, size) for size in history.feasible}
     runs = [run for run in _ended(history) if run.configuration.batch_size in rules]
     return [run for run in runs if run.configuration.trains_like(rules[run.configuration.batch_size])]
 
 
 def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
-    """Return the batch size to run next; None if the optimum is known well enough.
+    """Return the batch size to run next, or None.
 
-    First the default × and ÷ `STEP`, the more promising first; then the size in the optimum's interval farthest from
-    ``runs``; last the size to recommend.
+    First the default × and ÷ `STEP`; then the size in the optimum's interval farthest from ``runs``; last the size to
+    recommend.
     """
     run = {trial.configuration.batch_size for trial in runs}
     optimum = expected(history, law_points(runs), None)[1]
@@ -210,11 +209,9 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
 
 
 def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
-    """Return the next learning rate, given seconds to the target by rate (∞: missed).
+    """Return the next learning rate, given seconds by rate (∞: missed).
 
-    Steps of `RATE_STEP` up from the ``rule``'s while they are faster, else down; None once both neighbours of the
-    fastest
-    are tried.
+    Steps of `RATE_STEP` up from the ``rule``'s while faster, else down.
     """
     if not math.isfinite(min(seconds.values(), default=math.inf)):
         return None
@@ -225,7 +222,7 @@ def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
 
 
 def seconds_by_rate(history: History, batch_size: int) -> dict[float, float]:
-    """Return the least seconds to the target by learning rate at a batch size (∞: missed)."""
+    """Return the least seconds by learning rate at a batch size (∞: missed)."""
     least: dict[float, float] = {}
     for run in _at_any_rate(history, batch_size):
         hit = None if run.outcome is None else run.outcome.time_to_target_s
@@ -235,7 +232,7 @@ def seconds_by_rate(history: History, batch_size: int) -> dict[float, float]:
 
 
 def with_other_rates(history: History, batch_size: int) -> list[TrialRecord]:
-    """Return runs that differ from the rule's configuration only in the learning rate."""
+    """Return runs that differ from the rule only in learning rate."""
     rule = rule_configuration(history, batch_size).learning_rate
     return [run for run in _at_any_rate(history, batch_size) if run.configuration.learning_rate != rule]
 
@@ -246,7 +243,7 @@ def _at_any_rate(history: History, batch_size: int) -> list[TrialRecord]:
 
 
 def law_points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
-    """Return samples to the target by batch size, from runs that follow the rule."""
+    """Return samples to the target of runs by the rule."""
     sizes = sorted({run.configuration.batch_size for run in runs})
     points = [law_point(size, [run for run in runs if run.configuration.batch_size == size]) for size in sizes]
     return [point for point in points if point.samples or point.missed_at]
@@ -255,7 +252,7 @@ def law_points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
 def expected(
     history: History, points: Sequence[LawPoint], noise: float | None
 ) -> tuple[CriticalBatchPosterior, ExpectedOptimum]:
-    """Return the posterior of the critical batch size, and the optimum by it."""
+    """Return the posterior of the critical batch size, and its optimum."""
     feasible = history.feasible
     posterior = critical_batch(feasible, noise, points)
     steps = runnable_steps(list(history.probes.values()), max(feasible))
@@ -308,7 +305,7 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
 
 
 def noise_scale_of(noise: GradientNoise) -> float | None:
-    """Return the noise scale as the optimizer sees it; None if its interval reaches 0 or ∞."""
+    """Return the optimizer's noise scale; None if its interval reaches 0 or ∞."""
     preconditioned = (noise.adam_scale, noise.adam_low, noise.adam_high)
     for scale, low, high in (preconditioned, (noise.scale, noise.low, noise.high)):
         if scale and low and high and 0 < low <= scale <= high < math.inf:
@@ -325,9 +322,9 @@ def caveats(
     of_noise: Sequence[Notice],
     epochs: float | None,
 ) -> list[Notice]:
-    """Return the limits of a quick answer, which is about time to target from scratch.
+    """Return the limits of a quick answer.
 
-    ``runs`` are compared at ``target``, perhaps easier than the study's. ``epochs`` are the default's to its target.
+    ``target`` may be easier than the study's; ``epochs`` are the default's to its target.
     """
     sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
     rests = f"the answer rests on the noise scale alone, which is {PROXY}"
@@ -383,11 +380,10 @@ WAY = 0.9
 
 
 def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -> QuickAnswer:
-    """Return and store the batch size that a minute of measurements suggests.
+    """Measure, return and store a quick answer.
 
-    Takes about ``seconds``, or longer if timing all batch sizes and one run do. Raises `UsageError` unless 0 <
-    ``seconds``
-    < ∞ and the default trains; else as `run_study`.
+    Takes longer than ``seconds`` if step times and one run do. Raises `UsageError` unless 0 < ``seconds`` < ∞ and the
+    default trains; else as `run_study`.
     """
     if not 0 < seconds < math.inf:
         raise UsageError(f"seconds = {seconds:g} must be a finite number > 0")
@@ -399,7 +395,7 @@ def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -
 def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
     """Make and store an open study's quick answer.
 
-    After a completed search it is not stored, because it then rests on the search's trials and predicts nothing.
+    Not stored after a search, because it then rests on the search's trials.
     """
     found = quick_answer(study, plan, preset)
     if stored_end(study.store, study.spec.name) is not None:
@@ -451,7 +447,7 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
 def learning_rate_range(default: float, rate: float, ratio: float) -> list[float]:
     """Return learning rates to search when retuning, ascending.
 
-    From no scaling of the ``default`` to linear scaling by the batch ``ratio``, and `RATE_STEP` either way of ``rate``.
+    From unscaled ``default`` to linear scaling by ``ratio``, and `RATE_STEP` either way of ``rate``.
     """
     ends = (default, default * ratio, rate / RATE_STEP, rate * RATE_STEP)
     return [min(ends), max(ends)]
@@ -460,7 +456,7 @@ def learning_rate_range(default: float, rate: float, ratio: float) -> list[float
 def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
     """Return the study's target, or a part of the way that the default reached.
 
-    If the default does not train, other rates are tried; raises `UsageError` with one that trains, if found.
+    Raises `UsageError` if the default does not train, with a rate that does if found.
     """
     target = study.spec.record_target
     if default.state is TrialState.REACHED:
@@ -502,7 +498,6 @@ def _does_not_train(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> 
 
 
 def _optimum(history: History, batch_size: int) -> tuple[QuickOptimum, float]:
-    """Return the configuration at a batch size, and its speed-up over the rule's learning rate."""
     rule = history.as_run(rule_configuration(history, batch_size))
     seconds = seconds_by_rate(history, batch_size)
     fastest = min(seconds, key=seconds.__getitem__, default=rule.learning_rate)
@@ -518,7 +513,6 @@ def _optimum(history: History, batch_size: int) -> tuple[QuickOptimum, float]:
 
 
 def _at(study: OpenStudy, runs: Sequence[TrialRecord], target: Target) -> list[TrialRecord]:
-    """Return the runs truncated at a possibly easier target."""
     if target == study.spec.record_target:
         return list(runs)
     curves = study.store.curves(study.spec.name, [run.number for run in runs])
@@ -561,9 +555,8 @@ class Kept(Promise):
 class TrackRecord(Model):
     """Quick answers compared with searches; ``waiting`` studies have no search yet.
 
-    An answer ``held`` if its interval meets the flat range of the search. ``median_time_ratio`` is the time at the
-    quick
-    batch size over that of the optimum.
+    ``held``: the interval meets the search's flat range. ``median_time_ratio``: time at the quick batch size over the
+    optimum's.
     """
 
     studies: list[Kept]
@@ -573,7 +566,7 @@ class TrackRecord(Model):
 
 
 def track_record(store: Store) -> TrackRecord:
-    """Return how often the quick answers of a database held."""
+    """Return how often a database's quick answers held."""
     kept, waiting = [], []
     for study in store.studies():
         if stored_quick(store, study.name) is None:

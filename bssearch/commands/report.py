@@ -48,8 +48,7 @@ class Comparison(Model):
     """One study beside others. ``note`` says why it has no answer or ratio.
 
     ``objective_value`` is in the objective's unit; ``ratio_to_first`` compares medians with the first study. The
-    critical
-    batch size is null if too few batch sizes support the law. ``database`` is a URL without its password.
+    critical batch size is null if too few batch sizes support the law. ``database`` is a URL without its password.
     """
 
     study: str

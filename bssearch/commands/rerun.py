@@ -78,7 +78,7 @@ class Difference(Model):
 
 
 class Ran(Model):
-    """A run's end, steps, and seconds to the target (null if missed)."""
+    """A run's end, steps, and seconds to the target."""
 
     state: TrialState
     reason: str
@@ -91,7 +91,7 @@ class Ran(Model):
 
     @classmethod
     def of(cls, outcome: TrialOutcome, state: TrialState) -> Ran:
-        """Make it from an outcome; ``state`` may be that of the stopped original."""
+        """Make it; ``state`` may be the stopped original's."""
         told = {name: getattr(outcome, name) for name in cls.model_fields if name != "state"}
         return cls.model_validate({**told, "state": state})
 
@@ -99,10 +99,9 @@ class Ran(Model):
 class RerunRun(Ran):
     """One rerun beside the stored trial.
 
-    ``identical``: same state, steps, steps to the target and failure reason, and bit-equal metrics at every
-    evaluation; for
-    a stopped trial only the metrics up to there. Null without evaluations. ``only_then`` and ``only_now`` count
-    evaluations of one side. ``largest_difference`` is that of a metric; null if there is none.
+    ``identical``: same state, steps, steps to the target and failure reason, and bit-equal metrics at all evaluations;
+    of a stopped trial only the metrics up to there. Null without evaluations. ``only_then`` and ``only_now`` count
+    evaluations of one side.
     """
 
     identical: bool | None
@@ -116,12 +115,10 @@ class RerunRun(Ran):
 
 
 class Rerun(Model):
-    """The reruns of a trial: the contract of ``rerun --format json``.
+    """A trial's reruns: the contract of ``rerun --format json``.
 
-    ``identical`` is true if all runs are, false if any is not. ``steps_ratio`` is the median steps to the target over
-    the
-    stored ones; ``time_ratio`` the same for train seconds, or up to the last common evaluation if one missed the
-    target.
+    ``steps_ratio`` is the median steps to the target over the stored ones; ``time_ratio`` that of train seconds, or of
+    those to the last common evaluation if one run missed the target.
     """
 
     schema_version: int = 1
@@ -139,7 +136,7 @@ class Rerun(Model):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored trial that can run again, with its original ``spec`` and the worker's ``request``."""
+    """A stored trial with its original ``spec`` and worker's ``request``."""
 
     study: StudyRecord
     spec: StudySpec
@@ -151,30 +148,26 @@ class Stored:
 
     @property
     def until_step(self) -> int | None:
-        """Return the step at which to stop a rerun; None if the trial ended by itself."""
+        """Return the step to stop at; None if the trial ended by itself."""
         if self.outcome.state in ENDS_BY_ITSELF:
             return None
         return self.curve[-1].step
 
     @property
     def was_stopped(self) -> bool:
-        """Return whether a limit or somebody stopped the trial."""
+        """Return whether a limit or a user stopped the trial."""
         return self.outcome.state not in ENDS_BY_ITSELF or (
             self.outcome.state is TrialState.REACHED and not self.request.plan.stop_at_target
         )
 
 
 def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Rerun:
-    """Train a stored trial ``runs`` times again and compare; nothing is stored.
+    """Train a stored trial again and compare; nothing is stored.
 
-    Configuration, seed, cadence and threads are the trial's; the rest is its original spec's. It runs in one slot,
-    for at
-    most ``budget.trial_train_seconds``. A stopped trial is stopped again at its last evaluation. The workload must be
-    known
-    on this machine, or given by ``launch.workload``.
+    Runs in one slot within ``budget.trial_train_seconds``, with the trial's own settings; a stopped trial stops again
+    at its last evaluation. The workload must be known on this machine, or given by ``launch.workload``.
 
-    Raises `UsageError` for ``runs`` < 1, for a trial that cannot be rerun, and for unknown code; `NotFoundError`,
-    `DatabaseError`, `WorkloadError`, `LaunchError`, and `InterruptedRunError` on Ctrl-C.
+    Raises `UsageError` for ``runs`` < 1, an unsuitable trial or unknown code; else as `run_study`.
     """
     if runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
@@ -191,7 +184,7 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
 
 
 def stored_trial(store: Store, study: str, number: int) -> Stored:
-    """Load a trial to rerun. Raises `NotFoundError`, or `UsageError` if it cannot run again."""
+    """Load a trial to rerun; raise `NotFoundError` or `UsageError`."""
     record = store.study(study)
     if number > LARGEST_NUMBER:
         raise NotFoundError(f"study {study!r} has no trial {number}")
@@ -206,9 +199,8 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
 
 
 def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
-    """Return the worker's request with the study's full time limit.
-
-    The trial's own limit could end a rerun early on a slow day: steps decide, not seconds.
+    """Return the worker's request with the study's full time limit: on a slow day the trial's own would end too
+    early.
     """
     full = spec.budget.trial_train_seconds
     kept = trial.kept | {"train_seconds_limit": max(trial.train_seconds_limit, full)}
@@ -261,7 +253,6 @@ def _warn(stored: Stored, now: Environment, listener: Listener) -> None:
 def _run(
     stored: Stored, executor: Executor, index: int, runs: int, listener: Listener
 ) -> tuple[TrialOutcome, list[Observation]]:
-    """Run the trial once more; if stopped at the same point, it takes the stored state."""
     configuration = stored.trial.configuration
     listener.note(
         f"run {index + 1} of {runs}: trial {stored.trial.number} of {stored.study.name}, "
@@ -313,7 +304,7 @@ def _against(stored: Stored, outcome: TrialOutcome, curve: Sequence[Observation]
 
 
 def _ended_alike(stored: Stored, outcome: TrialOutcome) -> bool:
-    """Compare the ends, except for out-of-memory reasons, which name bytes of other processes."""
+    """Compare ends; out-of-memory reasons are ignored, as they name other processes' bytes."""
     before = stored.outcome
     if before.state not in ENDS_BY_ITSELF:
         return outcome.state not in ENDS_BY_ITSELF
@@ -342,7 +333,7 @@ def _median(ratios: Sequence[float | None]) -> float | None:
 
 
 def differences(stored: Stored, now: Environment, outcome: TrialOutcome) -> Iterator[Difference]:
-    """Yield differences of environment and GPU, except for facts that the trial did not record."""
+    """Yield recorded differences of environment and GPU."""
     then_known, now_known = _facts(stored.environment, stored.outcome), _facts(now, outcome)
     for name, then in then_known.items():
         if then is not None and then != now_known[name]:
@@ -369,9 +360,9 @@ class Reproduction:
 
 
 def reproduction(store: Store, study: str, trial: int, *, names_database: bool = False) -> Reproduction:
-    """Return the command that repeats a stored trial, with the database if asked.
+    """Return the command that repeats a stored trial.
 
-    A URL with a password is only in the notes, masked. Raises `UsageError` if the trial cannot run again.
+    A password stays out of it. Raises `UsageError` if the trial cannot run again.
     """
     stored = stored_trial(store, study, trial)
     words = ["bssearch", "trial", "rerun", study, str(trial)]

@@ -25,11 +25,9 @@ from bssearch.spec.parts import ConfirmSpec
 def run_study(spec: StudySpec, launch: Launch = HERE, *, from_quick: bool = False) -> Answer:
     """Run or resume a study and return the answer.
 
-    A workload in ``launch`` replaces the spec's. The search starts at the stored quick answer; ``from_quick`` makes one
-    first if there is none and no search has ended. Several processes and machines may run one study together.
-
-    Refused unless allowed by ``launch``: a workload file that changed since the first run, because its trials are not
-    comparable (``allow_changed_workload``), and a busy GPU (``allow_busy``).
+    A workload in ``launch`` replaces the spec's. ``from_quick`` makes a quick answer to start from, if none is stored.
+    Several processes and machines may run one study. Refused unless allowed: changed workload code, whose trials are
+    not comparable (``launch.allow_changed_workload``), and a busy GPU (``launch.allow_busy``).
 
     Raises `SpecError`, `WorkloadError`, `DatabaseError`, `LaunchError`, `InterruptedRunError`, `UsageError` for
     ``from_quick`` with an objective other than seconds, and `TargetNotReachedError` if no trial reached the target.
@@ -48,14 +46,14 @@ def run_study(spec: StudySpec, launch: Launch = HERE, *, from_quick: bool = Fals
 
 
 def run_opened(study: OpenStudy) -> Answer:
-    """Run an open study to its end, growing batches included; raises as `run_study`."""
+    """Run an open study to its end; raises as `run_study`."""
     study.driver().run()
     grow(study)
     return answer(study.store, study.spec.name)
 
 
 def grow(study: OpenStudy) -> None:
-    """Search batch schedules if the space or the user asks, and confirm the best beside the optimum."""
+    """Search batch schedules if asked, and confirm the best."""
     asked = any(trial.phase is Phase.GROWTH for trial in study.store.trials(study.spec.name))
     if study.spec.space.batch_schedule is None and not asked:
         return
@@ -80,10 +78,7 @@ def _tell_of_quick_answer(study: OpenStudy) -> None:
 def with_confirmation(
     spec: StudySpec, *, runs: int | None = None, max_runs: int | None = None, train_seconds: float | None = None
 ) -> StudySpec:
-    """Return a spec with other confirmation settings; None keeps a setting.
-
-    Raises `UsageError` for fewer runs than stored, or incompatible settings.
-    """
+    """Change confirmation settings; None keeps a setting. Raises `UsageError`."""
     stored = spec.confirm
     if runs is not None and runs < stored.runs:
         raise UsageError(f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}")
@@ -103,11 +98,9 @@ def with_confirmation(
 
 
 def confirm_study(spec: StudySpec, launch: Launch = HERE, *, to_budget_runs: int | None = None) -> Answer:
-    """Run a stored study's missing confirmation and return the answer; can be resumed.
+    """Run missing confirmation and return the answer; can be resumed.
 
-    With ``to_budget_runs`` each finalist instead trains that often for the full train seconds, past the target.
-    Raises as
-    `run_study`.
+    With ``to_budget_runs`` finalists train that often to the full limit instead. Raises as `run_study`.
     """
     with opened(spec, launch, keeps_name=True, reports=True) as study:
         driver = study.driver()

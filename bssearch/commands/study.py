@@ -40,10 +40,9 @@ Objective = Callable[[LoopTrial], object]
 
 
 class Study:
-    """A study in this process: ``objective`` trains a trial, or the caller's loop does by `ask` and `tell`.
+    """A study in this process, trained by ``objective`` or by the caller between `ask` and `tell`.
 
-    ``spec`` is a spec, dict or path without a workload. Trials run one by one in the calling thread. A study without
-    references closes itself.
+    ``spec`` is a spec, dict or path without a workload. Trials run one by one in the calling thread.
     """
 
     def __init__(
@@ -71,15 +70,12 @@ class Study:
         weakref.finalize(self, self._search.abandon).atexit = False
 
     def run(self) -> Answer:
-        """Run the objective until the study ends, and return the answer.
+        """Run the objective until the study ends; return the answer.
 
         The first Ctrl-C, SIGTERM or kernel interrupt pauses the trial at its next step if it named its `trial.state`,
-        else
-        cancels it, and raises `InterruptedRunError`. A new `Study` of the same spec resumes. A second signal, or one
-        before
-        the first trial, cancels at once. Outside the main thread signals are not handled.
-
-        Raises the errors of `bssearch.run_study`, and `UsageError` without an objective.
+        else cancels it, and raises `InterruptedRunError`; a new `Study` resumes. A second signal cancels at once. Only
+        the main thread handles signals. Otherwise raises as `bssearch.run_study`, and `UsageError` without an
+        objective.
         """
         if self._objective is None:
             raise UsageError("study.run() calls an objective, and there is none", hint="Study(spec, objective=train)")
@@ -107,11 +103,10 @@ class Study:
         return self.answer
 
     def ask(self) -> LoopTrial | None:
-        """Return the next trial, with all random generators seeded; None at the end.
+        """Return the next trial, with all generators seeded; None at the end.
 
-        The first ones only describe the loop and time its steps: train them like others until ``trial.should_stop``.
-        Raises
-        `UsageError` if the last trial has not been told, and any error that ends the study.
+        The first trials only time the loop: train them too, until ``trial.should_stop``. Raises `UsageError` before
+        `tell`, and any error that ends the study.
         """
         if self._asked is not None:
             raise UsageError("ask() before tell(): one trial is trained at a time")
@@ -124,10 +119,7 @@ class Study:
         return piece.begin()
 
     def tell(self, trial: LoopTrial, error: BaseException | None = None) -> None:
-        """Report the end of a trial's training, or its ``error``.
-
-        Raises `UsageError` unless it is the last trial asked for.
-        """
+        """Report a trial's end, or its ``error``; raise `UsageError` for another trial."""
         if self._asked is None or self._asked.trial is not trial:
             raise UsageError("tell() of a trial that is not the one asked for last")
         piece, self._asked = self._asked, None
@@ -135,13 +127,13 @@ class Study:
 
     @property
     def answer(self) -> Answer:
-        """Return the answer of an ended study; raises `UsageError` before."""
+        """Return an ended study's answer; raises `UsageError` before."""
         if self._search.answer is None:
             raise UsageError(f"study {self.spec.name!r} has not ended", hint=f"bssearch.best({self.spec.name!r})")
         return self._search.answer
 
     def close(self) -> None:
-        """End the study now; ended trials are stored."""
+        """End the study now and keep ended trials."""
         asked, self._asked = self._asked, None
         if asked is not None:
             asked.let_go()
@@ -225,7 +217,7 @@ class _Search:
 
 
 def _revision(objective: Objective | None) -> str:
-    """Return 12 hex digits of the SHA-256 of an objective's source; a loop has none."""
+    """Hash an objective's source (12 hex digits of SHA-256)."""
     if objective is None:
         return ""
     try:

@@ -52,8 +52,7 @@ def run_default(
     """Run the default with the seed of ``index``; return its outcome and curve.
 
     Without ``stop_at_target`` the target is not used, nor is the distance from chance. Raises `LaunchError` if the
-    trial
-    fails or runs out of memory, `InterruptedRunError` on Ctrl-C.
+    trial fails or runs out of memory, `InterruptedRunError` on Ctrl-C.
     """
     assert probe.eval_every_steps is not None, "the default was timed"
     full = stop_at_target and limit >= spec.budget.trial_train_seconds

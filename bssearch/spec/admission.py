@@ -32,8 +32,7 @@ def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path 
     """Return the request for a planned trial.
 
     Stored trials must be in the space; new search trials and audits only need possible numbers, because quick answers
-    and
-    audits may leave the searched learning rates.
+    and audits may leave the searched learning rates.
 
     Raises:
         UsageError: the spec does not allow the configuration; names each value and its bound.

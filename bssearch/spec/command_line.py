@@ -55,8 +55,7 @@ def check_command(
     """Raise `ValueError` for an unknown placeholder or inconsistent log settings.
 
     A command whose log is read needs placeholders for all searched parameters; others are checked by `check_places`
-    once it
-    is known whether they ask for their trial.
+    once it is known whether they ask for their trial.
     """
     places = places_of(command)
     own = {name.rpartition(".")[2] for name in set_parameters}

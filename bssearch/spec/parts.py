@@ -89,8 +89,7 @@ class DefaultSpec(StrictModel):
     """The configuration in use today: the first trial, and the baseline of speed-ups.
 
     Missing fields take the space's fixed value; searched ones are required. ``learning_rate`` is that at
-    ``batch_size``; it
-    may be outside the space. ``model`` and ``loss`` hold the user's parameters.
+    ``batch_size``; it may be outside the space. ``model`` and ``loss`` hold the user's parameters.
     """
 
     batch_size: int = Field(ge=1)
@@ -163,8 +162,7 @@ class SamplerSpec(StrictModel):
     """How configurations are chosen, with options of the sampler's class.
 
     See `bssearch guide searching`. ``optuna:CLASS`` and ``optunahub:PACKAGE`` sample the rest once the batch size has
-    been
-    allocated.
+    been allocated.
     """
 
     name: SamplerName = "auto"
@@ -226,8 +224,7 @@ class BudgetSpec(StrictModel):
     times and confirmation are excluded. Afterwards no search trial starts.
 
     The search ends early if no trial is expected to improve the incumbent's time by ``least_improvement`` (sampler
-    ``auto``
-    only), but not before ``least_trials``: a finished study with a larger budget uses all of it.
+    ``auto`` only), but not before ``least_trials``: a finished study with a larger budget uses all of it.
 
     ``schedule_trials`` with growing batches follow if the space has a ``batch_schedule``.
     """
@@ -244,12 +241,9 @@ class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
 
     ``slots: auto`` is one per idle CUDA device, one on the CPU. ``local`` runs a worker process per slot; ``inline``
-    one
-    trial at a time in this process, for debuggers; ``ray`` uses the cluster at ``address`` (``auto`` or
-    ``HOST:PORT``), else
-    a local Ray. A trial without progress for ``hang_seconds`` is hung. ``memory_limit_gib`` simulates a smaller
-    device; on
-    the CPU it limits each worker's data segment.
+    one trial at a time in this process, for debuggers; ``ray`` uses the cluster at ``address`` (``auto`` or
+    ``HOST:PORT``), else a local Ray. A trial without progress for ``hang_seconds`` is hung. ``memory_limit_gib``
+    simulates a smaller device; on the CPU it limits each worker's data segment.
     """
 
     name: ExecutorName = "local"

@@ -103,8 +103,7 @@ class WorkerRecord:
     """A worker as others see it; for ``name`` see `bssearch.search.leases`.
 
     ``templates`` are its offers, in the types of `bssearch.spec.templates`. It serves ``serving`` since
-    ``serving_since``.
-    A worker that ended in order has ``left_at``; ``is_here``: seen lately and not left.
+    ``serving_since``. A worker that ended in order has ``left_at``; ``is_here``: seen lately and not left.
     """
 
     name: str

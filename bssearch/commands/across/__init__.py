@@ -1,1 +1,1 @@
-"""Questions to several databases, and to all matching studies in them."""
+"""Questions to several databases at once."""

@@ -1,4 +1,4 @@
-"""``best`` without a study: the answers of all matching studies, and whether they agree."""
+"""``best`` without a study: answers of matching studies, and their agreement."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from bssearch.workloads.base import SHIPPED
 
 
 class Question(Model):
-    """The question of a study; only answers to equal questions are compared.
+    """A study's question; only equal questions are compared.
 
-    ``workload`` is without the folder of its file, ``device`` the kind of device; empty if unknown.
+    ``workload`` is without its folder, ``device`` a kind; empty if unknown.
     """
 
     workload: str
@@ -42,7 +42,7 @@ class Question(Model):
 
     @property
     def in_words(self) -> dict[str, str]:
-        """Return the fields in words, by label."""
+        """Return the fields in words."""
         return {
             "workload": self.workload,
             "target": f"{self.metric} {self.goal.sign} {self.target:g}",
@@ -68,13 +68,13 @@ class Finding:
         return {self.answer.optimal.batch_size, *flat, *self.answer.tied}
 
     def accepts(self, batch_size: int) -> bool:
-        """Return whether a batch size, tried or not, is within 5 % of the best."""
+        """Return whether a batch size, tried or not, is within 5 %."""
         low, high = self.answer.flat_range
         return low <= batch_size <= high or batch_size in self.acceptable
 
     @property
     def question(self) -> Question:
-        """Return the question that the answer belongs to."""
+        """Return the question of the answer."""
         target = self.answer.target
         return Question(
             workload=_without_folder(str(self.study.spec.get("workload", ""))),
@@ -93,9 +93,9 @@ def _without_folder(workload: str) -> str:
 
 
 def without_copies(found: Sequence[Finding]) -> list[Finding]:
-    """Keep one finding per study: of copies the one with the most trials, else the first.
+    """Keep one finding per study: the copy with the most trials, else the first.
 
-    Copies have the same creator, creation time and question, whatever their names.
+    Copies have equal creator, creation time and question.
     """
     kept: dict[str, Finding] = {}
     for one in found:
@@ -122,10 +122,9 @@ OF_CODE = ("workload_revision", "git_revision")
 
 
 class Disagreement(Model):
-    """Studies that disagree ``about`` the batch size, or about the figure at it: their intervals do not overlap.
+    """Studies that disagree ``about`` the batch size, or the figure at it.
 
-    More than two are named if each pair shares a batch size, but all together share none. ``between`` names the
-    studies, with the database if a name is in several. ``differences`` are the likely causes.
+    Two studies, or more if they agree only in pairs. ``differences`` are likely causes.
     """
 
     between: list[str]
@@ -135,7 +134,7 @@ class Disagreement(Model):
 
 
 class QuestionAgreement(Model):
-    """Whether the answers to one ``question`` agree; for the other fields see `Agreement`."""
+    """Whether the answers to one ``question`` agree; see `Agreement`."""
 
     question: Question
     studies: list[str]
@@ -146,12 +145,10 @@ class QuestionAgreement(Model):
 
 
 class Agreement(Model):
-    """Whether several studies ``agree``: one question, a common batch size within 5 %, overlapping figures.
+    """Whether studies ``agree``: one question, a common batch size within 5 %, overlapping figures.
 
-    ``batch_size`` is within 5 % of the best in all studies; ``flat_range`` is the intersection of their ranges; null if
-    there is none or if there are several ``questions``, in which case ``agree`` is false. ``disagreements`` are
-    within a
-    question. Copies of a study count once.
+    ``flat_range`` is the common range, or null. ``agree`` is false if there are several ``questions``;
+    ``disagreements`` are within a question. Copies count once.
     """
 
     agree: bool
@@ -162,7 +159,7 @@ class Agreement(Model):
 
 
 def agreement_of(found: Sequence[Finding]) -> Agreement:
-    """Return whether findings (at least one) agree; those of one question are compared pairwise."""
+    """Return whether findings (at least one) agree, compared in pairs."""
     asked: dict[tuple[str, ...], list[tuple[str, Finding]]] = {}
     for label, one in labelled(without_copies(found)):
         asked.setdefault(tuple(one.question.in_words.values()), []).append((label, one))
@@ -178,13 +175,13 @@ def agreement_of(found: Sequence[Finding]) -> Agreement:
 
 
 def labelled(found: Sequence[Finding]) -> list[tuple[str, Finding]]:
-    """Pair findings with study names, adding the database if a name is in several."""
+    """Pair findings with study names, with databases if ambiguous."""
     counts = Counter(one.study.name for one in found)
     return [(one.study.name if counts[one.study.name] == 1 else in_database(one), one) for one in found]
 
 
 def in_database(found: Finding) -> str:
-    """Return the name of a finding's study with its database."""
+    """Return the study's name with its database."""
     return f"{found.study.name} in {found.database}"
 
 
@@ -207,9 +204,7 @@ def _of_one_question(named: Sequence[tuple[str, Finding]]) -> QuestionAgreement:
 
 
 def _common_size(found: Sequence[Finding]) -> int | None:
-    """Return the batch size that most findings recommend and all have within 5 %, preferring sizes tried by all;
-    else None.
-    """
+    """Return the batch size that most recommend and all accept, tried ones first; else None."""
     recommended = Counter(one.answer.optimal.batch_size for one in found)
     known = set().union(*(one.acceptable | set(one.answer.flat_range) for one in found))
     common = [size for size in known if all(one.accepts(size) for one in found)]
@@ -218,7 +213,6 @@ def _common_size(found: Sequence[Finding]) -> int | None:
 
 
 def _among_all(named: Sequence[tuple[str, Finding]]) -> Disagreement:
-    """Return the disagreement of findings that share a batch size in pairs but not all together."""
     pairs = combinations([one for _, one in named], 2)
     differences = list(dict.fromkeys(told for pair in pairs for told in differing(*pair)))
     recommended = ", ".join(f"{name} {_recommends(one)}" for name, one in named)
@@ -252,7 +246,6 @@ def _between(name: str, one: Finding, other_name: str, other: Finding) -> Disagr
 
 
 def _figures_are_apart(one: Finding, other: Finding) -> bool:
-    """Return whether both 95 % intervals are known, for the same question, and do not overlap."""
     if objective_in(one.answer).unit != objective_in(other.answer).unit or one.answer.clock != other.answer.clock:
         return False
     first, second = one.answer.optimal.objective_value, other.answer.optimal.objective_value
@@ -285,7 +278,7 @@ def _likely_cause(differences: Sequence[str]) -> str:
 
 
 def differing(one: Finding, other: Finding) -> Iterator[str]:
-    """Yield the differences of two studies: device, question, versions, code and host."""
+    """Yield differences of device, question, versions, code and host."""
     yield from _of_environments(one, other, OF_DEVICE)
     specs = [spec_of(one.study), spec_of(other.study)]
     changes = changed_fields(specs[0].question, specs[1].question)
@@ -315,7 +308,7 @@ def _short(value: object) -> str:
 
 
 def in_words(agreement: Agreement) -> list[str]:
-    """Return sentences on the agreement, one line per question if there are several."""
+    """Return sentences on the agreement."""
     asked = agreement.questions
     if len(asked) == 1:
         return [_told_of(asked[0])]
@@ -360,9 +353,8 @@ ANSWERED = (
 class StudyAnswer(Model):
     """The answer of one matching study.
 
-    ``database`` is a URL without its password. ``unit`` is that of the objective's figure, empty if it has none.
-    From ``optimal`` on the fields are those of `bssearch.best`; null if the study has no answer yet, as ``note``
-    explains. ``copy_of`` names the study, with its database, that counts instead of this copy.
+    ``database`` has no password. From ``optimal`` on the fields are those of `bssearch.best`; null without an answer,
+    see ``note``. ``copy_of`` names the copy that counts.
     """
 
     study: str
@@ -385,7 +377,7 @@ class StudyAnswer(Model):
 
 
 class AcrossAnswer(Model):
-    """The answers of the studies that match a ``query``, and whether they agree."""
+    """Answers to a ``query``, and whether they agree."""
 
     schema_version: Literal[1] = 1
     query: dict[str, Any]
@@ -402,19 +394,16 @@ def best_across(
     objective: str | None = None,
     precision: str | None = None,
 ) -> AcrossAnswer:
-    """Return the answers of all matching studies, the oldest of each database first, and whether they agree.
+    """Return all matching studies' answers, and whether they agree.
 
-    Archived studies are left out. The conditions are those of `StudyFilter`.
+    Archived studies are left out. Conditions are those of `StudyFilter`.
 
     Args:
         db: one database URL or several.
         target: a value or ``METRIC=VALUE``.
 
-    Raises:
-        UsageError: no condition was given.
-        NotFoundError: no study matches.
-        TargetNotReachedError: no matching study has an answer.
-        DatabaseError: a database cannot be read.
+    Raises `UsageError` without a condition, `NotFoundError`, `TargetNotReachedError` without any answer,
+    `DatabaseError`.
     """
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
     if not asked.conditions:
@@ -424,7 +413,7 @@ def best_across(
 
 
 def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
-    """Return the answers of the matching studies of open stores; see `best_across`."""
+    """Return the answers from open stores; see `best_across`."""
     listed: list[StudyRecord] = []
     found: list[tuple[StudyAnswer, Finding | None]] = []
     for store in stores:

@@ -1,4 +1,4 @@
-"""Reading several databases together, and finding the one that holds a study."""
+"""Read several databases, and find the one that holds a study."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from bssearch.storage.repository import Store, open_store
 
 @contextmanager
 def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
-    """Open databases for reading, each once; by default that of `settings.database_url`.
+    """Open databases for reading, each once; by default `settings.database_url`.
 
-    All of them or none, because a partial answer would look complete. Raises what `open_store` raises, with the name of
-    the database. Closes the stores at the end.
+    All or none, because a partial answer would look complete. Raises as `open_store`.
     """
     with ExitStack() as stack:
         stores = []
@@ -37,10 +36,9 @@ def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[St
 
 
 def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]:
-    """Return the store and the name of the named study, or of the only study.
+    """Return the store and name of the given or only study.
 
-    With one store a name is not looked up. Raises `NotFoundError` if no store has the study, `UsageError` if several
-    have it or if no name was given and there are several studies.
+    With one store a name is not looked up. Raises `NotFoundError`, or `UsageError` if ambiguous.
     """
     if given is None:
         return _only_study(stores)
@@ -84,7 +82,6 @@ def _listed(stores: Sequence[Store]) -> str:
 
 
 def _each_once(urls: Sequence[str]) -> list[str]:
-    """Drop URLs of the same database, whoever logs in."""
     found: dict[object, str] = {}
     for text in urls:
         url = parse_url(text)

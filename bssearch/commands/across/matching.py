@@ -1,4 +1,4 @@
-"""Filters for studies: by workload, device, target, objective and precision."""
+"""Filters for studies."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ MOST_NAMED = 8
 class StudyFilter:
     """Conditions on a study; None matches everything.
 
-    ``workload`` is a name in the spec, a file, a class or a shipped workload; ``device`` a case-insensitive part of the
-    device's name; ``target`` the value to reach, as `study list` shows it, of ``metric``.
+    ``workload`` is a name, file, class or shipped workload; ``device`` a case-insensitive part of its name.
     """
 
     workload: str | None = None
@@ -43,7 +42,7 @@ class StudyFilter:
         objective: str | None = None,
         precision: str | None = None,
     ) -> Self:
-        """Make a filter; ``target`` is parsed by `target_of`. Raises `UsageError`."""
+        """Make a filter; `target_of` parses ``target``. Raises `UsageError`."""
         metric, value = (None, None) if target is None else target_of(target)
         return cls(
             workload=workload, device=device, target=value, metric=metric, objective=objective, precision=precision
@@ -51,7 +50,7 @@ class StudyFilter:
 
     @property
     def conditions(self) -> Mapping[str, Callable[[StudyRecord], bool]]:
-        """Return the conditions that are set, by name."""
+        """Return the given conditions by name."""
         asked: dict[str, tuple[object, Callable[[StudyRecord], bool]]] = {
             "workload": (self.workload, lambda study: self.workload in workload_names(study)),
             "device": (self.device, lambda study: str(self.device).lower() in device_of(study).lower()),
@@ -63,7 +62,7 @@ class StudyFilter:
 
     @property
     def in_words(self) -> str:
-        """Return the conditions as command-line options."""
+        """Return the conditions as options."""
         values = {name: getattr(self, name) for name in self.conditions}
         if self.target is not None:
             values["target"] = f"{self.metric}={self.target:g}" if self.metric else f"{self.target:g}"
@@ -74,7 +73,7 @@ class StudyFilter:
         return not self.unmet(study)
 
     def unmet(self, study: StudyRecord) -> set[str]:
-        """Return the conditions that a study does not meet."""
+        """Return the unmet conditions."""
         return {name for name, holds in self.conditions.items() if not holds(study)}
 
     def _has_target(self, study: StudyRecord) -> bool:
@@ -84,9 +83,9 @@ class StudyFilter:
 
 
 def target_of(text: str | float) -> tuple[str | None, float]:
-    """Return the metric (None if not named) and the value of ``VALUE`` or ``METRIC=VALUE``.
+    """Parse ``VALUE`` or ``METRIC=VALUE``; the metric may be None.
 
-    Raises `UsageError` if the value is not a finite number.
+    Raises `UsageError` for a non-finite number.
     """
     metric, _, number = str(text).rpartition("=")
     try:
@@ -101,8 +100,8 @@ def target_of(text: str | float) -> tuple[str | None, float]:
 def workload_names(study: StudyRecord) -> set[str]:
     """Return the names by which a study's workload may be given.
 
-    ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``. A shipped
-    workload has its name, a command the names of its scripts.
+    ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``; a command
+    has the names of its scripts.
     """
     named = str(study.spec.get("workload", ""))
     location, _, attribute = named.rpartition(":")
@@ -119,17 +118,17 @@ def workload_names(study: StudyRecord) -> set[str]:
 
 
 def device_of(study: StudyRecord) -> str:
-    """Return the name of the study's device, empty before the first run."""
+    """Return the device's name, empty before the first run."""
     return "" if study.environment is None else study.environment.device_name
 
 
 def precision_of(study: StudyRecord) -> str:
-    """Return the precision in which trials really ran, empty before the first run."""
+    """Return the actual precision, empty before the first run."""
     return "" if study.environment is None else study.environment.precision
 
 
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
-    """Return the error for no match, with the values that exist."""
+    """Return the error for no match, with existing values."""
     if not studies:
         return NotFoundError("there is no study yet", hint="bssearch run SPEC makes one; --db names another database")
     there_are = "; ".join(_there_are(asked, studies))
@@ -137,7 +136,6 @@ def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFo
 
 
 def _there_are(asked: StudyFilter, studies: Sequence[StudyRecord]) -> Iterator[str]:
-    """Yield the values of each condition among studies that meet all the others."""
     for name in asked.conditions:
         near = [study for study in studies if asked.unmet(study) == {name}]
         values = (_VALUES[name](study) for study in near or studies)
@@ -161,9 +159,9 @@ _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
 
 
 def study_rows(store: Store, asked: StudyFilter, *, archived: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield a flat row per matching study, the oldest first: the contract of ``studies --format json``.
+    """Yield a row per matching study, oldest first: the contract of ``studies --format json``.
 
-    Archived studies only if ``archived``. Closes the store.
+    Closes the store.
     """
     with store:
         records = {one.name: one for one in store.study_records()}

@@ -48,11 +48,9 @@ MOST_SAMPLES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A checkpoint: file, content digest, and samples seen.
+    """A checkpoint: file, content digest, samples seen.
 
-    ``samples`` is None if unknown, ``has_optimizer`` if only the user's program reads the file. ``learning_rate`` is
-    the
-    run's at that point, or None.
+    ``samples`` and ``learning_rate`` are None if unknown, ``has_optimizer`` if only the user's program reads the file.
     """
 
     path: Path
@@ -64,15 +62,14 @@ class BranchPoint:
 
     @property
     def where(self) -> str:
-        """Return the position in the run, in words."""
+        """Return its position in words."""
         return self.path.name if self.samples is None else f"after {self.samples} samples ({self.path.name})"
 
 
 def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | None) -> list[BranchPoint]:
-    """Return the checkpoints in training order; ``at`` overrides their samples.
+    """Return the checkpoints in training order; ``at`` overrides samples.
 
-    Raises the errors of `bssearch.training.branch.read_checkpoint`, and `UsageError` for an unknown or repeated
-    position.
+    Raises as `read_checkpoint`, and `UsageError` for an unknown or repeated position.
     """
     if at and len(at) != len(paths):
         raise UsageError(f"--at is given {len(at)} times; it must be once for each of the {len(paths)} --checkpoint")
@@ -87,7 +84,7 @@ def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | No
 
 
 def check_room(spec: StudySpec, points: Sequence[BranchPoint], samples: int) -> None:
-    """Raise `UsageError` if branches would outlast the learning-rate schedule."""
+    """Raise `UsageError` if branches outlast the schedule."""
     horizon = _horizon(spec)
     for point in points:
         if horizon is not None and point.samples is not None and point.samples + samples > horizon:
@@ -153,7 +150,7 @@ COLUMNS = ("checkpoint", "samples", "batch", "learning_rate", "end", "holds")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedCheckpoint:
-    """The branches of a checkpoint: ``start`` is its metric, ``notice`` why the range ended early."""
+    """A checkpoint's branches: ``start`` is its metric, ``notice`` why the range ended early."""
 
     point: BranchPoint
     plan: BranchPlan
@@ -164,10 +161,7 @@ class BranchedCheckpoint:
 
 
 def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
-    """Return the learning-rate rule and whether it was stated.
-
-    It is the space's, else that of the default's optimizer, else the square root.
-    """
+    """Return the learning-rate rule (the space's, the optimizer's, or square root), and whether it was stated."""
     rate = spec.space.learning_rate
     written: LearningRateRule | None = getattr(rate, "rule", None)
     if written is not None and "rule" in getattr(rate, "model_fields_set", ()):
@@ -177,9 +171,7 @@ def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
 
 
 def configuration_at(spec: StudySpec, batch_size: int, micro_batch_size: int, rule: LearningRateRule) -> Configuration:
-    """Return the default at another batch size by the space's rules, in micro-batches of at most
-    ``micro_batch_size``.
-    """
+    """Return the default at another batch size by the rules, in micro-batches."""
     default = spec.default_configuration
     factor = learning_rate_factor(rule, batch_size, default.batch_size)
     ratio = batch_size / default.batch_size
@@ -250,7 +242,7 @@ def report(
 
 
 def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int) -> Iterator[str]:
-    """Yield each checkpoint's answer, whether batch sizes rise, and the evidence."""
+    """Yield answers, their trend and evidence."""
     for one in found:
         yield f"{one.point.where}: {answer(one.found, one.plan.batch_sizes[0])}"
         if one.notice is not None:
@@ -275,7 +267,7 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
 
 
 def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
-    """Return the schedule for ``bssearch trial add``; it begins with the branches' B."""
+    """Return the schedule for ``bssearch trial add``; it begins with B."""
     begins = [(0, found[0].plan.batch_sizes[0])]
     for one in found:
         size, samples = one.found.batch_size, one.point.samples
@@ -286,7 +278,7 @@ def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
 
 
 def answer(found: LocalCriticalBatch, base: int) -> str:
-    """Return a checkpoint's local critical batch size as a sentence."""
+    """Return a checkpoint's answer as a sentence."""
     match found.verdict:
         case "found":
             return f"the local critical batch size is {found.low}: {found.high} loses."
@@ -394,7 +386,7 @@ def branch(
 
 
 def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
-    """Return the samples of ``tokens``; raise `UsageError` below ``least``, a step of 2B."""
+    """Convert ``tokens``; raise `UsageError` below ``least``, a step of 2B."""
     if tokens_per_sample is None:
         return tokens
     if tokens < least * tokens_per_sample:
@@ -406,7 +398,7 @@ def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
 
 
 class Branching:
-    """Trains and stores branches one by one; stored branches are not repeated."""
+    """Trains and stores missing branches one by one."""
 
     def __init__(
         self, study: OpenStudy, rule: LearningRateRule, plan: BranchPlan, repeats: int, *, rise_samples: int
@@ -421,7 +413,7 @@ class Branching:
         self._most_at_once = study.spec.space.max_micro_batch_size
 
     def at(self, point: BranchPoint) -> BranchedCheckpoint:
-        """Branch at B, 2B, 4B, … until one is worse; raise `LaunchError` if B does not run."""
+        """Branch at B, 2B, 4B, … until one is worse; raise `LaunchError` if B fails."""
         base_size, *larger = self._plan.batch_sizes
         measured = self._size(point, base_size)
         if isinstance(measured, str):
@@ -442,7 +434,6 @@ class Branching:
         )
 
     def _double(self, point: BranchPoint, larger: Sequence[int], sizes: list[BranchedSize], bound: float) -> str | None:
-        """Add larger sizes until one is worse; return why the range ended earlier, if it did."""
         for batch_size in larger:
             measured = self._size(point, batch_size)
             if isinstance(measured, str):
@@ -453,7 +444,6 @@ class Branching:
         return None
 
     def _size(self, point: BranchPoint, batch_size: int) -> list[BranchMeasurement] | str:
-        """Return the repeated branches at a batch size, or a sentence if memory ran out."""
         found = []
         for repeat in range(self._repeats):
             one = self._branch(point, batch_size, repeat)
@@ -558,7 +548,7 @@ def _ends(batch_size: int, measured: Sequence[BranchMeasurement]) -> BranchedSiz
 
 
 def _digest(point: BranchPoint, request: TrialRequest) -> str:
-    """Hash everything that determines a branch, but not the checkpoint's path."""
+    """Hash what determines a branch; the checkpoint's path does not."""
     assert request.branch is not None, "a branch is requested"
     anywhere = replace(request, branch=replace(request.branch, checkpoint=point.digest))
     return hashlib.sha256(to_json(anywhere).encode()).hexdigest()[:32]

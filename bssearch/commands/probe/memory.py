@@ -33,10 +33,9 @@ COLUMNS = ("micro_batch", "fits", "peak_gib", "reason")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProbe:
-    """The micro-batch sizes that ran, earlier ones first, and their boundary.
+    """The micro-batch sizes that ran, and their boundary.
 
-    ``smallest_that_does_not`` is None if ``ceiling``, the training samples, fits. ``fit`` needs three known peaks.
-    ``marginal`` sizes are not stored.
+    ``ceiling`` is the number of training samples. ``fit`` needs three known peaks. ``marginal`` sizes are not stored.
     """
 
     uses: tuple[MemoryUse, ...]
@@ -89,7 +88,7 @@ def memory(
 
 
 def sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
-    """Yield the boundary, the line through the peaks, and the meaning of the peaks."""
+    """Yield the boundary, the line through peaks, and their meaning."""
     if found.whole_training_part_fits:
         yield f"The whole training part fits at once: {found.ceiling} samples."
     else:
@@ -109,11 +108,9 @@ def sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
 
 
 def probe_memory(study: OpenStudy) -> MemoryProbe:
-    """Find the largest micro-batch of the default configuration that fits.
+    """Find and store the largest micro-batch that fits.
 
-    Stores and reports each size as it ends; sizes known on an equal device are not repeated. Raises `LaunchError` if
-    not
-    even one sample fits.
+    Sizes known on an equal device are not repeated. Raises `LaunchError` if one sample does not fit.
     """
     spec, executor, store, environment = study.spec, study.executor, study.store, study.environment
 
@@ -152,11 +149,10 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
 
 
 def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, marginal: Collection[int] = ()) -> int | None:
-    """Return the next micro-batch size in [1, ceiling], None once the boundary is known.
+    """Return the next size in [1, ceiling], None once the boundary is known.
 
-    First ``smallest``; then double the largest fitting or halve the smallest failing size until both exist; then
-    bisect to
-    `BRACKET`. If sizes in between are marginal, bisect the wider gap beside them until both are within `FINE`.
+    First ``smallest``, then double or halve until one fits and one does not, then bisect to `BRACKET`; with marginal
+    sizes in between, bisect both gaps to `FINE`.
     """
     memory = boundary_of(uses)
     fits, too_large = memory.fits, memory.too_large
@@ -188,7 +184,7 @@ def sizes_of(uses: Sequence[MemoryUse]) -> list[int]:
 
 
 def boundary_of(uses: Sequence[MemoryUse]) -> MemoryBoundary:
-    """Return the memory boundary of the sizes that ran."""
+    """Return the boundary of the sizes that ran."""
     return MemoryBoundary.of(
         (use.micro_batch_size for use in uses if use.fits), (use.micro_batch_size for use in uses if not use.fits)
     )

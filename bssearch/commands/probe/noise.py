@@ -1,4 +1,4 @@
-"""``probe noise``: the gradient noise scale of the best configuration near its target."""
+"""``probe noise``: the gradient noise scale near the target."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def noise(
 
 
 def sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
-    """Yield the noise scale, where in training it was measured, and how near the target."""
+    """Yield the noise scale, its position, and nearness to the target."""
     noise = found.noise
     if noise.low is None:
         yield f"The gradient could not be told from its noise in {noise.passes or 'so few'} passes."
@@ -56,9 +56,8 @@ def probe_noise(
 ) -> NoiseMeasurement:
     """Measure and store the noise scale near the target.
 
-    It depends on the learning rate (Gray et al. 2024), so the configuration is that of the fastest trial, else the
-    default.
-    Raises `LaunchError` if it does not fit into memory.
+    It depends on the learning rate (Gray et al. 2024): the fastest trial's configuration, else the default. Raises
+    `LaunchError` if it does not fit.
     """
     spec = study.spec
     configuration, eval_every_steps = _best_known(study)
@@ -78,7 +77,6 @@ def probe_noise(
 
 
 def _best_known(study: OpenStudy) -> tuple[Configuration, int]:
-    """Return the fastest trial's configuration, else the default, and its evaluation interval in steps."""
     spec, store, environment = study.spec, study.store, study.environment
     trial = fastest(store.trials(spec.name))
     configuration = spec.default_configuration if trial is None else trial.configuration

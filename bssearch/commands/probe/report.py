@@ -22,11 +22,10 @@ class ProbeReport:
 
 
 class Probe(Protocol):
-    """A registered function that measures a spec's study and stores the result.
+    """A registered function that measures and stores.
 
-    Its docstring is its help. Keyword-only parameters annotated with `bssearch.registry.Option` are its command-line
-    options.
+    Its docstring is its help; keyword-only parameters with a `bssearch.registry.Option` are its options.
     """
 
     def __call__(self, spec: StudySpec, launch: Launch) -> ProbeReport:
-        """Open the study, measure, store, and return the figures."""
+        """Measure, store and return the figures."""

@@ -87,15 +87,10 @@ def _row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any]:
 
 
 def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> list[ProbeRecord]:
-    """Time the default at every batch size of a stored study; return the measurements, ascending.
+    """Time the default at every batch size; return the measurements, ascending.
 
-    A size is timed until its median is known within 2 %, or for ``seconds_limit`` seconds of steps. A size that does
-    not
-    fit is timed in the largest micro-batches that do, or left out. Times are pooled over all visits; the evaluation
-    cadence
-    stays that of the first visit. A later `run` visits only sizes with too few visits. Raises `LaunchError` if the
-    worker
-    dies, `WorkloadError` if the user's code fails.
+    Each until its median is known within 2 %, or for ``seconds_limit``; in the largest micro-batches that fit, if any.
+    Times pool all visits; the evaluation cadence stays the first visit's. Raises `LaunchError`, `WorkloadError`.
     """
     spec, store, environment = study.spec, study.store, study.environment
 

@@ -24,10 +24,7 @@ from bssearch.storage.statements import StudySummary
 
 
 def cancel_study(store: Store, study: str) -> Submission:
-    """Cancel a submission and stop its trials.
-
-    Raises `NotFoundError` if it does not exist, `UsageError` if it is done.
-    """
+    """Cancel a submission and its trials; raise `NotFoundError`, or `UsageError` if done."""
     found = store.set_submission(study, SubmissionState.CANCELLED, f"cancelled by {user_name()}")
     if study not in _served(store):
         settle_cancelled(store, study)  # Otherwise its workers settle it once its trials have ended.
@@ -35,17 +32,17 @@ def cancel_study(store: Store, study: str) -> Submission:
 
 
 def pause_study(store: Store, study: str) -> Submission:
-    """Pause a submission and its trials. Raises `NotFoundError`, or `UsageError` if it is over."""
+    """Pause a submission; raise `NotFoundError`, or `UsageError` if over."""
     return store.set_submission(study, SubmissionState.PAUSED, f"paused by {user_name()}")
 
 
 def resume_study(store: Store, study: str) -> Submission:
-    """Put a submission back in the queue. Raises `NotFoundError`, or `UsageError` if it is done."""
+    """Requeue a submission; raise `NotFoundError`, or `UsageError` if done."""
     return store.set_submission(study, SubmissionState.WAITING, "")
 
 
 def settle_cancelled(store: Store, study: str) -> None:
-    """End a cancelled study's paused and orphaned trials; delete their local checkpoints."""
+    """End a cancelled study's paused and orphaned trials, and delete local checkpoints."""
     record = store.find_study(study)
     if record is not None:
         store.mark_lost(study, is_alive=is_alive)
@@ -55,7 +52,7 @@ def settle_cancelled(store: Store, study: str) -> None:
 
 
 def settle_left_behind(store: Store) -> dict[str, str]:
-    """Settle cancelled studies that killed workers left, unless a driver uses them; return failures by study."""
+    """Settle cancelled studies of killed workers; return failures by study."""
     problems: dict[str, str] = {}
     left = store.unsettled()
     for study in {*left} - _served(store) if left else ():
@@ -87,7 +84,7 @@ CODE = frozenset({"workload", "command", "arguments", "report", "preset"})
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A template with values by dotted key, and the study's name if the file gives one."""
+    """A template, values by dotted key, and perhaps a study's name."""
 
     template: str
     values: Mapping[str, Value]
@@ -107,9 +104,8 @@ def submit_study(
 ) -> Submission:
     """Queue a study for workers that offer its template.
 
-    Owners get equal shares of the workers; one owner's studies share by ``priority``. A worker needs all ``tags``, and
-    serves it from ``not_before`` on. Raises `UsageError` if the name is taken, or if workers are known and none accepts
-    the template with these values.
+    Owners get equal shares of the workers; an owner's studies share by ``priority``. Workers need all ``tags``, and
+    start after ``not_before``. Raises `UsageError` if the name is taken, or known workers all reject the values.
     """
     new = NewSubmission(
         name=name,
@@ -127,7 +123,7 @@ def submit_study(
 
 
 def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> UsageError | None:
-    """Return why no worker accepts the values; None if one does or there are no workers."""
+    """Return why all workers reject the values, or None; None without workers."""
     offers = [worker for worker in workers if template in worker.templates]
     if workers and not offers:
         known = ", ".join(sorted({name for worker in workers for name in worker.templates})) or "none"
@@ -146,7 +142,7 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
 
 
 def asked_in_file(path: Path) -> Asked:
-    """Read a submission file (``template``, ``name``, values); raise `SpecError`."""
+    """Read a submission file; raise `SpecError`."""
     data = read_file(path, "file of a submission", "a template is named without a suffix")
     if not isinstance(data, Mapping):
         raise SpecError(f"{path}: a submission is a mapping: template, name, and values as a spec has them")
@@ -180,7 +176,7 @@ def _leaves(path: Path, data: Mapping[Any, Any], prefix: str = "") -> Iterator[t
 
 
 def checked_value(key: str, value: Any, where: str) -> Value:
-    """Return a submission's value; raise `SpecError` for a wrong type or field."""
+    """Return a submission's value; raise `SpecError` for a wrong type or key."""
     field = key.split(".")[0]
     if field in OFFERS_NONE:
         raise SpecError(f"{where}: {key} cannot be submitted: {field} is the worker's operator's")
@@ -194,7 +190,7 @@ def checked_value(key: str, value: Any, where: str) -> Value:
 
 
 class QueuedStudy(BaseModel):
-    """A submission: its queue ``position`` and the slot seconds served."""
+    """A submission with its queue ``position`` and served slot seconds."""
 
     study: str
     state: SubmissionState
@@ -215,7 +211,7 @@ class QueuedStudy(BaseModel):
 
 
 class SeenWorker(BaseModel):
-    """A worker: whether it ``is_here``, its current study, and its templates."""
+    """A worker, its study and its templates."""
 
     worker: str
     host: str
@@ -231,16 +227,16 @@ class SeenWorker(BaseModel):
 
 
 class QueueListing(BaseModel):
-    """The queue in service order, and the workers seen in the last days."""
+    """The queue in service order, and recent workers."""
 
     submissions: list[QueuedStudy]
     workers: list[SeenWorker]
 
 
 def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
-    """Return the queue; with ``everything`` also finished submissions and departed workers.
+    """Return the queue; ``everything`` adds finished submissions and departed workers.
 
-    The reason of a waiting study says why no present worker can serve it, or why the last one failed.
+    A waiting study's reason says why no worker serves it.
     """
     places = {name: number for number, name in enumerate(store.waiting(), start=1)}
     counts = {one.name: one for one in store.studies()}

@@ -1,4 +1,4 @@
-"""``worker``: serve the queue on a node, one study at a time, until stopped."""
+"""``worker``: serve the queue on a node until stopped."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _LOOK_SECONDS = 0.1
 class Stop:
     """Handles SIGTERM and Ctrl-C: calls ``obey`` from a thread, later ``kill``.
 
-    Outside the main thread Python allows no signal handlers; then only `ask` stops.
+    Python allows signal handlers only in the main thread; elsewhere use `ask`.
     """
 
     def __init__(self, obey: Callable[[], None], kill: Callable[[], None], within: float = STOPS_WITHIN_S) -> None:
@@ -90,7 +90,7 @@ class Stop:
             self._asked_at = time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        """Wait, at most until a stop is requested."""
+        """Wait for ``seconds`` or a stop."""
         until = time.monotonic() + seconds
         while not self.is_asked and (left := until - time.monotonic()) > 0:
             time.sleep(min(_LOOK_SECONDS, left))
@@ -128,9 +128,9 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a shift: the submission's new state, the reason, and how long this worker skips it.
+    """A shift's end: new state, reason, and how long to skip the study.
 
-    ``failed_here``: the cause may recur on this machine, so the time grows with repetition.
+    ``failed_here``: may recur on this machine, so repetition lengthens the time.
     """
 
     state: SubmissionState
@@ -139,12 +139,12 @@ class End:
     failed_here: bool = False
 
     def alone_after(self, failures: int) -> float:
-        """Return the seconds to skip it after ``failures`` in a row."""
+        """Return the seconds to skip after ``failures`` in a row."""
         return min(REFUSED_FOR_S, self.alone_seconds * LONGER ** (failures - 1)) if failures else self.alone_seconds
 
 
 class Meter(Listener):
-    """Counts a shift's slot seconds and forwards its lines; time without trials counts as one slot."""
+    """Counts a shift's slot seconds (time without trials as one slot)."""
 
     def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._clock = tell, clock
@@ -186,7 +186,7 @@ class Meter(Listener):
 
 
 class ServedStudy:
-    """A study running in a thread; `end` is set once it ``is_over``, ``device_name`` once it is open."""
+    """A study in a thread; `end` is set once it ``is_over``."""
 
     def __init__(self, spec: StudySpec, launch: Launch, tell: Tell) -> None:
         self._spec, self._launch, self._tell = spec, launch, tell
@@ -216,9 +216,9 @@ class ServedStudy:
 
 
 def ended_by(error: BaseException) -> End:
-    """Return the end that an error means.
+    """Return the end for an error.
 
-    A bad request ends the submission; a problem of this machine does not concern other workers.
+    A bad request ends the submission; problems of this machine do not.
     """
     said = str(error)
     ends: dict[type[BaseException] | tuple[type[BaseException], ...], End] = {  # the first match counts
@@ -252,10 +252,9 @@ _TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """The submissions that a worker serves, and for how long. ``slots`` and ``device`` override the specs.
+    """What a worker serves; ``slots`` and ``device`` override specs.
 
-    A submission's tags must all be in ``tags``. After ``turn_seconds`` a study yields. ``until_empty`` stops the worker
-    when the queue is empty.
+    Submissions may only have tags in ``tags``. Studies yield after ``turn_seconds``.
     """
 
     tags: tuple[str, ...] = ()
@@ -273,7 +272,7 @@ class Serving:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Return the overrides as for ``--set``."""
+        """Return overrides as for ``--set``."""
         slots = () if self.slots is None else (f"executor.slots={self.slots}",)
         return slots if self.device is None else (*slots, f"executor.device={self.device}")
 
@@ -286,8 +285,8 @@ def run_worker(
 ) -> None:
     """Serve the queue from a file's templates until SIGTERM or Ctrl-C.
 
-    On a stop, trials are paused with their checkpoints and given back. Raises `SpecError` or `NotFoundError` for a bad
-    file, and `DatabaseError` if the database cannot be written at the start; later the worker waits for it.
+    On a stop, trials are paused and given back. Raises `SpecError`, `NotFoundError`, and `DatabaseError` if the
+    database is not writable at the start; later the worker waits for it.
     """
     offered = load_templates(Path(templates), serving.overrides)
     with open_store(launch.db, notify=tell) as store:
@@ -326,7 +325,6 @@ class Worker:
         self._tell("has stopped")
 
     def _serve(self) -> None:
-        """Serve until stopped; survives a lost database."""
         while not self._stop.is_asked:
             try:
                 self._settle()
@@ -361,7 +359,6 @@ class Worker:
             self._store.give_up()
 
     def _serve_next(self) -> bool:
-        """Serve the next study for one shift; return whether there was one."""
         one = self._store.begin_shift(self._name, self._eligible())
         if one is None:
             return False
@@ -394,7 +391,6 @@ class Worker:
         return {one.name for one in self._servable() if one.name not in self._alone_until}
 
     def _servable(self) -> list[Submission]:
-        """Return waiting submissions for workers like this, including those it skips for now."""
         tags = {*self._record.tags}
         return [
             one
@@ -403,7 +399,6 @@ class Worker:
         ]
 
     def _may_come(self) -> bool:
-        """Return whether work may come soon: submissions that wait for other drivers or their hour count."""
         soon = time.monotonic() + BACK_AFTER_S
         return any(self._alone_until.get(one.name, 0.0) <= soon for one in self._servable())
 
@@ -432,14 +427,12 @@ class Worker:
         return replace(end, alone_seconds=max(alone, end.alone_seconds))
 
     def _refused(self, one: Submission, error: UsageError) -> End:
-        """Return the end of a refused submission; it stays queued if another present worker takes it."""
         others = [worker for worker in self._store.workers() if worker.is_here and worker.name != self._name]
         if not others or why_not_offered(others, one.template, one.values) is not None:
             return End(SubmissionState.FAILED, str(error))
         return End(SubmissionState.WAITING, str(error), REFUSED_FOR_S)
 
     def _watch(self, one: Submission, study: ServedStudy, shift: Shift, meter: Meter) -> float:
-        """Watch a running study; return how long to skip it afterwards."""
         turn_ends = math.inf  # until the study is open, so that loading does not use up the turn
         next_look = time.monotonic() + LOOK_SECONDS
         alone, is_stopping = 0.0, False

@@ -103,8 +103,7 @@ def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, 
     """Return, by batch size, the measured step time of the split that trials use.
 
     That has the largest micro-batch below the boundary, timed alone if possible, else the first; its cadence is the
-    first
-    one's, which trials keep. Batch sizes without such a split are left out.
+    first one's, which trials keep. Batch sizes without such a split are left out.
     """
     found: dict[int, ProbeRecord] = {}
     for probe in timed:
@@ -223,11 +222,9 @@ class BatchGrowth(StrictModel):
     """How batches may grow along ``space.batch_size``, in trials after the search.
 
     ``geometric`` and ``linear`` rise from ``start`` to ``end`` (default: any) between ``begin`` and ``until``, shares
-    of the
-    samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts; ``noise_scale`` takes the
-    largest size ≤ ``noise_share`` × the measured gradient noise scale. The learning rate follows ``rate_rule``
-    (default: the
-    space's) and is retuned for the first size.
+    of the samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts; ``noise_scale``
+    takes the largest size ≤ ``noise_share`` × the measured gradient noise scale. The learning rate follows
+    ``rate_rule`` (default: the space's) and is retuned for the first size.
     """
 
     name: (

@@ -166,10 +166,8 @@ class Muon(OptimizerOptions):
     """Muon (Jordan et al. 2024) for weight matrices, AdamW for the rest.
 
     ``adjustment: match_rms_adamw`` gives updates AdamW's RMS, so both share rate and weight decay (Liu et al. 2025,
-    arXiv
-    2502.16982, § 2.2), with ``adamw_learning_rate_scale`` = 1. ``original`` needs larger Muon rates: PyTorch's
-    example has
-    0.02, and AdamW at 0.015 of it. ``beta1``, ``beta2`` and ``epsilon`` are AdamW's.
+    arXiv 2502.16982, § 2.2), with ``adamw_learning_rate_scale`` = 1. ``original`` needs larger Muon rates: PyTorch's
+    example has 0.02, and AdamW at 0.015 of it. ``beta1``, ``beta2`` and ``epsilon`` are AdamW's.
     """
 
     name: Literal["muon"]
@@ -199,8 +197,7 @@ class Lars(_Momentum):
     """LARS (You et al. 2017, arXiv 1708.03888), as in timm: SGD with a rate per tensor.
 
     The rate is multiplied by ``trust_coefficient`` × ‖w‖ / ‖gradient‖; ``trust_clip`` caps it at the learning rate
-    (LARC).
-    Momentum is the paper's 0.9; timm's default is 0.
+    (LARC). Momentum is the paper's 0.9; timm's default is 0.
     """
 
     name: Literal["lars"]
