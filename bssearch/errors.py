@@ -112,6 +112,7 @@ class InterruptedRunError(BSSearchError):
     exit_code = 130
 
 
+# Pydantic's phrases, and bssearch's instead.
 PHRASES = {
     "Input should be ": "must be ",
     "Input should ": "must ",
@@ -120,7 +121,6 @@ PHRASES = {
     "greater than": ">",
     "less than": "<",
 }
-"""Pydantic's phrases, and bssearch's instead."""
 
 
 def problem_in_words(problem: Mapping[str, Any]) -> str:

@@ -15,11 +15,10 @@ from typing import Any, BinaryIO
 
 from bssearch.errors import UsageError
 
-_SQLITE = b"SQLite format 3\0"
-"""Start of every SQLite database (https://www.sqlite.org/fileformat.html)."""
+_SQLITE = b"SQLite format 3\0"  # start of every SQLite database (https://www.sqlite.org/fileformat.html)
 
+# Group has the owner's rights and inherits to new files (inode(7)).
 _FOR_A_GROUP = stat.S_ISGID | stat.S_IRWXG
-"""Group has the owner's rights and inherits to new files (inode(7))."""
 
 
 def check_file(path: Path) -> None:

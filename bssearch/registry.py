@@ -44,6 +44,7 @@ class Option:
 T = TypeVar("T")
 Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "exporters", "probes", "boards"]
 
+# ``module:attribute`` by kind and name.
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "objectives": {
         "time_to_target": "bssearch.analysis.objectives.time_to_target:TimeToTarget",
@@ -100,15 +101,14 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "wandb": "bssearch.exchange.boards.wandb:WeightsAndBiases",
     },
 }
-"""``module:attribute`` by kind and name."""
 
+# Loaders by kind and family: ``optuna:CmaEsSampler``.
 FAMILIES: Mapping[Kind, Mapping[str, str]] = {
     "samplers": {
         "optuna": "bssearch.search.samplers.optuna:optuna_sampler",
         "optunahub": "bssearch.search.samplers.optuna:hub_sampler",
     },
 }
-"""Loaders by kind and family: ``optuna:CmaEsSampler``."""
 
 
 @cache

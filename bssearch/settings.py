@@ -20,8 +20,7 @@ NETWORK_FILE_VARIABLE = "BSSEARCH_ALLOW_NETWORK_FILE"
 LOG_VARIABLE = "BSSEARCH_LOG"
 TENSORBOARD_DIR_VARIABLE = "BSSEARCH_TENSORBOARD_DIR"
 
-BOARD_PROCESS = "bssearch-board"
-"""Name in process lists; Linux shows 15 characters."""
+BOARD_PROCESS = "bssearch-board"  # name in process lists; Linux shows 15 characters
 
 
 @contextmanager

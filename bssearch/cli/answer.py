@@ -281,10 +281,10 @@ def _time_of(row: Batch) -> str | None:
     return f"{with_interval(time, unit=' s')} ({time.runs} run{'' if time.runs == 1 else 's'})"
 
 
+# Codes of caveats that go with exported values.
 GRAVE = frozenset(
     {"running", "unconfirmed", "confirmation_incomplete", "confirmation_missed", "retargeted", "predicted"}
 )
-"""Codes of caveats that go with exported values."""
 
 
 def exported(answer: Answer, form: Export) -> str:

@@ -29,14 +29,12 @@ from bssearch.cli.output import end_of_pipe
 from bssearch.errors import BSSearchError, UsageError
 from bssearch.records.text import visible, without_passwords
 
+# Typer's base class of usage errors, which has no public name.
 _ClickError: Any = typer.BadParameter.__mro__[2]
-"""Typer's base class of usage errors, which has no public name."""
 
+# Garbage-collection threshold: imports create mostly permanent objects, and Python's default of 700 costs a fifth of
+# the CPU time of a short command.
 COLLECT_AFTER = 200_000
-"""Garbage-collection threshold: imports create mostly permanent objects, and Python's default of 700 costs a fifth of
-the
-CPU time of a short command.
-"""
 
 
 WELCOME = """\
@@ -48,6 +46,7 @@ bssearch finds the batch size that reaches your target soonest.
 
 All commands: bssearch --help. How it works: bssearch guide."""
 
+# The commands by heading of ``--help``.
 PANELS: dict[str, dict[str, Any]] = {
     "Start": {
         "init": init.init,
@@ -63,8 +62,8 @@ PANELS: dict[str, dict[str, Any]] = {
     "Share": {"import": registered.importers, "export": registered.export, "queue": queue.app, "db": db.app},
     "Help": {"guide": guide.guide, "schema": guide.schema},
 }
-"""The commands by heading of ``--help``."""
 
+# Former command names, and their replacements.
 MOVED = {
     "quick": "run SPEC --quick",
     "target": "check SPEC --suggest-target",
@@ -79,7 +78,6 @@ MOVED = {
     },
     **{name: f"queue {name}" for name in ("submit", "worker", "pause", "resume", "cancel")},
 }
-"""Former command names, and their replacements."""
 
 
 class _Commands(TyperGroup):

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from bssearch.storage.repository import Store
 
 
-Export = Literal["yaml", "args", "python"]
-"""Formats of an exported configuration."""
+Export = Literal["yaml", "args", "python"]  # formats of an exported configuration
 
 
 def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | str = True) -> Any:

@@ -110,8 +110,7 @@ def best(
         note("a growing batch saves time: --schedule exports it")
 
 
-MOST_TOLD = 3
-"""Disagreements to print; JSON has all."""
+MOST_TOLD = 3  # disagreements to print; JSON has all
 
 
 def _print_answers(found: AcrossAnswer) -> None:

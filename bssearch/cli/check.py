@@ -21,8 +21,7 @@ from bssearch.errors import UsageError
 if TYPE_CHECKING:
     from bssearch.commands.check import Advice, Check, Run
 
-SEEDS = 5
-"""Default runs of --suggest-target."""
+SEEDS = 5  # default runs of --suggest-target
 
 BATCH_COLUMNS = ("batch_size", "ms/step", "evaluation_s", "left_out")
 TARGET_COLUMNS = ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit")

@@ -18,8 +18,7 @@ TEMPLATES = Path(__file__).resolve().parents[1] / "workloads" / "templates"
 LONGEST_NAME = 100
 
 
-Kind = Literal["image", "text", "tabular"]
-"""Kinds of data."""
+Kind = Literal["image", "text", "tabular"]  # kinds of data
 
 
 def init(

@@ -34,6 +34,7 @@ FormatOption = Annotated[
     Format, typer.Option("--format", "-f", help="Output format: table for people, others for programs.")
 ]
 Shown = TypeVar("Shown", bound="BaseModel")
+# Short headings of columns in tables.
 HEADINGS = {
     "number": "#",
     "batch_size": "batch",
@@ -43,10 +44,8 @@ HEADINGS = {
     "steps_to_target": "steps",
     "final_metric": "metric",
 }
-"""Short headings of columns in tables."""
 
-WIDE = 200
-"""Line width without a terminal, wider than every table."""
+WIDE = 200  # line width without a terminal, wider than every table
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -112,6 +112,7 @@ def _start(
         note(one.message)
 
 
+# The request and the function of each command.
 COMMANDS = {
     "memory": ("bssearch.planning.memory:MemoryRequest", _memory),
     "lr": ("bssearch.planning.learning_rate:LearningRateRequest", _learning_rate),
@@ -119,7 +120,6 @@ COMMANDS = {
     "scale": ("bssearch.planning.scale:ScaleRequest", _scale),
     "start": ("bssearch.planning.start:StartRequest", _start),
 }
-"""The request and the function of each command."""
 
 app = typer.Typer(cls=_Plans, help="Plan by arithmetic and traces, before any training.", no_args_is_help=True)
 

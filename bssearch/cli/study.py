@@ -66,12 +66,12 @@ def list_studies(
     print_rows(rows, [*columns, "archived_at"] if everything else columns, form)
 
 
+# How a time was measured, if not by bssearch.
 BASES = {
     "steps_x_step_time": " (contended: steps × step time)",
     "wall": " (by the wall clock, evaluations included)",
     "reported": " (as the program reports)",
 }
-"""How a time was measured, if not by bssearch."""
 
 
 @app.command("show")
@@ -110,8 +110,7 @@ def print_status(found: Status) -> None:
     print_table([{"state": state, "runs": count} for state, count in counts.items()], ("state", "runs"))
 
 
-TO_BUDGET_RUNS = 3
-"""Default runs per configuration with --to-budget, the fewest with an interval."""
+TO_BUDGET_RUNS = 3  # default runs per configuration with --to-budget, the fewest with an interval
 
 
 @app.command("confirm")

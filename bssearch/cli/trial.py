@@ -55,11 +55,9 @@ STAGE_COLUMNS = (
     "train_seconds",
 )
 
-LARGEST_NUMBER = 2**31 - 1
-"""The largest integer of every database's column."""
+LARGEST_NUMBER = 2**31 - 1  # the largest integer of every database's column
 
-ROOMY = 120
-"""Terminal width from which the last two columns are shown."""
+ROOMY = 120  # terminal width from which the last two columns are shown
 
 TRIAL_COLUMNS = (
     "number",

@@ -22,14 +22,12 @@ from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store, open_store
 from bssearch.training.probes.cadence import probe_record
 
-FULL_TRIALS = 20
-"""Default budget in trials of full length, about that of a small search."""
+FULL_TRIALS = 20  # default budget in trials of full length, about that of a small search
 
+# Micro-batches per batch for timing accumulation: the first number that divides the batch.
 MICRO_BATCHES = (4, 3, 2)
-"""Micro-batches per batch for timing accumulation: the first number that divides the batch."""
 
-STEP_SECONDS = 2.0
-"""The most seconds of steps timed at one batch size."""
+STEP_SECONDS = 2.0  # the most seconds of steps timed at one batch size
 
 
 def audit_stored(

@@ -43,11 +43,10 @@ from bssearch.spec.space import WORKLOAD_PARAMETERS, bounds, split_batch
 from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
 from bssearch.training.probes.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
 
-STEPS = 3
-"""Optimizer steps per run; dropout and label smoothing change the loss at the first step."""
+STEPS = 3  # optimizer steps per run; dropout and label smoothing change the loss at the first step
 
+# No runs are made if they would take longer in total, seconds; as long as the rest of a check.
 LONGEST_S = 10.0
-"""No runs are made if they would take longer in total, seconds; as long as the rest of a check."""
 
 
 def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) -> Iterator[tuple[str, str]]:
@@ -128,14 +127,12 @@ def _losses(
     return seen if any(loss is not None for *_, loss in seen) else None
 
 
+# An untrained metric may miss the declared chance by this share of the way to the target.
 CHANCE_TOLERANCE = 0.1
-"""An untrained metric may miss the declared chance by this share of the way to the target."""
 
-DROPPED_SHARE = 0.2
-"""A batch size that drops this share of the training samples per epoch is suspicious."""
+DROPPED_SHARE = 0.2  # a batch size that drops this share of the training samples per epoch is suspicious
 
-FEW_STEPS = 50
-"""With fewer steps per trial, learning rates can hardly be compared."""
+FEW_STEPS = 50  # with fewer steps per trial, learning rates can hardly be compared
 
 
 @dataclass(frozen=True)
@@ -149,8 +146,7 @@ class Evidence:
     curve: Sequence[Observation]
 
 
-Suspicion = tuple[str, object, str]
-"""A code, the condition under which it applies, and a sentence."""
+Suspicion = tuple[str, object, str]  # a code, the condition under which it applies, and a sentence
 
 
 def suspicions(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -341,8 +337,7 @@ def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
     return 0.0 if samples is None else samples % batch_size / samples
 
 
-TRIAL_SECONDS = 5.0
-"""Train seconds of the short trial, unless the study's limit is shorter."""
+TRIAL_SECONDS = 5.0  # train seconds of the short trial, unless the study's limit is shorter
 
 
 class BatchCheck(Model):
@@ -460,17 +455,16 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
     )
 
 
-MARGIN = 0.02
-"""The least margin, as a share of the way from the untrained metric to the median best."""
+MARGIN = 0.02  # the least margin, as a share of the way from the untrained metric to the median best
 
+# A proposal is at least this share of the way above an untrained model, even if one seed went badly.
 LEAST = 0.5
-"""A proposal is at least this share of the way above an untrained model, even if one seed went badly."""
 
+# Targets to compare, as shares of the same way, denser near the end, where each per cent costs more.
 WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
-"""Targets to compare, as shares of the same way, denser near the end, where each per cent costs more."""
 
+# A target that takes the default longer than this share of the limit leaves slower configurations little room.
 LATE = 0.5
-"""A target that takes the default longer than this share of the limit leaves slower configurations little room."""
 
 
 class Run(Model):

@@ -213,11 +213,9 @@ def _after(trial: TrialRecord) -> str:
     return text if product is None else f"{text} (contended: steps × step time is {product:.4g} s)"
 
 
-MOST_NOTES = 8
-"""The most notes above the table in a notebook."""
+MOST_NOTES = 8  # the most notes above the table in a notebook
 
-WIDTH = 120
-"""Characters per line in a notebook cell without a scroll bar."""
+WIDTH = 120  # characters per line in a notebook cell without a scroll bar
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from bssearch.search.pruners.controller import first_slack
 from bssearch.spec import StudySpec, checked
 from bssearch.training.probes.cadence import EVALUATION_SHARE
 
+# About how many search trials run to the full limit under any pruner; see `bssearch.search.samplers.allocation`.
 UNCAPPED_TRIALS = 4
-"""About how many search trials run to the full limit under any pruner; see `bssearch.search.samplers.allocation`."""
 
 
 def most_finalists(spec: StudySpec) -> int:

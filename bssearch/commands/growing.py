@@ -141,6 +141,7 @@ _WARMUP = """\
     if step < warmup:
         return (step + 1) / (warmup + 1)
 """
+# The factors of `bssearch.training.schedule.Schedule`, written out.
 _FACTORS = {
     "constant": f"{_WARMUP}    return 1.0",
     "linear": f"{_WARMUP}    return 1 - (step - warmup) / (@HORIZON@ - warmup)",
@@ -154,7 +155,6 @@ _FACTORS = {
         start, end, progress = 1.0, {ONE_CYCLE_END!r}, min(1.0, (step - top) / max(1.0, @HORIZON@ - 1 - top))
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2""",
 }
-"""The factors of `bssearch.training.schedule.Schedule`, written out."""
 
 _CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), {norm!r})\n"
 

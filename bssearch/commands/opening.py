@@ -42,8 +42,8 @@ from bssearch.storage.starting import archived
 from bssearch.workloads.base import lies_in_no_file, refuse_while_importing
 from bssearch.workloads.given import GivenWorkload, given_workload
 
+# Parts of a spec outside its question; their changes are reported on resume.
 MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
-"""Parts of a spec outside its question; their changes are reported on resume."""
 
 
 def check_parts(spec: StudySpec) -> None:
@@ -221,8 +221,7 @@ def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps
     return spec if keeps_name else with_workload(spec, given)
 
 
-TOLD_AFTER_S = 30.0
-"""Longer than imports take."""
+TOLD_AFTER_S = 30.0  # longer than imports take
 
 
 def _given(launch: Launch) -> GivenWorkload | None:

@@ -47,35 +47,26 @@ from bssearch.spec import StudySpec
 from bssearch.spec.space.optimizers import FINE_TUNING
 from bssearch.storage.repository import Store
 
-SHARE_OF_A_RUN = 0.25
-"""Largest share of the time for one run: four runs test the default and other sizes."""
+SHARE_OF_A_RUN = 0.25  # largest share of the time for one run: four runs test the default and other sizes
 
-NOISE_SHARE = 0.1
-"""Share of the time for measuring gradients near the target."""
+NOISE_SHARE = 0.1  # share of the time for measuring gradients near the target
 
-LEAST_NOISE_SHARE = 0.25
-"""The least part of `NOISE_SHARE`, even if time is up."""
+LEAST_NOISE_SHARE = 0.25  # the least part of `NOISE_SHARE`, even if time is up
 
+# Runs at other batch sizes stop at this multiple of the fastest time: slower sizes are not optimal.
 SLOWER = 1.5
-"""Runs at other batch sizes stop at this multiple of the fastest time: slower sizes are not optimal."""
 
-STEP = 4
-"""Batch ratio of neighbouring runs; one octave is lost in seed noise."""
+STEP = 4  # batch ratio of neighbouring runs; one octave is lost in seed noise
 
-CLOSE = 3.0
-"""The optimum is known well enough if its interval's ends have at most this ratio."""
+CLOSE = 3.0  # the optimum is known well enough if its interval's ends have at most this ratio
 
-RATE_STEP = 3.0
-"""Ratio of compared learning rates; single runs resolve no less."""
+RATE_STEP = 3.0  # ratio of compared learning rates; single runs resolve no less
 
-FASTER = 1.25
-"""The speed-up from which another learning rate counts, given seed noise."""
+FASTER = 1.25  # the speed-up from which another learning rate counts, given seed noise
 
-LONGER = 2.0
-"""A default that was stopped runs again if it may now train this much longer."""
+LONGER = 2.0  # a default that was stopped runs again if it may now train this much longer
 
-AS_FAR = 1.2
-"""Limit of a run with another learning rate, relative to the time to beat."""
+AS_FAR = 1.2  # limit of a run with another learning rate, relative to the time to beat
 
 
 class QuickPlan:
@@ -279,16 +270,15 @@ def _fastest(history: History) -> TrialOutcome | None:
     return min(reached, key=lambda end: end.train_seconds, default=known if known and known.train_seconds > 0 else None)
 
 
-MANY_EPOCHS = 5.0
-"""From this many epochs on, repeated data make samples to the target misleading."""
+MANY_EPOCHS = 5.0  # from this many epochs on, repeated data make samples to the target misleading
 
 AFTER_SEARCH = Notice(
     code="after_search",
     message="the study's search has ended, and this rests on its trials too: it is not stored, and no promise to keep",
 )
 
+# How far the noise scale is off, as measured on several models.
 PROXY = "1.5 to 8 times off the critical batch size"
-"""How far the noise scale is off, as measured on several models."""
 
 
 def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
@@ -372,11 +362,9 @@ def caveats(
 
 SECONDS = 60.0
 
-VISITS = 1
-"""Visits per batch size for step times; a search adds more."""
+VISITS = 1  # visits per batch size for step times; a search adds more
 
-WAY = 0.9
-"""If the default misses the target, runs are compared at this share of its progress."""
+WAY = 0.9  # if the default misses the target, runs are compared at this share of its progress
 
 
 def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -> QuickAnswer:

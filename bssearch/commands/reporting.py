@@ -22,8 +22,8 @@ from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
+# States whose end may come from another driver.
 UNFINISHED = frozenset({TrialState.RUNNING, TrialState.PAUSED})
-"""States whose end may come from another driver."""
 
 
 class Reporter(Listener):

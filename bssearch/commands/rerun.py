@@ -47,18 +47,16 @@ from bssearch.workloads.base import SHIPPED
 
 Known = str | int | float | bool | None
 
+# Ends that do not depend on who runs the trial; others were stopped by a limit or from outside.
 ENDS_BY_ITSELF = frozenset({TrialState.REACHED, TrialState.DIVERGED, TrialState.OOM, TrialState.FAILED})
-"""Ends that do not depend on who runs the trial; others were stopped by a limit or from outside."""
 
-FAILURES = ENDS_BY_ITSELF - {TrialState.REACHED}
-"""Ends without reaching the target that a rerun must repeat."""
+FAILURES = ENDS_BY_ITSELF - {TrialState.REACHED}  # ends without reaching the target that a rerun must repeat
 
 
-LARGEST_NUMBER = 2**31 - 1
-"""The largest integer of every database's column."""
+LARGEST_NUMBER = 2**31 - 1  # the largest integer of every database's column
 
+# Fields about the workload's code, listed first as the likeliest cause.
 CODE = ("workload_revision", "git_revision", "git_dirty")
-"""Fields about the workload's code, listed first as the likeliest cause."""
 
 
 class Compared(Model):

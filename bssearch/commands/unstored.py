@@ -24,8 +24,7 @@ from bssearch.search.shift import Interrupts
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
-POLL_SECONDS = 0.2
-"""Poll interval for Ctrl-C."""
+POLL_SECONDS = 0.2  # poll interval for Ctrl-C
 
 
 def step_time_of_default(

@@ -24,8 +24,8 @@ from bssearch.spec.space.own_parameters import LARGEST_NUMBER, OwnRange, kind_of
 COUNTS = ("batch_size", "micro_batch_size", "accumulation_steps", "world_size")
 NUMBERS = ("learning_rate", *TRAINING_PARAMETERS)
 
+# Phases with configurations from rules of thumb, which may leave the space.
 BEYOND_BOUNDS = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
-"""Phases with configurations from rules of thumb, which may leave the space."""
 
 
 def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path | None) -> TrialRequest:

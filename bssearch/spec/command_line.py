@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, ParameterValue
 
-PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""Only a name in braces is a placeholder."""
+PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")  # only a name in braces is a placeholder
 
+# Names of every study, beside those of its space.
 OWN_PLACES = (
     "batch_size",
     "micro_batch_size",
@@ -21,7 +21,6 @@ OWN_PLACES = (
     "threads",
     "device",
 )
-"""Names of every study, beside those of its space."""
 
 
 def places_of(command: Sequence[str]) -> set[str]:

@@ -37,11 +37,9 @@ from bssearch.spec.space.training import TrainingSpec
 
 OF_PROGRAMS = ("arguments", "command", "report")
 QUESTION_FIELDS = ("workload", "workload_settings", *OF_PROGRAMS, "target", "objective", "space", "default", "training")
-OBJECTIVE = "objective"
-"""Workload of a `bssearch.Study`, trained by the caller's function."""
+OBJECTIVE = "objective"  # workload of a `bssearch.Study`, trained by the caller's function
 
-COMMAND = "command"
-"""Workload of a study trained by a command."""
+COMMAND = "command"  # workload of a study trained by a command
 
 MOST_ARGUMENTS = 1000
 
@@ -49,11 +47,9 @@ MOST_EXPRESSIONS = 32
 
 Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
 
-IMPORTED = "imported"
-"""Workload of an imported study."""
+IMPORTED = "imported"  # workload of an imported study
 
-GIVEN_IN_PYTHON = "given in Python"
-"""Workload that is passed to `bssearch.run_study`, if the spec names none."""
+GIVEN_IN_PYTHON = "given in Python"  # workload that is passed to `bssearch.run_study`, if the spec names none
 
 
 class StudySpec(StrictModel):

@@ -20,20 +20,19 @@ from bssearch.spec.model import StudySpec
 from bssearch.spec.space import UNKNOWN_KEY
 from bssearch.spec.yaml_values import MOST_BITS, MOST_LEVELS, is_unicode, read_yaml, shortened
 
+# How each kind of `bssearch.spec.space.domains.domain_kind` is written.
 WRITTEN = {"fixed": "a value", "range": "a mapping", "choices": "a list"}
-"""How each kind of `bssearch.spec.space.domains.domain_kind` is written."""
 
 Location = tuple[str | int, ...]
 SUFFIXES = (".yaml", ".yml", ".toml")
-MOST_BYTES = 2**20
-"""Largest spec file; large ones have ten thousand bytes."""
+MOST_BYTES = 2**20  # largest spec file; large ones have ten thousand bytes
 
 MOST_NAMED = 10
 
 IN_PYTHON = "given in Python"
 
+# Fields that are merged with the preset's; other fields are replaced as a whole.
 GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget", "executor", "target"})
-"""Fields that are merged with the preset's; other fields are replaced as a whole."""
 
 
 def find_spec(path_or_name: str | Path) -> Path:

@@ -14,8 +14,7 @@ from bssearch.spec.yaml_values import shortened
 
 Value = float | int | bool | str | list[int] | list[float]
 
-Values = Mapping[str, Value]
-"""Values by dotted key of the spec."""
+Values = Mapping[str, Value]  # values by dotted key of the spec
 
 LOWEST_PRIORITY = 1e-6
 HIGHEST_PRIORITY = 1e6
@@ -25,8 +24,7 @@ LONGEST_OWNER = 100
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
 
 EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
-LATEST = datetime(9999, 12, 30, tzinfo=UTC)
-"""A moment in between can be written with any UTC offset."""
+LATEST = datetime(9999, 12, 30, tzinfo=UTC)  # moments from EARLIEST to here can be written with any UTC offset
 
 TEMPLATE_NAME = (
     "a template's name is of at most 100 letters, digits, '_', '.' and '-', such as digits, and ends as no file does "

@@ -163,10 +163,10 @@ def checked_values(template: str, types: Mapping[str, ValueType], values: Values
     return dict(values)
 
 
+# Fields closed to others: code, places, and use of the worker's machine.
 OFFERS_NONE = frozenset(
     {"name", "schema_version", "preset", "workload", "command", "arguments", "report", "executor", "log"}
 )
-"""Fields closed to others: code, places, and use of the worker's machine."""
 
 MOST_TEMPLATES = 200
 MOST_BYTES = 2**20

@@ -9,13 +9,11 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-MOST_NODES = 20_000
-"""Most values of a document, aliases expanded; large specs have a few hundred."""
+MOST_NODES = 20_000  # most values of a document, aliases expanded; large specs have a few hundred
 
 MOST_LEVELS = 50
 
-MOST_BITS = 1024
-"""Bits of the largest double."""
+MOST_BITS = 1024  # bits of the largest double
 
 LONGEST_SHOWN = 120
 

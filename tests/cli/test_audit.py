@@ -87,7 +87,7 @@ def test_it_runs_the_rules_and_says_which_held(audited: Path) -> None:
     linear = next(line for line in lines if line[:5] == ["learning", "rate", "∝", "batch", "256"])
     assert "BROKE" in linear
     assert next(line for line in lines if line[:5] == ["learning", "rate", "∝", "√batch", "256"]).count("HELD") == 1
-    assert "Tuned learning rate ∝ batch^" in told or "is not known" in told
+    assert "Tuned learning rate ∝ batch^" in told or "is unknown" in told
 
 
 def test_json_is_the_audit_and_rows_are_its_rules(audited: Path, by_law: LawExecutor) -> None:

@@ -163,7 +163,7 @@ def test_a_read_only_database_is_read_but_not_written(tmp_path: Path) -> None:
 def test_usage_errors_exit_with_two(tmp_path: Path) -> None:
     assert bssearch("best", "--format", "xml", cwd=tmp_path).returncode == 2
     assert bssearch("frobnicate", cwd=tmp_path).returncode == 2
-    refuse(tmp_path, "trial", "show", "first", code=2, said="trial 'first'")
+    refuse(tmp_path, "trial", "show", "first", code=2, said="'first' is not the number of a trial")
 
 
 def test_dry_run_is_printed_in_the_format_that_is_asked_for(tmp_path: Path) -> None:

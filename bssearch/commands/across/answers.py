@@ -109,16 +109,14 @@ def _trials(found: Finding) -> int:
     return sum(row.trials for row in found.answer.batches)
 
 
-MOST_DIFFERENCES = 5
-"""The most differences between two studies that a sentence names."""
+MOST_DIFFERENCES = 5  # the most differences between two studies that a sentence names
 
-LONGEST_VALUE = 40
-"""The most characters of a value in a sentence."""
+LONGEST_VALUE = 40  # the most characters of a value in a sentence
 
 OF_DEVICE = ("device_name", "precision", "compile_mode")
 OF_VERSIONS = ("torch_version", "cuda_version", "cudnn_version", "driver_version", "python_version")
+# Environment fields that distinguish two studies beside their questions; the host comes last.
 OF_CODE = ("workload_revision", "git_revision")
-"""Environment fields that distinguish two studies beside their questions; the host comes last."""
 
 
 class Disagreement(Model):

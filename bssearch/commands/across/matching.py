@@ -14,8 +14,7 @@ from bssearch.records import StudyRecord
 from bssearch.storage.repository import Store
 from bssearch.workloads.base import SHIPPED
 
-MOST_NAMED = 8
-"""The most values of a condition that an error lists."""
+MOST_NAMED = 8  # the most values of a condition that an error lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -326,14 +326,11 @@ def _rows(spec: StudySpec, one: BranchedCheckpoint, rule: LearningRateRule) -> I
         }
 
 
-OCTAVES = 6
-"""Default number of doublings."""
+OCTAVES = 6  # default number of doublings
 
-NO_LIMIT_SECONDS = 1e9
-"""Never reached: branches end by samples."""
+NO_LIMIT_SECONDS = 1e9  # never reached: branches end by samples
 
-SAME_RATE = 1.1
-"""Learning rates within this factor count as equal."""
+SAME_RATE = 1.1  # learning rates within this factor count as equal
 
 RAN = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
 

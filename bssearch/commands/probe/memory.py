@@ -21,11 +21,9 @@ from bssearch.search.calibration import default_at, nothing_fits
 from bssearch.spec import StudySpec
 from bssearch.spec.space import MemoryBoundary
 
-BRACKET = 1.05
-"""Largest final ratio of the smallest failing to the largest fitting size."""
+BRACKET = 1.05  # largest final ratio of the smallest failing to the largest fitting size
 
-FINE = 1.01
-"""The ratio on both sides of marginal sizes, which span less than `BRACKET` themselves."""
+FINE = 1.01  # the ratio on both sides of marginal sizes, which span less than `BRACKET` themselves
 
 GIB, MIB = 2**30, 2**20
 COLUMNS = ("micro_batch", "fits", "peak_gib", "reason")

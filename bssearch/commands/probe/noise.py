@@ -18,8 +18,7 @@ from bssearch.registry import Option
 from bssearch.search.history import trial_seed
 from bssearch.spec import StudySpec
 
-NOISE_SECONDS = 30.0
-"""Default limit of the measurement, however wide its interval."""
+NOISE_SECONDS = 30.0  # default limit of the measurement, however wide its interval
 
 
 def noise(

@@ -15,8 +15,7 @@ from bssearch.registry import Option
 from bssearch.search.calibration import measure_step_time_at
 from bssearch.spec import StudySpec
 
-SECONDS_LIMIT = 5.0
-"""Default limit per batch size."""
+SECONDS_LIMIT = 5.0  # default limit per batch size
 
 COLUMNS = ("batch", "ms/step", "ms_low", "ms_high", "steps", "samples/s")
 

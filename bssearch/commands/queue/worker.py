@@ -45,11 +45,9 @@ from bssearch.spec.submission import Submission, SubmissionState, WorkerRecord, 
 from bssearch.spec.templates import Templates, load_templates
 from bssearch.storage.repository import Store, open_store
 
-STOPS_WITHIN_S = 25.0
-"""Time to save and return trials before they are killed; schedulers allow at least 30 s."""
+STOPS_WITHIN_S = 25.0  # time to save and return trials before they are killed; schedulers allow at least 30 s
 
-LEAVES_WITHIN_S = 3.0
-"""Seconds after that until the process is killed."""
+LEAVES_WITHIN_S = 3.0  # seconds after STOPS_WITHIN_S until the process ends itself or is ended
 
 _LOOK_SECONDS = 0.1
 
@@ -111,13 +109,12 @@ class Stop:
             os._exit(1)
 
 
+# How long a worker skips a study that it cannot run, so that a repaired node takes it again.
 REFUSED_FOR_S = 600.0
-"""How long a worker skips a study that it cannot run, so that a repaired node takes it again."""
 
+# Seconds to skip a study after a process or device failed; each failure in a row multiplies by `LONGER`, up to
+# `REFUSED_FOR_S`.
 FAILED_FOR_S = 15.0
-"""Seconds to skip a study after a process or device failed; each failure in a row multiplies by `LONGER`, up to
-`REFUSED_FOR_S`.
-"""
 
 LONGER = 4
 
@@ -233,19 +230,15 @@ def ended_by(error: BaseException) -> End:
     return next(end for kinds, end in ends.items() if isinstance(error, kinds))
 
 
-TURN_SECONDS = 300.0
-"""After this a study yields to the next one; much longer than loading a workload."""
+TURN_SECONDS = 300.0  # after this a study yields to the next one; much longer than loading a workload
 
-LOOK_SECONDS = 2.0
-"""Poll interval for paused or cancelled studies and new work."""
+LOOK_SECONDS = 2.0  # poll interval for paused or cancelled studies and new work
 
-WAITS_AT_MOST_S = 5.0
-"""How long a study that only waits for other drivers may block a worker."""
+WAITS_AT_MOST_S = 5.0  # how long a study that only waits for other drivers may block a worker
 
 BACK_AFTER_S = 15.0
 
-SETTLE_SECONDS = 15.0
-"""Interval of the check for cancelled studies that killed workers left."""
+SETTLE_SECONDS = 15.0  # interval of the check for cancelled studies that killed workers left
 
 _TICK_SECONDS = 0.1
 

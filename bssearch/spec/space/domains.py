@@ -13,8 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from bssearch.records import ParameterValue
 
-UNKNOWN_KEY: Final = "unknown_key"
-"""Pydantic's error type for an unknown key."""
+UNKNOWN_KEY: Final = "unknown_key"  # Pydantic's error type for an unknown key
 
 
 class StrictModel(BaseModel):
@@ -86,11 +85,11 @@ LIMITS: dict[str, tuple[float, float, str]] = {
     "decay_share": (math.nextafter(0.0, 1.0), 1.0, "must be in (0, 1]"),
 }
 TRAINING_PARAMETERS = ("warmup_epochs", "weight_decay", "dropout", "label_smoothing")
+# Parameters that only the workload's ``build_model`` or ``loss`` uses.
 WORKLOAD_PARAMETERS = ("dropout", "label_smoothing")
-"""Parameters that only the workload's ``build_model`` or ``loss`` uses."""
 
+# Parameters that disable their step if missing: clipping, weight averaging.
 OPTIONAL = ("clip_norm", "ema_decay")
-"""Parameters that disable their step if missing: clipping, weight averaging."""
 
 
 def bounds(domain: Domain) -> tuple[float, float]:

@@ -171,8 +171,8 @@ class BatchRules(StrictModel):
         return found
 
 
+# Below this many samples batch-normalisation statistics are poor (Wu & He 2018, arXiv 1803.08494, figure 1).
 TINY_BATCH = 16
-"""Below this many samples batch-normalisation statistics are poor (Wu & He 2018, arXiv 1803.08494, figure 1)."""
 
 REMEDY = "GroupNorm, or a fixed training.ghost_batch_size, compares batch sizes fairly"
 
@@ -209,8 +209,8 @@ def batch_norm_caveats(
 
 SHARES = (0.0, 100.0, "must be in [0, 100]")
 NOISE_SHARES = (math.nextafter(0.0, 1.0), math.inf, "must be > 0")
+# Range of the factor on the first batch size's best known learning rate.
 RETUNED = Range(low=0.5, high=2.0, log=True)
-"""Range of the factor on the first batch size's best known learning rate."""
 
 Milestones = Annotated[
     dict[Annotated[int, Field(ge=1, lt=10**15)], BatchSize], Field(min_length=1, max_length=MOST_STAGES - 1)

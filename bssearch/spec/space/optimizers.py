@@ -14,9 +14,9 @@ from pydantic_core import PydanticCustomError
 
 from bssearch.spec.space.domains import LIMITS, UNKNOWN_KEY, Domain, StrictModel, bounds, check_bounds, domain_kind
 
-OPTIMIZER_SETTINGS = {"name", "learning_rate_scale"}
-"""Fields of every optimizer; others are options."""
+OPTIMIZER_SETTINGS = {"name", "learning_rate_scale"}  # fields of every optimizer; others are options
 
+# Absolute limits of numeric options: least, greatest, in words.
 OPTION_LIMITS: dict[str, tuple[float, float, str]] = {
     **{name: LIMITS[name] for name in ("momentum", "beta1", "beta2", "epsilon")},
     "alpha": LIMITS["beta2"],
@@ -29,7 +29,6 @@ OPTION_LIMITS: dict[str, tuple[float, float, str]] = {
     "max_gradient_norm": LIMITS["clip_norm"],
     "trust_coefficient": LIMITS["epsilon"],
 }
-"""Absolute limits of numeric options: least, greatest, in words."""
 
 Switch = Annotated[
     Annotated[bool, Tag("fixed")] | Annotated[tuple[bool, ...], Field(min_length=1), Tag("choices")],
@@ -218,6 +217,8 @@ OPTIMIZERS: dict[str, type[OptimizerOptions]] = {
 
 FINE_TUNING = "fine_tuning"
 
+# Usual rates from scratch: SGD with momentum 0.1 at batch 256 (Goyal et al. 2017, arXiv 1706.02677), Adam 0.001 and
+# Adamax 0.002 (Kingma & Ba 2015, arXiv 1412.6980, algorithms 1 and 2), others by PyTorch's and timm's defaults.
 SCRATCH_RATES = {
     "sgd": 0.1,
     "adam": 1e-3,
@@ -232,12 +233,7 @@ SCRATCH_RATES = {
     "lamb": 1e-3,
     "lars": 1.0,
 }
-"""Usual rates from scratch: SGD with momentum 0.1 at batch 256 (Goyal et al. 2017, arXiv 1706.02677), Adam 0.001 and
-Adamax
-0.002 (Kingma & Ba 2015, arXiv 1412.6980, algorithms 1 and 2), others by PyTorch's and timm's defaults.
-"""
 
+# Fine-tuning rates are at least this much smaller: BERT uses 2e-5 to 5e-5 with Adam (Devlin et al. 2019, arXiv
+# 1810.04805, A.3), 20 to 50 times less.
 FINE_TUNING_FACTOR = 10
-"""Fine-tuning rates are at least this much smaller: BERT uses 2e-5 to 5e-5 with Adam (Devlin et al. 2019, arXiv
-1810.04805, A.3), 20 to 50 times less.
-"""

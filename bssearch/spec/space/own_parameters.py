@@ -20,15 +20,13 @@ MOST_OWN = 32
 MOST_CHOICES = 256
 
 LONGEST_NAME = 50
-LONGEST_TEXT = 100
-"""Longest name or text choice, in characters."""
+LONGEST_TEXT = 100  # longest name or text choice, in characters
 
-LARGEST_WHOLE = 2**53
-"""Every whole number up to here is an exact double."""
+LARGEST_WHOLE = 2**53  # every whole number up to here is an exact double
 
-LARGEST_NUMBER = 1e100
-"""Products of such numbers stay finite in double precision."""
+LARGEST_NUMBER = 1e100  # products of such numbers stay finite in double precision
 
+# Names that bssearch uses itself.
 RESERVED = frozenset(
     {
         *("batch_size", "micro_batch_size", "max_micro_batch_size", "accumulation_steps", "world_size"),
@@ -41,7 +39,6 @@ RESERVED = frozenset(
         *AdamW.model_fields,
     }
 )
-"""Names that bssearch uses itself."""
 
 OwnValue = bool | int | float | str
 Kind = Literal["a number", "true or false", "a text"]

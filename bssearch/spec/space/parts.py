@@ -53,8 +53,8 @@ PositiveRate = Annotated[float, Field(gt=0)]
 
 
 ScheduleName = Literal["constant", "cosine", "linear", "one_cycle", "warmup_stable_decay"]
+# Default decay share of ``warmup_stable_decay`` (Hägele et al. 2024).
 DECAY_SHARE = 0.2
-"""Default decay share of ``warmup_stable_decay`` (Hägele et al. 2024)."""
 
 
 class Schedule(StrictModel):
