@@ -221,11 +221,11 @@ class BudgetSpec(StrictModel):
     """Limits of the search; confirmation is extra.
 
     ``wall_seconds`` (None: unlimited) is time with running search trials, over all drivers, overlaps counted once; step
-    times and confirmation are excluded. Afterwards no search trial
-    starts, and running ones finish.
+    times and confirmation are excluded. Afterwards no search trial starts, and running ones finish.
 
     The search ends early if no trial is expected to improve the incumbent's time by ``least_improvement`` (if the
-    sampler can tell, as ``auto`` does), but not before ``least_trials``: a finished study with a larger budget uses all of it.
+    sampler can tell, as ``auto`` does), but not before ``least_trials``: a finished study with a larger budget uses all
+    of it.
 
     ``schedule_trials`` with growing batches follow if the space has a ``batch_schedule``.
     """

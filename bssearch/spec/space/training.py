@@ -13,8 +13,8 @@ class TrainingSpec(StrictModel):
     """How the steps are computed.
 
     ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``compile`` is a mode of ``torch.compile``.
-    ``fused``: null means CUDA only. ``data`` is kept on the ``device`` (``auto``: if it fits) or streamed from the ``host`` by
-    ``loader_workers`` processes. Batch normalisation uses ``ghost_batch_size`` samples, null for the micro-batch.
+    ``fused``: null means CUDA only. ``data`` is kept on the ``device`` (``auto``: if it fits) or streamed from
+    the ``host`` by ``loader_workers`` processes. Batch normalisation uses ``ghost_batch_size`` samples, null for the micro-batch.
     ``measure_noise`` measures the gradient noise scale during training.
     """
 
