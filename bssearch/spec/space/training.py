@@ -14,7 +14,7 @@ class TrainingSpec(StrictModel):
 
     ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``compile`` is a mode of ``torch.compile``.
     ``fused``: null means CUDA only. ``data`` is kept on the ``device`` (``auto``: if it fits) or streamed from
-    the ``host`` by ``loader_workers`` processes. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch).
+    the ``host`` by ``loader_workers``. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch).
     ``measure_noise`` measures the gradient noise scale during training.
     """
 
