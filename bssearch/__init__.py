@@ -1,4 +1,4 @@
-"""bssearch measures which batch size reaches your target soonest, on your model, data and device.
+"""Find the batch size that reaches your target soonest, on your model, data and device.
 
 The same as on the command line, from Python::
 

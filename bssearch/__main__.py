@@ -1,4 +1,4 @@
-"""``python -m bssearch``: the same as the command ``bssearch``."""
+"""``python -m bssearch`` is the command ``bssearch``."""
 
 from bssearch.cli import main
 

@@ -1,6 +1,4 @@
-"""Every error bssearch raises on purpose.
-
-The tree, with the exit code the command line gives each branch:
+"""All errors of bssearch, with their exit codes.
 
 * BSSearchError                      1
   x UsageError                       2   the command, the spec or the workload is wrong
@@ -11,11 +9,11 @@ The tree, with the exit code the command line gives each branch:
     - OtherDeviceError                   the study was measured on another kind of device
   x NotFoundError                    3   no such study, trial or file
   x DatabaseError                    4   the database cannot be reached, read or written
-    - SchemaError                        its schema is not the one this version speaks
+    - SchemaError                        its schema is not the one this version needs
   x TargetNotReachedError            5   no trial reached the target
   x LaunchError                      6   the device, the memory or a worker process failed
-    - CheckpointError                    a paused trial cannot go on from its file, or a store has it not
-  x TrialStopped                     1   a trial of one's own loop has ended
+    - CheckpointError                    a paused trial's checkpoint is missing or invalid
+  x TrialStopped                     1   a trial of the user's own loop has ended
   x InterruptedRunError            130   stopped by the user; everything finished is stored
 """
 
@@ -26,7 +24,7 @@ from typing import Any
 
 
 class BSSearchError(Exception):
-    """Base of all; carries what the command line prints and the code it exits with."""
+    """Base class; carries the message, the hint and the exit code."""
 
     exit_code = 1
 
@@ -40,21 +38,21 @@ class BSSearchError(Exception):
 
 
 class UsageError(BSSearchError):
-    """The request itself is wrong."""
+    """The request is wrong."""
 
     exit_code = 2
 
 
 class SpecError(UsageError):
-    """A study spec that is not valid; the message names file, line and field."""
+    """An invalid study spec; the message names file, line and field."""
 
 
 class UnknownFieldError(SpecError):
-    """A spec that gives a field that no spec has, or an option that its part lacks."""
+    """A field or option that does not exist."""
 
 
 class QuestionChangedError(SpecError):
-    """A spec that asks another question than the stored study of the same name.
+    """A spec that asks another question than the stored study of its name.
 
     ``changes`` maps each dotted field to its (stored, given) values.
     """
@@ -65,15 +63,15 @@ class QuestionChangedError(SpecError):
 
 
 class WorkloadError(UsageError):
-    """A workload that does not import, or does not offer what the protocol asks."""
+    """A workload that does not import or lacks a part of the protocol."""
 
 
 class OtherDeviceError(UsageError):
-    """A study that was measured on another kind of device than this one."""
+    """A study that was measured on another kind of device."""
 
 
 class NotFoundError(BSSearchError):
-    """Something named by the user does not exist."""
+    """The named thing does not exist."""
 
     exit_code = 3
 
@@ -85,7 +83,7 @@ class DatabaseError(BSSearchError):
 
 
 class SchemaError(DatabaseError):
-    """The database's schema is missing, behind, or newer than this version."""
+    """The schema is missing, older or newer than this version's."""
 
 
 class TargetNotReachedError(BSSearchError):
@@ -101,11 +99,11 @@ class LaunchError(BSSearchError):
 
 
 class CheckpointError(LaunchError):
-    """The file of a paused trial is missing, damaged or that of another trial, or its store is away."""
+    """A paused trial's checkpoint is missing, damaged, another trial's, or its store unreachable."""
 
 
 class TrialStopped(BSSearchError):  # noqa: N818 - as Optuna's TrialPruned, it is no failure
-    """A loop goes on although its trial has ended; the script may let it through."""
+    """Raised in a loop that continues after its trial ended; scripts may ignore it."""
 
 
 class InterruptedRunError(BSSearchError):
@@ -114,6 +112,7 @@ class InterruptedRunError(BSSearchError):
     exit_code = 130
 
 
+# Pydantic's phrases, and bssearch's instead.
 PHRASES = {
     "Input should be ": "must be ",
     "Input should ": "must ",
@@ -122,11 +121,10 @@ PHRASES = {
     "greater than": ">",
     "less than": "<",
 }
-"""What pydantic says of a value, and what bssearch says instead."""
 
 
 def problem_in_words(problem: Mapping[str, Any]) -> str:
-    """Return what is wrong with a value, of one of the ``errors()`` of a pydantic ``ValidationError``."""
+    """Return a pydantic problem, from ``errors()``, in plain words."""
     message: str = problem["msg"]
     if message.startswith("Input should"):
         for theirs, ours in PHRASES.items():

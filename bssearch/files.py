@@ -1,4 +1,4 @@
-"""Writing files, all of them or none, and private ones; paths that cannot be written are refused before any work."""
+"""Atomic and private writing of files; unusable paths are refused early."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from typing import Any, BinaryIO
 
 from bssearch.errors import UsageError
 
-_SQLITE = b"SQLite format 3\0"
-"""What every database of SQLite's begins with (https://www.sqlite.org/fileformat.html)."""
+_SQLITE = b"SQLite format 3\0"  # start of every SQLite database (https://www.sqlite.org/fileformat.html)
 
+# Group has the owner's rights and inherits to new files (inode(7)).
 _FOR_A_GROUP = stat.S_ISGID | stat.S_IRWXG
-"""Set where the group may do what the owner may, and what is made inside is the group's (inode(7))."""
 
 
 def check_file(path: Path) -> None:
-    """Raise `UsageError` where a path cannot be that of a file."""
+    """Raise `UsageError` if a path cannot be a file."""
     _target(path)
     with naming(path):
         if not path.parent.is_dir():
@@ -35,7 +34,7 @@ def check_file(path: Path) -> None:
 
 
 def _refuse_database(path: Path) -> None:
-    """Raise `UsageError` where a database lies: nothing that is written would be one, and studies would be gone."""
+    """Raise `UsageError` for a database, whose studies would be lost."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -44,7 +43,7 @@ def _refuse_database(path: Path) -> None:
 
 
 def check_folder(path: Path, files: Sequence[str]) -> None:
-    """Raise `UsageError` where a path is neither a folder for such files nor can be that of a new one."""
+    """Raise `UsageError` if a path cannot be a folder for these files."""
     _target(path)
     with naming(path):
         if path.exists() and not path.is_dir():
@@ -57,16 +56,16 @@ def check_folder(path: Path, files: Sequence[str]) -> None:
 
 
 def _target(path: Path) -> Path:
-    """Return what a path leads to; raise `UsageError` where its links lead round in a circle."""
+    """Resolve a path; raise `UsageError` for circular links."""
     try:
         with naming(path):
             return path.resolve()
-    except RuntimeError:  # an OSError from Python 3.13 on
+    except RuntimeError:  # OSError from Python 3.13 on
         raise UsageError(f"{path} cannot be written: its symbolic links lead round in a circle") from None
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder that only this user may look into; raise `OSError` where somebody else's, or a link, is there."""
+    """Make a folder for this user alone; raise `OSError` for a link or another owner."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
@@ -79,9 +78,9 @@ def make_private_folder(path: Path) -> None:
 
 
 def is_for_a_group(folder: Path) -> bool:
-    """Return whether a folder was opened to its group, and to nobody else, on purpose: as ``chmod 2770`` does.
+    """Return whether a folder is deliberately open to its group, as by ``chmod 2770``.
 
-    What is made in such a folder is the group's, too; without that bit, write access of a group may be a umask's doing.
+    The setgid bit is required, because group write access alone may come from a umask.
     """
     try:
         found = folder.lstat()
@@ -91,9 +90,9 @@ def is_for_a_group(folder: Path) -> bool:
 
 
 def make_guarded_folder(path: Path) -> None:
-    """Make a folder for this user alone, or for the group that the folder above it is for (`is_for_a_group`).
+    """Make a folder for this user, or for the parent's group (`is_for_a_group`).
 
-    Raises `OSError` where a link is there, or a folder of somebody else's that is not for that group.
+    Raises `OSError` for a link, or another owner's folder outside that group.
     """
     if not is_for_a_group(path.parent):
         make_private_folder(path)
@@ -113,7 +112,7 @@ def make_guarded_folder(path: Path) -> None:
 
 
 def _make_for_a_group(path: Path) -> None:
-    """Make a folder for the group of the one above it; at no moment may only one of the group enter it."""
+    """Make a folder for the parent's group, never readable by others."""
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         os.chown(draft, -1, path.parent.stat().st_gid)
@@ -122,21 +121,21 @@ def _make_for_a_group(path: Path) -> None:
     except OSError:
         with suppress(OSError):
             draft.rmdir()
-        if not path.is_dir():  # else another driver was faster
+        if not path.is_dir():  # another driver may have been faster
             raise
 
 
 def new_private_file(path: Path) -> BinaryIO:
-    """Open a new file that only this user may read; what is left of an earlier one goes, a link is not followed."""
+    """Open a new file for this user alone; replaces an old one, does not follow links."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w+b")
 
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Be the only process of this user's inside that locks a file, which is made; raise `OSError` where none can be.
+    """Hold an exclusive lock on a file; raise `OSError` if it cannot be made.
 
-    Waits for the one that is inside. The kernel lets go of the lock of a process that has died.
+    Waits for the current holder; the kernel releases the lock of a dead process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -148,9 +147,9 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def new_guarded_file(path: Path) -> BinaryIO:
-    """Open a new file as `new_private_file` does, in a guarded folder that is made; its group may read it.
+    """Open a `new_private_file` in a guarded folder, readable by its group.
 
-    Whoever has nothing left in the folder may remove it in this moment: it is made once more then.
+    Retries once, because another process may just have removed the empty folder.
     """
     make_guarded_folder(path.parent)
     try:
@@ -165,7 +164,7 @@ def new_guarded_file(path: Path) -> BinaryIO:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into a `UsageError` that names a path."""
+    """Turn an `OSError` into a `UsageError` that names the path."""
     try:
         yield
     except OSError as error:
@@ -174,10 +173,9 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[Any]]:
-    """Open files beside the paths and rename them into place at the end: what fails leaves all as it was.
+    """Write drafts beside the paths and rename them at the end, all or none.
 
-    They take text, or bytes where ``binary``. A link stays one: what it leads to is replaced. Raises `UsageError`
-    naming the file that cannot be written.
+    Text, or bytes if ``binary``. Links are kept and their targets replaced. Raises `UsageError` naming the file.
     """
     targets = [_target(path) for path in paths]
     for path in targets:
@@ -196,15 +194,14 @@ def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[A
 
 @contextmanager
 def _opened(path: Path, draft: Path, binary: bool) -> Iterator[Any]:
-    """Open a draft; what cannot be written of it, also at its end, is said of the path."""
     with naming(path), draft.open("wb") if binary else draft.open("w", encoding="utf-8", newline="") as file:
         yield file
 
 
 def _rename(paths: Sequence[Path], drafts: Sequence[Path], targets: Sequence[Path]) -> None:
-    """Rename drafts into place. Where one cannot be, those before it give way again to what they replaced.
+    """Rename drafts into place; on failure restore earlier ones.
 
-    What stood at the last place, or at an only one, is there all the time; at the others it stands aside meanwhile.
+    The last (or only) target always exists; others are moved aside meanwhile.
     """
     aside = [_beside(target, "old") for target in targets[:-1]]
     placed: list[Path] = []

@@ -1,11 +1,11 @@
-"""The members of each kind, by name: a new one is one file and one line here, or an entry point of another package.
+"""Plug-ins of each kind by name: built in, or an entry point of another package.
 
-A package that is installed beside bssearch adds to a kind by an entry point of the group ``bssearch.KIND``::
+An installed package adds members by entry points of the group ``bssearch.KIND``::
 
     [project.entry-points."bssearch.pruners"]
     patient = "my_package.patient:Patient"
 
-A member is imported when its name is first asked for.
+A member is imported on first use.
 """
 
 from __future__ import annotations
@@ -21,16 +21,13 @@ from bssearch.errors import UsageError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-# What a person may set of an importer, a probe or a plan, as the annotation of a parameter or of a field.
-
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One parameter for people: its help, its least value, and how its value and its default are shown.
+    """A user's parameter, as an annotation: help, minimum, and display.
 
-    ``flag`` is its name on the command line, and ``label`` its name in a form, if that is not the parameter's name.
-    ``unit`` is that of a number. If there are ``choices``, a value is one of them. ``variable`` is the environment
-    variable that gives it if the command line does not.
+    ``flag`` is its command-line name and ``label`` its form name, if different. ``unit`` is that of a number.
+    ``variable`` is an environment variable that gives its default.
     """
 
     help: str
@@ -47,6 +44,7 @@ class Option:
 T = TypeVar("T")
 Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "exporters", "probes", "boards"]
 
+# ``module:attribute`` by kind and name.
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "objectives": {
         "time_to_target": "bssearch.analysis.objectives.time_to_target:TimeToTarget",
@@ -103,37 +101,35 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "wandb": "bssearch.exchange.boards.wandb:WeightsAndBiases",
     },
 }
-"""Of each kind the module and the attribute, ``module:attribute``, by name."""
 
+# Loaders by kind and family: ``optuna:CmaEsSampler``.
 FAMILIES: Mapping[Kind, Mapping[str, str]] = {
     "samplers": {
         "optuna": "bssearch.search.samplers.optuna:optuna_sampler",
         "optunahub": "bssearch.search.samplers.optuna:hub_sampler",
     },
 }
-"""Of a kind the functions that load a member by its own name, by family: ``optuna:CmaEsSampler``."""
 
 
 @cache
 def _installed(kind: Kind) -> dict[str, EntryPoint]:
-    """Return the entry points of a kind by name."""
-    from importlib.metadata import entry_points  # `bssearch --help` does without it
+    from importlib.metadata import entry_points  # slow; `bssearch --help` does not need it
 
     return {point.name: point for point in entry_points(group=f"bssearch.{kind}")}
 
 
 def names(kind: Kind) -> tuple[str, ...]:
-    """Return the names of a kind: those built in, in the order of this file, then those of other packages."""
+    """Return a kind's names: built-in first, then other packages'."""
     return tuple(dict.fromkeys([*BUILT_IN[kind], *sorted(_installed(kind))]))
 
 
 def is_known(kind: Kind, name: str) -> bool:
-    """Return whether there is one of a kind by this name; whether a family has this member, only `load` knows."""
+    """Return whether a name is known; members of a family are only checked by `load`."""
     return name in BUILT_IN[kind] or _family(kind, name) is not None or name in _installed(kind)
 
 
 def load(kind: Kind, name: str) -> Any:
-    """Return the class or function of a name. Raises `UsageError` that lists the known names if this one is not."""
+    """Return a member; raise `UsageError` listing the known names."""
     if name in BUILT_IN[kind]:
         return _attribute(BUILT_IN[kind][name])
     if family := _family(kind, name):
@@ -144,7 +140,7 @@ def load(kind: Kind, name: str) -> Any:
 
 
 def load_class(kind: Kind, name: str, base: type[T]) -> type[T]:
-    """Return the class of a name. Raises `UsageError` for an unknown name, and for all but a subclass of a base."""
+    """Return a subclass of ``base``; raise `UsageError` otherwise."""
     found = load(kind, name)
     if isinstance(found, type) and issubclass(found, base):
         return found
@@ -154,7 +150,7 @@ def load_class(kind: Kind, name: str, base: type[T]) -> type[T]:
 
 
 def choices(kind: Kind) -> str:
-    """Return the names of a kind for a message."""
+    """Return a kind's names for a message."""
     return ", ".join([*names(kind), *(f"{family}:NAME" for family in FAMILIES.get(kind, ()))])
 
 
@@ -169,7 +165,6 @@ def _attribute(place: str) -> Any:
 
 
 def _loaded(kind: Kind, point: EntryPoint) -> Any:
-    """Return what an entry point stands for; raise `UsageError` where its package is at fault."""
     try:
         return point.load()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Settings from outside the spec: environment variables, the user's name, and packaged data."""
+"""Environment variables, the user's name, and packaged data."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ NETWORK_FILE_VARIABLE = "BSSEARCH_ALLOW_NETWORK_FILE"
 LOG_VARIABLE = "BSSEARCH_LOG"
 TENSORBOARD_DIR_VARIABLE = "BSSEARCH_TENSORBOARD_DIR"
 
-BOARD_PROCESS = "bssearch-board"
-"""What a board's process is called where the system lists processes; Linux takes 15 characters."""
+BOARD_PROCESS = "bssearch-board"  # name in process lists; Linux shows 15 characters
 
 
 @contextmanager
 def environment_with(values: Mapping[str, str]) -> Iterator[None]:
-    """Have variables of the environment be others inside, for what is started there."""
+    """Set environment variables for processes started inside."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -40,10 +39,10 @@ def environment_with(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def database_url(given: str | None = None) -> str:
-    """Return the database URL: the one given, else ``BSSEARCH_DB_URL``, else a file in this folder.
+    """Return the given URL, else ``BSSEARCH_DB_URL``, else a file in this folder.
 
-    ``BSSEARCH_DB_URL_FILE``, which comes after ``BSSEARCH_DB_URL``, names a file whose first line is the URL, so that a
-    password need not stand in the environment. Raises `UsageError` where that file has none.
+    ``BSSEARCH_DB_URL_FILE``, next in order, names a file whose first line is the URL, to keep passwords out of the
+    environment. Raises `UsageError` if it has none.
     """
     return given or os.environ.get(DATABASE_URL_VARIABLE) or _url_from_file() or DEFAULT_DATABASE_URL
 
@@ -67,9 +66,9 @@ def _url_from_file() -> str | None:
 
 
 def checkpoint_folder() -> Path:
-    """Return where paused trials are written: ``BSSEARCH_CHECKPOINT_DIR``, else in the user's cache.
+    """Return ``BSSEARCH_CHECKPOINT_DIR``, else a folder in the user's cache.
 
-    Where that names a store elsewhere they are there on their way only, in the cache too.
+    For a remote store it is only the staging folder, also in the cache.
     """
     given = os.environ.get(CHECKPOINT_DIR_VARIABLE)
     if not given:
@@ -78,23 +77,23 @@ def checkpoint_folder() -> Path:
 
 
 def checkpoint_url() -> str | None:
-    """Return the URL of the store that ``BSSEARCH_CHECKPOINT_DIR`` names, None where it names a folder or nothing."""
+    """Return the remote store of ``BSSEARCH_CHECKPOINT_DIR``, or None."""
     given = os.environ.get(CHECKPOINT_DIR_VARIABLE)
     return given if given and is_url(given) else None
 
 
 def is_url(text: str) -> bool:
-    """Return whether a text is a URL, and no path."""
+    """Return whether a text is a URL rather than a path."""
     return "://" in text
 
 
 def cache_folder() -> Path:
-    """Return where is kept what can be made anew: ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``."""
+    """Return ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``, for reproducible data."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "bssearch"
 
 
 def state_folder() -> Path:
-    """Return what is remembered of this user on this machine: ``BSSEARCH_STATE_DIR``, else among the user's state."""
+    """Return ``BSSEARCH_STATE_DIR``, else a folder in the user's state, for local records."""
     given = os.environ.get(STATE_DIR_VARIABLE)
     if given:
         return Path(given)
@@ -102,12 +101,12 @@ def state_folder() -> Path:
 
 
 def tensorboard_folder() -> Path:
-    """Return where TensorBoard's files are written: ``BSSEARCH_TENSORBOARD_DIR``, else ``runs`` in this folder."""
+    """Return ``BSSEARCH_TENSORBOARD_DIR``, else ``runs`` in this folder."""
     return Path(os.environ.get(TENSORBOARD_DIR_VARIABLE) or "runs")
 
 
 def user_name() -> str:
-    """Return the user's name, or number where the machine has no name for it."""
+    """Return the user's name, or number if it has none."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -115,9 +114,9 @@ def user_name() -> str:
 
 
 def packaged_folder(name: str) -> Path:
-    """Return the folder ``migrations`` or ``studies``, in a wheel as in a checkout.
+    """Return the folder ``migrations`` or ``studies``.
 
-    A wheel carries them inside the package as ``_migrations`` and ``_studies``; a checkout has them beside it.
+    A wheel has them inside the package as ``_migrations`` and ``_studies``; a checkout beside it.
     """
     package = Path(__file__).resolve().parent
     for folder in (package / f"_{name}", package.parent / name):
@@ -127,10 +126,10 @@ def packaged_folder(name: str) -> Path:
 
 
 def presets() -> dict[str, Path]:
-    """Return the fragments of specs that come with bssearch, by name."""
+    """Return the shipped spec fragments by name."""
     return {path.stem: path for path in sorted((packaged_folder("studies") / "presets").glob("*.yaml"))}
 
 
 def shipped_studies() -> dict[str, Path]:
-    """Return the specs that come with bssearch, by name."""
+    """Return the shipped specs by name."""
     return {path.stem: path for path in sorted(packaged_folder("studies").glob("*.yaml"))}

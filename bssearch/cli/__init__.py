@@ -1,4 +1,4 @@
-"""The command line: thin, and quick to start."""
+"""The command line, quick to start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it with one line and exit code 130, also while it is still being loaded."""
+    """Run the command line; Ctrl-C exits with one line and code 130, even during imports."""
     try:
         from bssearch.cli.app import main as run
 

@@ -1,4 +1,4 @@
-"""How an answer is printed: for people, as JSON, its batch sizes as rows, or what to train with for a program."""
+"""Print an answer as a screen, as JSON, as rows, or as a configuration."""
 
 from __future__ import annotations
 
@@ -40,11 +40,9 @@ GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "r
 
 
 def print_found(found: Answer, form: Format, *, details: bool = False) -> None:
-    """Print an answer: for people, whole as JSON, or its batch sizes as rows."""
+    """Print an answer in a format."""
     show_model(form, found, partial(print_answer, details=details), found.batches)
 
-
-# The answer on one screen ---------------------------------------------------------------------------------------------
 
 SCREEN_COLUMNS, SCREEN_LINES = 80, 24
 BAR_CELLS = 24
@@ -53,7 +51,7 @@ NO_BREAK = "\u00a0"
 
 
 def print_answer(found: Answer, *, details: bool = False) -> None:
-    """Print an answer for people on one screen: what to train with, how sure, the batch sizes; or every detail."""
+    """Print an answer on one screen, or with all details."""
     out = console()
     title, *lines = _without_notes(found) if details else screen(found)
     out.print(title, style="bold")
@@ -68,7 +66,7 @@ def _without_notes(found: Answer) -> list[str]:
 
 
 def screen(found: Answer) -> list[str]:
-    """Return the lines of the answer: at most 80 columns, and 24 lines for eight batch sizes."""
+    """Return the answer's lines: ≤ 80 columns, and 24 lines for eight batch sizes."""
     lines = _without_notes(found)
     notes = sorted(found.warnings, key=lambda warning: warning.code not in GRAVE)
     is_grave = sum(warning.code in GRAVE for warning in notes)
@@ -90,7 +88,6 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def _title(found: Answer) -> list[str]:
-    """Return what to train with, what that takes, and how much faster it is."""
     train = f"Train with batch {found.optimal.batch_size}{' (predicted)' * found.is_predicted}."
     question = f"{found.study} · {found.target.in_words}"
     figure = found.optimal.objective_value
@@ -108,7 +105,6 @@ def _title(found: Answer) -> list[str]:
 
 
 def _certainty(found: Answer) -> list[str]:
-    """Return how sure the answer is, and the command that would make a provisional answer final."""
     if found.within_5_percent is None:
         return _wrapped("Not final: no batch size was confirmed with fresh seeds.") if found.provisional else []
     lines = _wrapped(f"{'Not final' if found.provisional else 'Final'}: it {how_sure(found)}.")
@@ -119,7 +115,6 @@ def _certainty(found: Answer) -> list[str]:
 
 
 def _bars(found: Answer) -> list[str]:
-    """Return a line per batch size: its figure with the interval, a bar on a log scale, and its runs."""
     objective = objective_in(found)
     scale = _scale(found)
     title = f"{objective.axis_title} [95 %]"
@@ -143,7 +138,7 @@ def _bars(found: Answer) -> list[str]:
 
 
 def _scale(found: Answer) -> Callable[[float], int]:
-    """Return the function that gives the cells of a bar, on a log scale if all figures are positive."""
+    """Return a function from figures to bar cells, logarithmic if all figures are positive."""
     known = [row.objective_value for row in found.batches if row.objective_value is not None]
     values = [value for one in known for value in (one.low, one.median, one.high) if value is not None]
     values += [row.objective_lower_bound for row in found.batches if row.objective_lower_bound is not None]
@@ -153,14 +148,13 @@ def _scale(found: Answer) -> Callable[[float], int]:
 
 
 def _bar(scale: Callable[[float], int], low: float | None, median: float, high: float | None) -> str:
-    """Return a bar to the median; with an interval it is solid to the low end, and light from the median on."""
+    """Return a bar to the median, solid up to ``low``."""
     if low is None or high is None:
         return "█" * scale(median)
     return "█" * scale(low) + "▓" * (scale(median) - scale(low)) + "░" * (scale(high) - scale(median))
 
 
 def _runs(found: Answer, row: Batch) -> str:
-    """Return how a batch size was tried, and how it compares with the recommended one."""
     figure = row.objective_value
     if figure is None:
         return ", ".join(f"{count} {state}" for state, count in row.ended.items()) or "not tried"
@@ -173,7 +167,6 @@ def _runs(found: Answer, row: Batch) -> str:
 
 
 def _configuration(found: Answer) -> list[str]:
-    """Return the recommended configuration, where it was measured, and which other batch sizes would do."""
     best = found.optimal
     known = {name: value for name, value in best.parameters.items() if value is not None}
     values = [f"{name}{NO_BREAK}{cell(value)}" for name, value in known.items()]
@@ -188,11 +181,8 @@ def _configuration(found: Answer) -> list[str]:
     return [*lines, *_wrapped(" · ".join(places)), *_wrapped(others)]
 
 
-# All details ----------------------------------------------------------------------------------------------------------
-
-
 def print_details(found: Answer) -> None:
-    """Print the rest: steps, step times and regimes of each batch size, trade-offs, the law, and every note."""
+    """Print steps, step times, regimes, trade-offs, the law and all notes."""
     out = console()
     figure = _figure_column(found)
     columns: tuple[str, ...] = BATCH_COLUMNS if figure is None else (BATCH_COLUMNS[0], figure, *BATCH_COLUMNS[1:])
@@ -216,7 +206,7 @@ def print_details(found: Answer) -> None:
 
 
 def print_trade_offs(found: Answer) -> None:
-    """Print what the batch sizes take besides time, and what they come to; nothing where none of that is known."""
+    """Print what batch sizes cost besides time, if known."""
     headings, rows = trade_off_rows(found)
     if not rows:
         return
@@ -226,7 +216,7 @@ def print_trade_offs(found: Answer) -> None:
 
 
 def print_generalisation(found: Generalisation, metric: str) -> None:
-    """Print what the batch sizes come to in the same train seconds, as a table for people."""
+    """Print the metrics after equal train seconds as a table."""
     console().print(f"Trained to {found.train_seconds:g} s each, whenever the target was reached ({metric}):")
     print_table(
         [dict(zip(GENERALISATION_COLUMNS, row, strict=True)) for row in final_rows(found)], GENERALISATION_COLUMNS
@@ -234,7 +224,7 @@ def print_generalisation(found: Generalisation, metric: str) -> None:
 
 
 def about_noise(noise: NoiseAnswer) -> str:
-    """Return the gradient noise scale, and where it was measured."""
+    """Return the gradient noise scale and where in training it was measured."""
     one = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
     where = one if noise.trials is None else f"pooled over {noise.trials} trials of batch {noise.batch_size}"
     scale = noise_scale(noise.scale, noise.low, noise.high)
@@ -244,7 +234,7 @@ def about_noise(noise: NoiseAnswer) -> str:
 
 
 def batch_rows(found: Answer) -> list[dict[str, Any]]:
-    """Return the batch sizes of an answer as rows for people."""
+    """Return an answer's batch sizes as rows."""
     rows = []
     for row in found.batches:
         parameters = row.best.parameters if row.best else {}
@@ -265,7 +255,7 @@ def batch_rows(found: Answer) -> list[dict[str, Any]]:
 
 
 def _figure(found: Answer, row: Batch) -> dict[str, str | None]:
-    """Return the objective's figure under the name of its column, where that is not the time."""
+    """Return the objective's figure by column, unless it is time."""
     name = _figure_column(found)
     if name is None:
         return {}
@@ -277,12 +267,11 @@ def _figure(found: Answer, row: Batch) -> dict[str, str | None]:
 
 
 def _figure_column(found: Answer) -> str | None:
-    """Return the column of the objective's figure; None for time, which has one in every answer."""
     return None if found.objective == TIME_COLUMN else found.objective
 
 
 def _time_of(row: Batch) -> str | None:
-    """Return a row's time to the target: measured, bounded from below, or as the law predicts it where nothing ran."""
+    """Return a row's time to target: measured, a lower bound, or predicted by the law."""
     time, bound = row.time_to_target_s, row.lower_bound_s
     if time is None and bound is not None:
         return f"> {bound:.3g} s"
@@ -292,16 +281,16 @@ def _time_of(row: Batch) -> str | None:
     return f"{with_interval(time, unit=' s')} ({time.runs} run{'' if time.runs == 1 else 's'})"
 
 
+# Codes of caveats that go with exported values.
 GRAVE = frozenset(
     {"running", "unconfirmed", "confirmation_incomplete", "confirmation_missed", "retargeted", "predicted"}
 )
-"""Codes of the caveats without which the values would be taken for more than they are."""
 
 
 def exported(answer: Answer, form: Export) -> str:
-    """Return the winner's values as a YAML mapping, as command line arguments, or as a Python dictionary.
+    """Return the best configuration as YAML, arguments or a Python dictionary.
 
-    Every value is read back as it was: floats are written in full, and so that plain YAML takes them for floats.
+    Values are read back exactly: floats are written in full, and as plain YAML floats.
     """
     values = winner(answer)
     if form == "yaml":
@@ -312,10 +301,7 @@ def exported(answer: Answer, form: Export) -> str:
 
 
 def exported_schedule(answer: Answer, found: ScheduledTraining, form: Export) -> str:
-    """Return the best schedule of growing batches: values with their stages, arguments, or a training loop in Python.
-
-    The loop is a module of its own, for which the values alone would not do.
-    """
+    """Return the best batch schedule as YAML, arguments, or a Python training loop."""
     if form == "args":
         return visible(shlex.join(arguments(found.values))) + "\n"
     notes = (f"note: {caveat}" for caveat in (*found.notes, *grave(answer)))
@@ -335,7 +321,7 @@ def _one_line(comment: str) -> str:
 
 
 def winner(answer: Answer) -> Parameters:
-    """Return the winner's values by name; the micro-batch only where batches are accumulated from some."""
+    """Return the best values by name; a micro-batch only with accumulation."""
     best = answer.optimal
     values: Parameters = {"batch_size": best.batch_size}
     if best.accumulation_steps > 1:
@@ -344,7 +330,7 @@ def winner(answer: Answer) -> Parameters:
 
 
 def grave(answer: Answer) -> list[str]:
-    """Return the caveats that whoever trains with the values must know."""
+    """Return the caveats for training with the exported values."""
     unsure = (
         [f"provisional: it {how_sure(answer)}"] if answer.provisional and answer.within_5_percent is not None else []
     )
@@ -352,7 +338,7 @@ def grave(answer: Answer) -> list[str]:
 
 
 def header(answer: Answer) -> list[str]:
-    """Return sentences that say where the values are from."""
+    """Return sentences on the values' origin."""
     target = answer.target
     return [
         f"study {answer.study}: {target.metric} {'>=' if target.goal is Goal.MAXIMIZE else '<='} {target.value!r}",
@@ -362,7 +348,6 @@ def header(answer: Answer) -> list[str]:
 
 
 def _takes(answer: Answer) -> str:
-    """Return what it takes to reach the target: seconds, or, where they are not known, the objective's figure."""
     time, figure = answer.optimal.time_to_target_s, answer.optimal.objective_value
     assert figure is not None, "an optimum has its figure"
     known = (
@@ -375,7 +360,7 @@ def _takes(answer: Answer) -> str:
 
 
 def arguments(values: Parameters) -> list[str]:
-    """Return values as options: ``--name value``, and ``--name`` or ``--no-name`` for booleans; none for None."""
+    """Return values as options: ``--name value``; ``--name`` or ``--no-name`` for booleans; None omitted."""
     words: list[str] = []
     for name, value in values.items():
         option = name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""The ``bssearch`` command. Commands import what they need when they run, so that ``--help`` is quick."""
+"""The ``bssearch`` command; commands import lazily, for a quick ``--help``."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from bssearch.cli.output import end_of_pipe
 from bssearch.errors import BSSearchError, UsageError
 from bssearch.records.text import visible, without_passwords
 
+# Typer's base class of usage errors, which has no public name.
 _ClickError: Any = typer.BadParameter.__mro__[2]
-"""What Typer raises for words that it does not understand; it has no public name for it."""
 
+# Garbage-collection threshold: imports create mostly permanent objects, and Python's default of 700 costs a fifth of
+# the CPU time of a short command.
 COLLECT_AFTER = 200_000
-"""New objects after which garbage is looked for: a choice. Imports make as many, nearly all to stay, and to go through
-these every 700, as Python would, takes a fifth of the CPU seconds of a short command."""
 
 
 WELCOME = """\
@@ -46,6 +46,7 @@ bssearch finds the batch size that reaches your target soonest.
 
 All commands: bssearch --help. How it works: bssearch guide."""
 
+# The commands by heading of ``--help``.
 PANELS: dict[str, dict[str, Any]] = {
     "Start": {
         "init": init.init,
@@ -61,8 +62,8 @@ PANELS: dict[str, dict[str, Any]] = {
     "Share": {"import": registered.importers, "export": registered.export, "queue": queue.app, "db": db.app},
     "Help": {"guide": guide.guide, "schema": guide.schema},
 }
-"""The commands by name, under the headings of ``--help``."""
 
+# Former command names, and their replacements.
 MOVED = {
     "quick": "run SPEC --quick",
     "target": "check SPEC --suggest-target",
@@ -77,28 +78,27 @@ MOVED = {
     },
     **{name: f"queue {name}" for name in ("submit", "worker", "pause", "resume", "cancel")},
 }
-"""Names of earlier versions, and the command that now does the same."""
 
 
 class _Commands(TyperGroup):
-    """All commands; what Typer says and does of its own accord is put right here."""
+    """All commands, with corrections of Typer's behaviour."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names in the order of their headings; Typer would list groups last."""
+        """Return the names in the order of their headings; Typer lists groups last."""
         return [name for commands in PANELS.values() for name in commands]
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. Ctrl-C ends it with a line; a wrong option is told without pydantic's prefix and passwords."""
+        """Run a command; Ctrl-C prints one line, usage errors omit pydantic's prefix and passwords."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # Typer would exit without a word
+        except KeyboardInterrupt:  # Typer would exit silently
             end_interrupted()
         except _ClickError as error:
             error.message = without_passwords(error.message.replace("Value error, ", ""))
             raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that is meant; of an option that is given twice Typer would take the last in silence."""
+        """Return the command; refuse repeated options, of which Typer silently uses the last."""
         if args[0] in MOVED:
             raise UsageError(f"unknown command {args[0]!r}; use `bssearch {MOVED[args[0]]}`")
         name, command, rest = super().resolve_command(ctx, args)
@@ -107,7 +107,7 @@ class _Commands(TyperGroup):
 
 
 def _refuse_words(ctx: Any, command: Any, words: list[str]) -> None:
-    """Raise `UsageError` for an unknown command of a group, and for an option that has one value and is given twice."""
+    """Raise `UsageError` for an unknown subcommand, or a repeated single-value option."""
     if isinstance(command, TyperGroup):
         if not words or words[0].startswith("-"):
             return
@@ -119,11 +119,11 @@ def _refuse_words(ctx: Any, command: Any, words: list[str]) -> None:
     try:
         _, _, given = command.make_parser(type(ctx)(command, parent=ctx)).parse_args(args=words)
     except _ClickError:
-        return  # told by the command itself
+        return  # the command itself reports it
     for option in given:
         takes_one = option.param_type_name == "option" and not (option.multiple or option.is_flag or option.count)
         if takes_one and given.count(option) > 1:
-            raise UsageError(f"{option.opts[0]} is given {given.count(option)} times, and has one value")
+            raise UsageError(f"{option.opts[0]} is given {given.count(option)} times; it takes one value")
 
 
 app = typer.Typer(
@@ -162,9 +162,9 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; errors that bssearch raises on purpose become a message and their exit code."""
+    """Run the command line; print bssearch's errors and exit with their codes."""
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
-    atexit.register(gc.freeze)  # the end of the process need not go through them either
+    atexit.register(gc.freeze)  # skips garbage collection at exit, too
     try:
         app()
     except BSSearchError as error:

@@ -1,4 +1,4 @@
-"""The arguments and options that several commands share, and how their values are read."""
+"""Arguments and options shared by commands."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from bssearch.storage.repository import Store
 
 
-Export = Literal["yaml", "args", "python"]
-"""What the winner's values are written as."""
+Export = Literal["yaml", "args", "python"]  # formats of an exported configuration
 
 
 def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | str = True) -> Any:
-    """Return an option for Typer, or an argument by ``make``; ``shown`` is the default in its help."""
+    """Return a Typer option, or argument by ``make``; ``shown`` is the default in its help."""
     listed = f" ({', '.join(option.choices)})" if option.choices and not option.metavar else ""
     return make(
         *(flags or filter(None, [option.flag])),
@@ -41,7 +40,7 @@ def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | s
 def with_parameters(
     command: Callable[..., None], help_text: str | None, parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Return a command with the help and the parameters that Typer is to read."""
+    """Return a command with the help and parameters for Typer."""
     command.__doc__ = help_text
     command.__annotations__ = {}
     keyword_only = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
@@ -50,7 +49,7 @@ def with_parameters(
 
 
 def launched(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of `Launch` by these names in the place of its ``launch``."""
+    """Replace a command's ``launch`` by these options of `Launch`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def call(**given: Any) -> None:
@@ -65,7 +64,7 @@ def launched(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def launch_options(*names: str) -> list[inspect.Parameter]:
-    """Return the options of `Launch` by these names as parameters for Typer."""
+    """Return these options of `Launch` as Typer parameters."""
     kinds = {"data_dir": Path | None, "allow_busy": bool, "allow_changed_workload": bool}
     made = {name: typed(OPTIONS[name], f"--{name.replace('_', '-')}") for name in names}
     return [
@@ -91,14 +90,14 @@ DatabasesOption = Annotated[
 ]
 WorkloadFilter = Annotated[
     str | None,
-    typer.Option("--workload", metavar="NAME", help="Only studies of this workload: its name, file or class."),
+    typer.Option("--workload", metavar="NAME", help="Filter by workload: name, file or class."),
 ]
 DeviceFilter = Annotated[
-    str | None, typer.Option("--device", metavar="NAME", help="Only studies on a device with this in its name.")
+    str | None, typer.Option("--device", metavar="NAME", help="Filter by part of the device's name.")
 ]
-ObjectiveFilter = Annotated[str | None, typer.Option("--objective", metavar="NAME", help="Only of this objective.")]
+ObjectiveFilter = Annotated[str | None, typer.Option("--objective", metavar="NAME", help="Filter by objective.")]
 PrecisionFilter = Annotated[
-    str | None, typer.Option("--precision", metavar="NAME", help="Only studies run in this precision, such as bf16.")
+    str | None, typer.Option("--precision", metavar="NAME", help="Filter by precision, such as bf16.")
 ]
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="A .yaml or .toml file, or a shipped study's name.")]
 SetOption = Annotated[
@@ -106,16 +105,16 @@ SetOption = Annotated[
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.")]
 StudyArgument = Annotated[
-    str | None, typer.Argument(metavar="STUDY", help="Name of the study; may be left out if there is only one.")
+    str | None, typer.Argument(metavar="STUDY", help="Name of the study (optional if there is only one).")
 ]
 StudyOrNumber = Annotated[
-    str, typer.Argument(metavar="[STUDY] NUMBER", help="The trial, after its study unless there is only one.")
+    str, typer.Argument(metavar="[STUDY] NUMBER", help="Number of the trial, after its study unless there is one.")
 ]
 NumberArgument = Annotated[int | None, typer.Argument(hidden=True)]
 
 
 def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple[StudySpec, Launch]:
-    """Return a spec with its overridden fields, and the launch in the folder of the spec's file."""
+    """Return a spec with overrides, and a launch in the folder of its file."""
     from bssearch.spec import find_spec, load_spec
 
     path = find_spec(spec)
@@ -123,14 +122,14 @@ def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple
 
 
 def store_to_read(db: str | None) -> Store:
-    """Return the store of a database that is only read."""
+    """Open a database for reading."""
     from bssearch.storage.repository import open_store
 
     return open_store(db, write=False)
 
 
 def existing_store(db: str | None) -> Store:
-    """Return the store to write to; raise if there is none, instead of making one."""
+    """Open an existing database for writing."""
     from bssearch.storage.repository import check_writable, open_store
 
     check_writable(db)
@@ -139,14 +138,14 @@ def existing_store(db: str | None) -> Store:
 
 
 def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContextManager[tuple[Store, str]]:
-    """Give the store of the database that holds a study, and the study's name; see `found_study`."""
+    """Give a study's store and name; see `found_study`."""
     from bssearch.commands.across.databases import study_in
 
     return study_in(db, given)
 
 
 def study_name(db: str | None, given: str | None) -> str:
-    """Return the name of the study that is given, else of the only study of the database; see `found_study`."""
+    """Return the given study's name, or that of the only one; see `found_study`."""
     if given is not None:
         return given
     with study_to_read([db] if db else None, None) as (_, name):
@@ -154,22 +153,22 @@ def study_name(db: str | None, given: str | None) -> str:
 
 
 def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
-    """Return the study and the trial of ``[STUDY] NUMBER``, None for a study that is left out."""
+    """Parse ``[STUDY] NUMBER``; the study may be None."""
     if second is not None:
         return first, second
     if not first.isdecimal():
-        raise UsageError(f"trial {first!r}: give the number of a trial, after the name of its study")
+        raise UsageError(f"{first!r} is not the number of a trial; give it after the name of its study")
     return None, int(first)
 
 
 def exclude(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` if one of the others is given too: a value other than None and False."""
+    """Raise `UsageError` if another option is given (neither None nor False)."""
     for name in _given(others):
         raise UsageError(f"{option} and {name} exclude each other: leave one out")
 
 
 def require(option: str, others: Mapping[str, object]) -> None:
-    """Raise `UsageError` if one of the others is given, which mean nothing without the option."""
+    """Raise `UsageError` if options are given that need this one."""
     for name in _given(others):
         raise UsageError(f"{name} needs {option}")
 
@@ -180,7 +179,7 @@ def _given(options: Mapping[str, object]) -> list[str]:
 
 @contextmanager
 def watched(launch: Launch) -> Iterator[Launch]:
-    """Show a run on stderr while it goes on: live on a terminal, else line by line."""
+    """Show a run on stderr: live on a terminal, else line by line."""
     from bssearch.cli.output import console
     from bssearch.commands.display import on_screen
 

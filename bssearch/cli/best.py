@@ -1,4 +1,4 @@
-"""``bssearch best``: the answer of a study, of all studies that match, or for another device."""
+"""``bssearch best``: the answer of one study, of matching studies, or for another device."""
 
 from __future__ import annotations
 
@@ -30,33 +30,31 @@ def best(
     db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
     details: Annotated[
-        bool, typer.Option("--details", help="Print steps, step times, the law and notes, too.")
+        bool, typer.Option("--details", help="Also print steps, step times, the law and notes.")
     ] = False,
-    export: Annotated[Export | None, typer.Option(help="Print only what to train with, for a program to read.")] = None,
+    export: Annotated[Export | None, typer.Option(help="Print only the configuration, in this format.")] = None,
     schedule: Annotated[
-        bool, typer.Option("--schedule", help="With --export: the best batch that grows; as python, a training loop.")
+        bool, typer.Option("--schedule", help="With --export: the best batch schedule (python: a training loop).")
     ] = False,
     target: Annotated[
         str | None,
         typer.Option(
             metavar="VALUE|METRIC=VALUE",
-            help="Of a study: answer for a target easier than its own, from the stored curves. "
-            "Across studies: only those with this target.",
+            help="One study: answer for an easier target. Across studies: filter by target.",
         ),
     ] = None,
     step_times: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Predict the answer for another device: CSV of its batch_size and step_seconds, or what `probe "
-            "step-time --format json` printed there.",
+            help="Predict for another device: CSV of its batch_size and step_seconds, or JSON of `probe step-time`.",
         ),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Across studies: only those on a device with this in its name. With --step-times: the device's name.",
+            help="Across studies: filter by part of the device's name. With --step-times: the device's name.",
             show_default="with --step-times, the file's",
         ),
     ] = None,
@@ -64,7 +62,7 @@ def best(
     objective: ObjectiveFilter = None,
     precision: PrecisionFilter = None,
 ) -> None:
-    """Print the best batch size, its configuration, and how sure that is."""
+    """Print the best batch size, its configuration and its certainty."""
     from bssearch.commands.across.matching import StudyFilter
 
     if export is not None:
@@ -77,10 +75,12 @@ def best(
     asked = StudyFilter.of(**filters, device=None if step_times else device)
     about_many = asked.conditions.keys() - {"target"}
     if study is not None and about_many:
-        raise UsageError(f"{study!r} is one study: {asked.in_words} says which of many", hint="leave one of both out")
+        raise UsageError(
+            f"{asked.in_words} filters studies, but the study {study!r} is named", hint="leave out one of the two"
+        )
     if about_many or (study is None and asked.metric is not None):
         if export is not None:
-            raise UsageError("--export writes what one study has found", hint="name it: bssearch best STUDY --export …")
+            raise UsageError("--export takes one study", hint="name it: bssearch best STUDY --export …")
         from bssearch.commands.across.answers import ANSWERED, answers_in
         from bssearch.commands.across.databases import open_databases
 
@@ -107,15 +107,13 @@ def best(
     for caveat in (*(scheduled.notes if schedule else ()), *grave(found)):
         note(caveat)
     if not schedule and found.batch_schedule is not None and found.batch_schedule.saves_time == "yes":
-        note("a batch that grows saves time: --schedule exports it")
+        note("a growing batch saves time: --schedule exports it")
 
 
-MOST_TOLD = 3
-"""Disagreements that people are told at most: a choice; JSON has all of them."""
+MOST_TOLD = 3  # disagreements to print; JSON has all
 
 
 def _print_answers(found: AcrossAnswer) -> None:
-    """Print for people what each study has found, and in a sentence whether they agree."""
     from bssearch.commands.across.answers import ANSWERED, answered_row, in_words
 
     out = console()
@@ -129,6 +127,6 @@ def _print_answers(found: AcrossAnswer) -> None:
         out.print(f"{len(told) - MOST_TOLD} more pairs do not agree: --format json has them.")
     for one in found.answers:
         if one.copy_of is not None:
-            out.print(f"note on {one.study} in {one.database}: it is a copy of {one.copy_of}, and does not count again")
+            out.print(f"note on {one.study} in {one.database}: a copy of {one.copy_of}, counted once")
         if one.note is not None:
             out.print(f"note on {one.study}: {one.note}")

@@ -1,4 +1,4 @@
-"""``bssearch check``: what a study will be like before it runs, and with --suggest-target which target to ask for."""
+"""``bssearch check``: try a study before it runs, and suggest a target."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from bssearch.errors import UsageError
 if TYPE_CHECKING:
     from bssearch.commands.check import Advice, Check, Run
 
-SEEDS = 5
-"""Runs of the default from which a target is proposed, unless --runs says another number."""
+SEEDS = 5  # default runs of --suggest-target
 
 BATCH_COLUMNS = ("batch_size", "ms/step", "evaluation_s", "left_out")
 TARGET_COLUMNS = ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit")
@@ -37,12 +36,12 @@ def check(
         typer.Option("--suggest-target", help="Propose a target from runs of the default with several seeds."),
     ] = False,
     runs: Annotated[
-        int | None, typer.Option(min=1, help="With --suggest-target: seeds of the default.", show_default="5")
+        int | None, typer.Option(min=1, help="With --suggest-target: number of seeds.", show_default="5")
     ] = None,
     margin: Annotated[
         float | None,
         typer.Option(
-            help="With --suggest-target: how much easier than the median best to aim, in the metric's units.",
+            help="With --suggest-target: distance from the median best, in the metric's units.",
             show_default="2 % of the way there",
         ),
     ] = None,
@@ -76,7 +75,7 @@ def check(
 
 
 def print_check(found: Check) -> None:
-    """Print a check for people."""
+    """Print a check."""
     out = console()
     untrained = ", ".join(f"{name} {cell(value)}" for name, value in found.untrained.items())
     trial = found.trial
@@ -90,7 +89,7 @@ def print_check(found: Check) -> None:
     )
     for line in (
         f"study {found.study}, {found.target}, on {found.device}: {_in_the_workload(found)}",
-        f"untrained: {untrained or 'not told'}",
+        f"untrained: {untrained or 'not reported'}",
         f"the default (batch {trial.batch_size}), tried for up to {trial.limit_s:g} train seconds: "
         f"{trial.steps} steps, {trial.evaluations} evaluations, {reached}",
         f"a trial takes at most {duration(found.longest_trial_s)} of training and evaluation, the study "
@@ -116,7 +115,7 @@ def print_check(found: Check) -> None:
 
 
 def print_advice(advice: Advice) -> None:
-    """Print a proposal for people."""
+    """Print a proposed target."""
     out = console()
     rows = [
         {

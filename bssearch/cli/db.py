@@ -1,4 +1,4 @@
-"""``bssearch db``: the database's schema, and the roles of a team's."""
+"""``bssearch db``: the database's schema and roles."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ app = typer.Typer(help="Create, upgrade or check the database's schema.", no_arg
 def init(
     db: DatabaseOption = None,
     roles: Annotated[
-        bool, typer.Option("--roles", help="PostgreSQL: make three roles with least rights: reader, writer, owner.")
+        bool, typer.Option("--roles", help="PostgreSQL: create the roles reader, writer and owner with least rights.")
     ] = False,
     prefix: Annotated[
         str | None,
-        typer.Option(metavar="NAME", show_default="bssearch", help="What the names of the roles begin with."),
+        typer.Option(metavar="NAME", show_default="bssearch", help="Prefix of the role names."),
     ] = None,
-    printed: Annotated[bool, typer.Option("--print", help="Print the SQL for psql, and look at no database.")] = False,
+    printed: Annotated[
+        bool, typer.Option("--print", help="Print the SQL for psql without connecting to a database.")
+    ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Make the missing tables, and with --roles a team's roles."""
+    """Create missing tables, and with --roles the roles of a team."""
     from bssearch.storage.access.grants import DEFAULT_PREFIX, Roles
     from bssearch.storage.access.script import script
     from bssearch.storage.connection.urls import parse_url
@@ -35,7 +37,7 @@ def init(
     from bssearch.storage.migrate import upgrade as to_head
 
     if prefix is not None and not roles:
-        raise UsageError(f"--prefix {prefix} names roles, which are made with --roles alone")
+        raise UsageError(f"--prefix {prefix} requires --roles")
     asked = Roles(prefix or DEFAULT_PREFIX) if roles else None
     url = parse_url(database_url(db))
     if printed:
@@ -52,7 +54,7 @@ def init(
 
 @app.command()
 def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
-    """Bring the schema to this version's; a SQLite file is copied first."""
+    """Upgrade the schema to this version; a SQLite file is copied first."""
     from bssearch.storage.migrate import upgrade as to_head
 
     done = to_head(database_url(db))

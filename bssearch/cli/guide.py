@@ -1,4 +1,4 @@
-"""``bssearch guide`` and ``schema``: the guide, one topic a Markdown file, and the JSON Schemas."""
+"""``bssearch guide`` and ``schema``: the guide's topics and the JSON Schemas."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ GUIDE = Path(__file__).resolve().parents[1] / "guide"
 
 def guide(
     topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="What to read about; without it, the topics there are.")
+        str | None, typer.Argument(metavar="TOPIC", help="Topic to print; without one, list the topics.")
     ] = None,
     form: Annotated[
         Literal["page", "text"],
-        typer.Option("--format", "-f", help="page: laid out, where a terminal shows it; text: Markdown as it is."),
+        typer.Option("--format", "-f", help="page: formatted for a terminal; text: plain Markdown."),
     ] = "page",
 ) -> None:
     """Print a topic of the guide, or list the topics."""
@@ -39,7 +39,7 @@ def topics() -> dict[str, Path]:
 
 
 def topic_file(topic: str) -> Path:
-    """Return a topic's file. Raises `NotFoundError`, naming the topics that are written nearly so, else all."""
+    """Return a topic's file. Raises `NotFoundError` naming similar topics, else all."""
     from difflib import get_close_matches
 
     there = topics()
@@ -50,19 +50,18 @@ def topic_file(topic: str) -> Path:
 
 
 def contents() -> str:
-    """Return the topics as Markdown, each with the paragraph that its file begins with."""
+    """Return the topics as Markdown, each with its file's first paragraph."""
     lines = [f"- `bssearch guide {name}`: {_first_paragraph(path)}" for name, path in topics().items()]
     return "\n".join(["# The guide", "", *lines, ""])
 
 
 def _first_paragraph(path: Path) -> str:
-    """Return the paragraph under a file's heading, on one line."""
     return " ".join(path.read_text(encoding="utf-8").split("\n\n")[1].split())
 
 
 def schema(
     of: Annotated[
-        Literal["spec", "best"], typer.Argument(metavar="spec|best", help="A study file, or what best prints.")
+        Literal["spec", "best"], typer.Argument(metavar="spec|best", help="spec: a study file; best: an answer.")
     ],
 ) -> None:
     """Print the JSON Schema of a study file or of an answer."""

@@ -1,4 +1,4 @@
-"""``bssearch init``: a spec and a workload to start from, that run as they are."""
+"""``bssearch init``: write a spec and a workload to start from."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ TEMPLATES = Path(__file__).resolve().parents[1] / "workloads" / "templates"
 LONGEST_NAME = 100
 
 
-Kind = Literal["image", "text", "tabular"]
-"""What the data is."""
+Kind = Literal["image", "text", "tabular"]  # kinds of data
 
 
 def init(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, dash, underscore; a letter first.")],
-    kind: Annotated[Kind, typer.Option(help="What your data is.")] = "image",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Letters, digits, dashes and underscores, starting with a letter.")
+    ],
+    kind: Annotated[Kind, typer.Option(help="Kind of your data.")] = "image",
 ) -> None:
     """Write a spec and a workload that run as they are."""
     files = filled_in(name, kind)
@@ -41,16 +42,16 @@ def init(
 
 
 def filled_in(name: str, kind: Kind) -> dict[Path, str]:
-    """Return the two files of a kind's template, by path in this folder, under their new name.
+    """Return a template's two files by path, renamed.
 
-    A template is a study that runs where it stands, named as its kind is.
+    A template is a runnable study, named as its kind.
     """
     class_name = class_name_of(name)
     spec = (TEMPLATES / f"{kind}.yaml").read_text(encoding="utf-8")
     workload = (TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
     own = kind.capitalize()
     return {
-        # In quotes, as YAML takes a bare yes, on or null for something else than text.
+        # Quoted, because YAML reads a bare yes, on or null as another type.
         Path(f"{name}.yaml"): spec.replace(f"name: {kind}\n", f'name: "{name}"\n').replace(
             f"{kind}.py:{own}", f"{name}.py:{class_name}"
         ),
@@ -59,7 +60,7 @@ def filled_in(name: str, kind: Kind) -> dict[Path, str]:
 
 
 def class_name_of(name: str) -> str:
-    """Return the name in CamelCase; raise `UsageError` where it is none."""
+    """Return the name in CamelCase; raise `UsageError` if it is invalid."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or len(name) > LONGEST_NAME:
         raise UsageError(
             f"NAME = {name!r} must be letters, digits, dashes and underscores, a letter first, "
@@ -67,12 +68,14 @@ def class_name_of(name: str) -> str:
         )
     class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]+", name))
     if keyword.iskeyword(class_name):
-        raise UsageError(f"NAME = {name!r}: no class can be called {class_name}", hint=f"bssearch init my-{name}")
+        raise UsageError(
+            f"NAME = {name!r}: {class_name} cannot be the name of a class", hint=f"bssearch init my-{name}"
+        )
     return class_name
 
 
 def check_free(name: str) -> None:
-    """Raise `UsageError` where Python knows a module of that name already, which NAME.py would hide."""
+    """Raise `UsageError` if NAME.py would hide an importable module."""
     module = importlib.util.find_spec(name)
     if module is not None and module.origin is not None:
         raise UsageError(
@@ -82,14 +85,14 @@ def check_free(name: str) -> None:
 
 
 def check_new(files: Collection[Path]) -> None:
-    """Raise `UsageError` naming the files that exist."""
+    """Raise `UsageError` naming existing files."""
     there = [str(path) for path in files if os.path.lexists(path)]
     if there:
         raise UsageError(f"{' and '.join(there)} exist{'s' * (len(there) == 1)}: nothing is overwritten")
 
 
 def write_new(files: Mapping[Path, str]) -> None:
-    """Write all files, or none; raise `UsageError` where one exists or cannot be written."""
+    """Write all files or none; raise `UsageError` if one exists or cannot be written."""
     written: list[Path] = []
     try:
         for path, text in files.items():
@@ -102,6 +105,6 @@ def write_new(files: Mapping[Path, str]) -> None:
         if isinstance(error, OSError):
             raise UsageError(
                 f"{Path.cwd() / (error.filename or '')} cannot be written: {error.strerror}",
-                hint="go to a folder of yours that has room",
+                hint="go to a folder where you may write and that has room",
             ) from error
         raise

@@ -1,4 +1,4 @@
-"""How results are printed: one definition of ``--format`` and ``--db`` for every command. Data goes to stdout."""
+"""Print results: ``--format`` and ``--db`` for every command; data goes to stdout."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ class Format(StrEnum):
     JSONL = "jsonl"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print: for people or for programs.")]
+FormatOption = Annotated[
+    Format, typer.Option("--format", "-f", help="Output format: table for people, others for programs.")
+]
 Shown = TypeVar("Shown", bound="BaseModel")
+# Short headings of columns in tables.
 HEADINGS = {
     "number": "#",
     "batch_size": "batch",
@@ -41,16 +44,14 @@ HEADINGS = {
     "steps_to_target": "steps",
     "final_metric": "metric",
 }
-"""Headings of columns whose names are too long for a table."""
 
-WIDE = 200
-"""Characters of a line where no terminal limits them: a choice, wider than every table here."""
+WIDE = 200  # line width without a terminal, wider than every table
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a rich console; it minds NO_COLOR, and is as wide as the terminal where it writes to one.
+    """Return a rich console that respects NO_COLOR and the terminal's width.
 
-    It prints text as it is: what looks like markup, or like the name of an emoji, is the user's own.
+    It prints text literally: apparent markup or emoji names are the user's own.
     """
     from rich.console import Console
 
@@ -58,7 +59,7 @@ def console(*, stderr: bool = False) -> Console:
         def on_broken_pipe(self) -> None:
             if not stderr:
                 end_of_pipe()
-            # Nobody reads how far it is; the study goes on.
+            # Nobody reads the progress; the study continues.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
         def print(self, *objects: Any, **options: Any) -> None:
@@ -70,13 +71,13 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def end_of_pipe() -> NoReturn:
-    """Exit in peace: whoever read our output has had enough of it."""
+    """Exit quietly when the reader has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 
 
 def note(text: str) -> None:
-    """Tell a person on stderr what must be known of the data on stdout, in one line."""
+    """Print a one-line note on stderr."""
     typer.echo(f"note: {' '.join(visible(text).split())}", err=True)
 
 
@@ -90,7 +91,7 @@ def write(text: str) -> None:
 
 
 def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
-    """Print rows: as a table the given columns only, to programs all keys."""
+    """Print rows: a table of ``columns``, or all keys for programs."""
     if form is Format.TABLE:
         print_table(rows, columns)
     elif form is Format.JSON:
@@ -111,7 +112,7 @@ def show(
     rows: Callable[[], Sequence[Row]],
     columns: Sequence[str] = (),
 ) -> None:
-    """Print a result in one of its forms: for people, whole as JSON, or its rows; ``columns`` head an empty CSV."""
+    """Print a result as a screen, JSON or rows; ``columns`` head an empty CSV."""
     if form is Format.TABLE:
         for_people()
     elif form is Format.JSON:
@@ -127,7 +128,7 @@ def show_model(
     rows: Sequence[BaseModel],
     columns: Sequence[str] = (),
 ) -> None:
-    """Print a result that is a model in one of its forms; ``rows`` are the part of it that makes a table."""
+    """Print a model as a screen, JSON or ``rows``."""
     show(
         form,
         lambda: for_people(found),
@@ -138,12 +139,12 @@ def show_model(
 
 
 def tell(form: Format, sentence: str, **values: object) -> None:
-    """Print what a command has done: a sentence for people, its values for programs."""
+    """Print what a command did: a sentence, or its values for programs."""
     show(form, lambda: typer.echo(sentence), lambda: values, lambda: [values])
 
 
 def print_named(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
-    """Print rows: for people the first column only, a line each, to programs all keys."""
+    """Print rows: the first column for people, all keys for programs."""
     if form is Format.TABLE:
         write("".join(f"{row[columns[0]]}\n" for row in rows))
     else:
@@ -156,7 +157,7 @@ def print_json(value: object) -> None:
 
 
 def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Print rows as a table for people."""
+    """Print rows as a table."""
     from rich import box
     from rich.table import Table
 
@@ -172,7 +173,7 @@ def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds for people: in seconds, minutes or hours, with two digits."""
+    """Return a duration in seconds, minutes or hours with two digits."""
     if seconds < 10:
         return f"{seconds:.2g} s"
     if seconds < 90:

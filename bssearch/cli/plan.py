@@ -1,6 +1,6 @@
-"""``bssearch plan``: a command for each request of `bssearch.planning`, with an option for each of its fields.
+"""``bssearch plan``: a command per request of `bssearch.planning`, an option per field.
 
-The requests are pydantic models. They are imported only when the group is listed or one of its commands is run.
+The pydantic models of the requests are imported on use.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ SPLIT = ("micro_batch", "accumulation_steps", "devices", "batch")
 
 
 class _Plans(TyperGroup):
-    """The plans by name."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
@@ -43,8 +41,6 @@ class _Plans(TyperGroup):
 
 
 def _command(request: str, run: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that gives ``run`` the fields of a request that are given, and the options of its own."""
-
     def command(**given: Any) -> None:
         run(**{name: value for name, value in given.items() if value is not None})
 
@@ -54,7 +50,6 @@ def _command(request: str, run: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options(model: type[Request]) -> Iterator[inspect.Parameter]:
-    """Yield a parameter for Typer of each field of a request that has an option."""
     from bssearch.planning.requests import options_of, type_of
 
     for name, option in options_of(model).items():
@@ -73,7 +68,7 @@ def _options(model: type[Request]) -> Iterator[inspect.Parameter]:
 
 
 def _memory(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Say what a training step needs, and which micro-batches fit."""
+    """Estimate the memory of a training step and the micro-batches that fit."""
     plan = bssearch.plan_memory(**given)
     _show(form, plan, "shown_memory", [asdict(one) for one in plan.terms])
 
@@ -98,8 +93,10 @@ def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
 
 def _start(
     *,
-    out: Annotated[Path | None, typer.Option(help="Write the spec here, not to stdout.", metavar="FILE.yaml")] = None,
-    defaults: Annotated[bool, typer.Option("--defaults", help="Use the usual values instead of asking.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the spec to this file instead of stdout.", metavar="FILE.yaml")
+    ] = None,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Use default values instead of asking.")] = False,
     form: FormatOption = Format.TABLE,
     **given: Any,
 ) -> None:
@@ -115,6 +112,7 @@ def _start(
         note(one.message)
 
 
+# The request and the function of each command.
 COMMANDS = {
     "memory": ("bssearch.planning.memory:MemoryRequest", _memory),
     "lr": ("bssearch.planning.learning_rate:LearningRateRequest", _learning_rate),
@@ -122,13 +120,12 @@ COMMANDS = {
     "scale": ("bssearch.planning.scale:ScaleRequest", _scale),
     "start": ("bssearch.planning.start:StartRequest", _start),
 }
-"""Of each command the request, and what is done with its fields."""
 
 app = typer.Typer(cls=_Plans, help="Plan by arithmetic and traces, before any training.", no_args_is_help=True)
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answers of a person to what is not given yet; questions go to stderr."""
+    """Ask for missing answers on stderr."""
     from bssearch.planning.requests import options_of
     from bssearch.planning.start import QUESTIONS, StartRequest
 
@@ -139,13 +136,12 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
             text += f" ({', '.join(choices)})" if choices else ""
             default = StartRequest.model_fields[name].default
             while (answer := typer.prompt(text, default=default, err=True)) not in (choices or [answer]):
-                note(f"{answer!r} is none of {', '.join(choices)}")
+                note(f"unknown answer {answer!r}; choose from {', '.join(choices)}")
             answers[name] = answer
     return answers
 
 
 def _write_spec(text: str, path: Path) -> None:
-    """Write the spec to a new file; raise `UsageError` if it exists, is no YAML by name, or cannot be written."""
     if path.suffix not in {".yaml", ".yml"}:
         raise UsageError(f"--out {path} must end in .yaml or .yml")
     try:
@@ -159,12 +155,11 @@ def _write_spec(text: str, path: Path) -> None:
 
 
 def _show(form: Format, plan: Plan, shown: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a plan; ``shown`` is what makes it of the plan that people read, imported only for them."""
+    """Print a plan; ``shown`` makes its view, imported for people only."""
     show(form, lambda: _print(resolve_name(f"bssearch.figures.plans:{shown}")(plan)), plan.document, lambda: rows)
 
 
 def _print(shown: Shown) -> None:
-    """Print a plan for people: what was asked, its tables and key figures, and what must be known of them."""
     screen = console()
     if shown.sentence:
         screen.print(shown.sentence)

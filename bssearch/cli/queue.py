@@ -1,4 +1,4 @@
-"""``bssearch queue``: studies are queued, and served on nodes."""
+"""``bssearch queue``: queue studies and serve them on nodes."""
 
 from __future__ import annotations
 
@@ -54,16 +54,14 @@ app = typer.Typer(help="Queue studies, and serve the queue on nodes.", no_args_i
 @app.command("submit")
 def submit(
     template: Annotated[
-        str, typer.Argument(metavar="TEMPLATE", help="A template that a worker offers, or a .yaml file that names one.")
+        str, typer.Argument(metavar="TEMPLATE", help="A worker's template, or a .yaml file that names one.")
     ],
-    values: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Values that the template takes.")
-    ] = None,
+    values: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Values for the template.")] = None,
     name: Annotated[
         str | None, typer.Option(metavar="STUDY", help="Name of the study.", show_default="the file's")
     ] = None,
-    priority: Annotated[float, typer.Option(help="The highest is served first.")] = 1.0,
-    owner: Annotated[str | None, typer.Option(help="Who asks for it.", show_default="you")] = None,
+    priority: Annotated[float, typer.Option(help="Higher priority is served first.")] = 1.0,
+    owner: Annotated[str | None, typer.Option(help="Owner of the study.", show_default="you")] = None,
     tags: TagsOption = None,
     not_before: Annotated[
         str | None, typer.Option(metavar="MOMENT", help="Such as 2026-12-01T08:00+00:00.", show_default=False)
@@ -79,7 +77,7 @@ def submit(
     check_template_name(asked.template)
     study = name or asked.name
     if study is None:
-        raise UsageError("a submission has a name: that of the study", hint="--name STUDY")
+        raise UsageError("a submission needs a name for its study", hint="--name STUDY")
     moment = None if not_before is None else _moment(not_before)
     with existing_store(db) as store:
         found = submit_study(
@@ -106,7 +104,7 @@ def _asked(template: str, values: list[str]) -> Asked:
     for text in values:
         key, separator, value = text.partition("=")
         if not separator or not key or not value:
-            raise UsageError(f"{text!r}: it takes the form KEY=VALUE, such as budget.trials=40")
+            raise UsageError(f"{text!r} must have the form KEY=VALUE, such as budget.trials=40")
         if key in given:
             raise UsageError(f"{text!r}: {key} is given twice")
         given[key] = checked_value(key, parse_value(value, text), "on the command line")
@@ -117,16 +115,18 @@ def _moment(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"{text!r} is no moment", hint="such as 2026-12-01T08:00+00:00") from None
+        raise UsageError(f"{text!r} is not a date and time", hint="such as 2026-12-01T08:00+00:00") from None
 
 
 @app.command("list")
 def list_queue(
-    everything: Annotated[bool, typer.Option("--all", help="What is over, and workers that are gone, too.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Include finished studies and workers that have left.")
+    ] = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """List the queued studies in their order, and the workers."""
+    """List queued studies in service order, and the workers."""
     from bssearch.commands.queue.submissions import queued_studies
 
     with store_to_read(db) as store:
@@ -135,7 +135,7 @@ def list_queue(
 
 
 def print_queue(found: QueueListing) -> None:
-    """Print the queue for people."""
+    """Print the queue."""
     if found.submissions:
         rows = [
             {
@@ -155,7 +155,7 @@ def print_queue(found: QueueListing) -> None:
     else:
         console().print("nothing is queued")
     if not found.workers:
-        console().print("no worker is here: `bssearch queue worker --templates FILE` on a node serves the queue")
+        console().print("no worker is running; start one on a node with `bssearch queue worker --templates FILE`")
         return
     print_table(
         [
@@ -198,7 +198,6 @@ def cancel(study: NameArgument, db: DatabaseOption = None, form: FormatOption = 
 
 
 def _change(change: Callable[[Store, str], object], study: str, db: str | None, form: Format, state: str) -> None:
-    """Change a submission, and print its state."""
     with existing_store(db) as store:
         change(store, study)
     tell(form, f"{study} is {state}", study=study, state=state)
@@ -208,7 +207,7 @@ def _change(change: Callable[[Store, str], object], study: str, db: str | None, 
 @launched("allow_busy", "data_dir", "db")
 def worker(
     templates: Annotated[
-        Path, typer.Option("--templates", metavar="FILE", help="What others may ask this worker to run.")
+        Path, typer.Option("--templates", metavar="FILE", help="File of the templates that this worker accepts.")
     ],
     launch: Launch,
     tags: TagsOption = None,
@@ -216,10 +215,8 @@ def worker(
         str | None, typer.Option(metavar="N|auto", help="Trials at once.", show_default="each spec's")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="each spec's")] = None,
-    turn_seconds: Annotated[
-        float, typer.Option(help="After so long a study makes room for one that comes first.")
-    ] = TURN_SECONDS,
-    until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop once nothing is left to serve.")] = False,
+    turn_seconds: Annotated[float, typer.Option(help="Seconds until a study yields to the next one.")] = TURN_SECONDS,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when the queue is empty.")] = False,
 ) -> None:
     """Serve the queue on this node until SIGTERM or Ctrl-C."""
     from bssearch.commands.queue.worker import Serving, run_worker
@@ -239,11 +236,11 @@ def _slots(text: str | None) -> int | Literal["auto"] | None:
     if text is None or text == "auto":
         return "auto" if text else None
     if not re.fullmatch(r"[1-9]\d{0,3}", text):
-        raise UsageError(f"--slots {text}: it must be a number of at least 1, or auto")
+        raise UsageError(f"--slots {text} must be a number of at least 1, or auto")
     return int(text)
 
 
 def _tell(line: str) -> None:
-    """Print one line an event, at once: a journal shows them as they come."""
+    """Print a line and flush, for journals."""
     sys.stdout.write(f"{datetime.now():%H:%M:%S} {visible(' '.join(line.split()))}\n")
     sys.stdout.flush()

@@ -1,7 +1,4 @@
-"""``bssearch import``, ``probe`` and ``export``: the importers, probes and exporters of the registry.
-
-They are loaded, and other packages' looked up, only when one of these is listed or run.
-"""
+"""``bssearch import``, ``probe`` and ``export``: commands from the registry, loaded on use."""
 
 from __future__ import annotations
 
@@ -36,11 +33,10 @@ if TYPE_CHECKING:
 
 
 _ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Settings of a command that takes whatever it is given."""
 
 
 class _Registered(TyperGroup):
-    """A group with a command for each entry of a kind in the registry."""
+    """A group with a command per registered entry."""
 
     kind: ClassVar[registry.Kind]
 
@@ -56,7 +52,7 @@ class _Registered(TyperGroup):
             summary, _, details = (inspect.getdoc(entry) or "").partition("\n\n")
             single.command(cmd_name, help=summary, epilog=" ".join(details.split()))(self.command_of(entry))
         except UsageError as error:
-            # Another package's fault must not take the list of the other commands with it.
+            # A broken package must not hide the other commands.
             single.command(cmd_name, context_settings=_ANYTHING)(_broken(str(error)))
         return typer.main.get_command(single)
 
@@ -128,10 +124,7 @@ _LAUNCH = ("db", "data_dir", "allow_busy")
 
 
 def _parameters(entry: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return an entry's parameters for Typer: those that may be given by position as arguments, the others as options.
-
-    A parameter without an `Option` is taken as Typer takes it.
-    """
+    """Return Typer parameters: positional ones as arguments, others as options, also without `Option`."""
     return [
         one.replace(annotation=_annotation(one)) for one in inspect.signature(entry, eval_str=True).parameters.values()
     ]
@@ -155,7 +148,7 @@ def _broken(message: str) -> Callable[..., None]:
 
 
 def _store(made: Studies, db: str | None, form: Format) -> None:
-    """Store studies, all or none; print their names, and to stderr what must be known of them."""
+    """Store all studies or none; print their names, and notes on stderr."""
     from bssearch.storage.repository import open_store
 
     with open_store(db, notify=note) as store:
@@ -174,11 +167,11 @@ def _store(made: Studies, db: str | None, form: Format) -> None:
 
 
 def _join(made: WholeStudies, db: str | None, form: Format) -> None:
-    """Join studies with those of the database, all or none; print their names, and to stderr what was done."""
+    """Merge all studies into the database or none; print their names, and notes on stderr."""
     from bssearch.storage.repository import open_store
 
     if made.dry_run:
-        open_store(db, write=False).close()  # else a missing file would be made
+        open_store(db, write=False).close()  # a missing file must not be created
     with open_store(db, notify=note) as store:
         joined = store.join_studies(made.copies, name=made.name, dry_run=made.dry_run)
     for text in made.notes:
@@ -190,9 +183,7 @@ def _join(made: WholeStudies, db: str | None, form: Format) -> None:
     print_named([one.document for one in joined], ("study", "is_new", "is_changed"), form)
 
 
-importers = typer.Typer(
-    cls=_Importers, help="Import studies, or make them of runs made elsewhere.", no_args_is_help=True
-)
+importers = typer.Typer(cls=_Importers, help="Import studies, or runs made by other tools.", no_args_is_help=True)
 probes = typer.Typer(
     cls=_Probes,
     help="Measure memory, step time or gradient noise; searches reuse the results.",
@@ -203,7 +194,7 @@ probes = typer.Typer(
 def export(
     studies: Annotated[
         list[str] | None,
-        typer.Argument(metavar="STUDY...", help="The names of studies; may be left out if there is only one."),
+        typer.Argument(metavar="STUDY...", help="Names of studies (optional if there is only one)."),
     ] = None,
     *,
     to: Annotated[
@@ -211,7 +202,7 @@ def export(
         typer.Option(
             "--to",
             metavar="KIND",
-            help="What to write, as csv, curves or study; `bssearch guide team` lists all.",
+            help="Format, such as csv, curves or study; see `bssearch guide team`.",
         ),
     ],
     file: Annotated[
@@ -220,7 +211,7 @@ def export(
             "--file",
             metavar="FILE|URL",
             show_default="STUDY with the kind's ending",
-            help="Where to, of one study: a file, or for a database its URL.",
+            help="Destination of one study: a file, or a database's URL.",
         ),
     ] = None,
     db: DatabaseOption = None,
@@ -230,7 +221,7 @@ def export(
     exporter = registry.load("exporters", to)
     names = studies or [study_name(db, None)]
     if file is not None and len(names) > 1:
-        raise UsageError(f"--file = {file} is one place, and there are {len(names)} studies: {', '.join(names)}")
+        raise UsageError(f"--file = {file} takes one study, but {len(names)} are given: {', '.join(names)}")
     with store_to_read(db) as store:
         made = [exporter(store, study, file) for study in names]
     print_named([{"written": line} for one in made for line in one.written], ["written"], form)

@@ -1,4 +1,4 @@
-"""The commands that make pages: ``report`` and ``serve``."""
+"""``bssearch report`` and ``serve``: pages of studies."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TABLES = ("trials.csv", "batches.csv", "observations.csv")
 
 
 def _path(text: str) -> Path:
-    """Return a path that was given; raise `UsageError` where it is empty, which would stand for the folder at hand."""
+    """Return a path; an empty one, which would mean the current folder, is an error."""
     if not text:
         raise UsageError(
-            "a path is empty", hint="--html and --svg take a file, --csv a folder; . is the folder at hand"
+            "the path is empty", hint="--html and --svg take a file, --csv a folder; . is the current folder"
         )
     return Path(text)
 
@@ -34,12 +34,12 @@ def report(
     study: StudyArgument = None,
     html: Annotated[
         Path | None,
-        typer.Option("--html", parser=_path, metavar="FILE", help="Write the page: one file that needs no network."),
+        typer.Option("--html", parser=_path, metavar="FILE", help="Write one HTML file that needs no network."),
     ] = None,
     svg: Annotated[
         Path | None,
         typer.Option(
-            "--svg", parser=_path, metavar="FILE", help="Write one picture, for a README: light or dark as the screen."
+            "--svg", parser=_path, metavar="FILE", help="Write one chart for a README, light or dark as the screen."
         ),
     ] = None,
     tables: Annotated[
@@ -82,7 +82,6 @@ def report(
 
 
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
-    """Write a study's trials, batch sizes and observations, or none of them."""
     from bssearch.exchange.exporters.exports import write_observations
     from bssearch.exchange.trial_rows import flat_table, observations_of, trial_table
     from bssearch.search.finding import answer
@@ -112,18 +111,20 @@ def serve(
     db: DatabasesOption = None,
     host: Annotated[
         str,
-        typer.Option(help="Address to listen on, 0.0.0.0 for all; others than loopback ask for a token."),
+        typer.Option(help="Address to listen on (0.0.0.0: all); beyond loopback a token is required."),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.", min=0, max=65535)] = 8765,
+    port: Annotated[int, typer.Option(help="Port to listen on (0: any free port).", min=0, max=65535)] = 8765,
     allow_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A further name that it is reached by; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="Another host name of this server; may be repeated.")
     ] = None,
     token: Annotated[
         bool | None,
-        typer.Option("--token/--no-token", help="Ask for a token.", show_default="where other machines reach the host"),
+        typer.Option(
+            "--token/--no-token", help="Require a token.", show_default="if other machines can reach the host"
+        ),
     ] = None,
 ) -> None:
-    """Show studies, live while they run, and a calculator in a browser."""
+    """Show live studies and a calculator in a browser."""
     from bssearch.web.server import serve as serve_pages
 
     serve_pages(

@@ -1,4 +1,4 @@
-"""``bssearch run``: a study to its end, what it would take (--dry-run), or a quick answer (--quick)."""
+"""``bssearch run``: run a study, its plan (--dry-run), or a quick answer (--quick)."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ def run(
     launch: Launch,
     overrides: SetOption = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Print an unverified answer from a few runs and the gradient noise.")
+        bool, typer.Option("--quick", help="Print an unverified answer from a few runs and gradient noise.")
     ] = False,
     seconds: Annotated[
-        float | None, typer.Option(help="With --quick: about how long it may take in all.", show_default="60")
+        float | None, typer.Option(help="With --quick: approximate total time in seconds.", show_default="60")
     ] = None,
     from_quick: Annotated[
-        bool, typer.Option("--from-quick", help="Begin at the quick answer; make one first if none is stored.")
+        bool, typer.Option("--from-quick", help="Start from the quick answer; make one if none is stored.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and how long; run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the trials and their longest time; run nothing.")
+    ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Run or resume a study, and print the best batch size."""
@@ -74,7 +76,7 @@ def run(
 
 
 def print_dry_run(found: DryRun) -> None:
-    """Print for people the trials of a study, their limits, and the longest it can take."""
+    """Print a study's trials, their limits and the longest total time."""
     out = console()
     searched = ", ".join(found.searched) or "nothing"
     at_once = "one at once on each device" if found.slots == "auto" else f"{found.slots} at once"
@@ -93,7 +95,7 @@ def print_dry_run(found: DryRun) -> None:
 
 
 def print_quick(found: QuickAnswer) -> None:
-    """Print a quick answer for people."""
+    """Print a quick answer."""
     out = console()
     best, low, high = found.optimal, *found.interval
     split = (

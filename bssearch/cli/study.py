@@ -1,4 +1,4 @@
-"""``bssearch study``: stored studies are listed, shown, confirmed, audited, compared and tidied."""
+"""``bssearch study``: list, show, confirm, audit, compare and tidy stored studies."""
 
 from __future__ import annotations
 
@@ -45,12 +45,10 @@ app = typer.Typer(help="List, show, confirm, audit, compare and tidy stored stud
 def list_studies(
     db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
-    everything: Annotated[bool, typer.Option("--all", help="The archived ones, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include archived studies.")] = False,
     workload: WorkloadFilter = None,
     device: DeviceFilter = None,
-    target: Annotated[
-        str | None, typer.Option(metavar="VALUE|METRIC=VALUE", help="Only studies with this target.")
-    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="VALUE|METRIC=VALUE", help="Filter by target.")] = None,
     objective: ObjectiveFilter = None,
     precision: PrecisionFilter = None,
 ) -> None:
@@ -68,12 +66,12 @@ def list_studies(
     print_rows(rows, [*columns, "archived_at"] if everything else columns, form)
 
 
+# How a time was measured, if not by bssearch.
 BASES = {
-    "steps_x_step_time": " (steps × step time: others disturbed it)",
+    "steps_x_step_time": " (contended: steps × step time)",
     "wall": " (by the wall clock, evaluations included)",
     "reported": " (as the program reports)",
 }
-"""Whose seconds a time is, where bssearch did not measure it."""
 
 
 @app.command("show")
@@ -87,11 +85,11 @@ def show_study(study: StudyArgument = None, db: DatabasesOption = None, form: Fo
 
 
 def print_status(found: Status) -> None:
-    """Print for people how far a study is; of an imported one, what its runs came to: nothing was run here."""
+    """Print a study's progress."""
     out = console()
     one, fastest = ("run", "fastest") if found.is_imported else ("trial", "fastest so far")
     spent, budget, running = found.spent_trials, found.budget_trials, len(found.running)
-    # Enqueued trials run whatever the budget says.
+    # Enqueued trials may exceed the budget.
     of = f"of {budget} search trials" if spent <= budget else f"search trials, more than the budget of {budget}"
     ended = "" if found.search_ended is None else f"; search ended ({found.search_ended})"
     of = "imported runs" if found.is_imported else of
@@ -112,8 +110,7 @@ def print_status(found: Status) -> None:
     print_table([{"state": state, "runs": count} for state, count in counts.items()], ("state", "runs"))
 
 
-TO_BUDGET_RUNS = 3
-"""Runs of each configuration with --to-budget: the fewest that have an interval."""
+TO_BUDGET_RUNS = 3  # default runs per configuration with --to-budget, the fewest with an interval
 
 
 @app.command("confirm")
@@ -124,23 +121,19 @@ def confirm(
     launch: Launch,
     runs: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Runs of every finalist, no fewer than stored; with --to-budget 3 where it is left out."
-        ),
+        typer.Option(min=1, help="Runs per finalist, at least the stored number; 3 with --to-budget."),
     ] = None,
     max_runs: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs of those not told apart, at most, until the recommendation is settled."),
+        typer.Option(min=1, help="Most runs per finalist while finalists cannot be told apart."),
     ] = None,
     train_seconds: Annotated[
         float | None,
-        typer.Option(help="Start none of the runs beyond --runs once all confirmation has trained for so long."),
+        typer.Option(help="Stop adding runs beyond --runs after this many training seconds."),
     ] = None,
     to_budget: Annotated[
         bool,
-        typer.Option(
-            "--to-budget", help="Train the best of each batch size to the full limit: do larger ones end worse?"
-        ),
+        typer.Option("--to-budget", help="Train the best of each batch size to the full limit."),
     ] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -175,18 +168,18 @@ def audit(
         float | None,
         typer.Option(
             min=0,
-            help="Start no more runs once those for the audit have trained for so long.",
+            help="Start no audit run after this many training seconds.",
             show_default="20 times the limit of a trial",
         ),
     ] = None,
     runs: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs of each configuration that a rule gives.", show_default="confirm.runs"),
+        typer.Option(min=1, help="Runs per configuration of a rule.", show_default="confirm.runs"),
     ] = None,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Judge by what is stored; run nothing.")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Judge stored runs; run nothing.")] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Run the rules of thumb beside the tuned optimum: which held?"""
+    """Compare rules of thumb with the tuned optimum."""
     from bssearch.commands.audit import audit_study
     from bssearch.commands.opening import stored_spec
 
@@ -198,7 +191,7 @@ def audit(
 
 
 def print_audit(found: Audit) -> None:
-    """Print the rules as a table for people, and below it how the tuned learning rate follows the batch size."""
+    """Print the rules, and how the tuned learning rate follows the batch size."""
     print_table([audit_row(one) for one in found.rules], AUDIT_COLUMNS)
     out = console()
     out.print(slope_line(found.learning_rate_slope))
@@ -206,7 +199,7 @@ def print_audit(found: Audit) -> None:
 
 
 def audit_row(one: RuleFinding) -> dict[str, Any]:
-    """Return a rule as a row for people."""
+    """Return a rule as a row."""
     return {
         "rule": one.rule.value,
         "batch": None if one.batch_size is None else str(one.batch_size),
@@ -218,12 +211,12 @@ def audit_row(one: RuleFinding) -> dict[str, Any]:
 
 
 def slope_line(slope: LearningRateSlope | None) -> str:
-    """Return how the tuned learning rate follows the batch size, as a sentence."""
+    """Return how the tuned learning rate follows the batch size."""
     if slope is None:
-        return "How the tuned learning rate follows the batch size is not known: it takes three tuned batch sizes."
+        return "The tuned learning rate's slope over batch size is unknown; it needs three tuned batch sizes."
     excluded = " and ".join(SLOPE_NAMES[one] for one in slope.excludes)
     return f"Tuned learning rate ∝ batch^{slope.estimate:.2f} [{slope.low:.2f}, {slope.high:.2f}]: " + (
-        f"that excludes {excluded}." if excluded else "that excludes none of 0, ½ (√batch) and 1 (linear)."
+        f"that excludes {excluded}." if excluded else "0, ½ (√batch) and 1 (linear) are all possible."
     )
 
 
@@ -250,7 +243,7 @@ def _interval(regret: Regret | None) -> str | None:
 @app.command("compare")
 def compare(
     studies: Annotated[
-        list[str], typer.Argument(metavar="STUDY STUDY…", help="The studies, the one to compare with first.")
+        list[str], typer.Argument(metavar="STUDY STUDY…", help="Studies to compare; the first is the reference.")
     ],
     db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
@@ -269,7 +262,6 @@ def compare(
 
 
 def _print_comparison(found: Sequence[Comparison]) -> None:
-    """Print studies side by side for people, with the caveats of each, and to stderr why one has no answer."""
     from bssearch.commands.report import COMPARED, compared_row
 
     several = len({one.database for one in found}) > 1
@@ -286,11 +278,11 @@ def _print_comparison(found: Sequence[Comparison]) -> None:
 @app.command("rename")
 def rename(
     old: Annotated[str, typer.Argument(metavar="OLD", help="The study's name.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The name it gets.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The new name.")],
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Give a study another name."""
+    """Rename a study."""
     with existing_store(db) as store:
         store.rename_study(old, new)
     tell(form, f"study {old} is now {new}; to resume it, write name: {new} in its spec", study=new, renamed_from=old)
@@ -326,18 +318,18 @@ def delete(
         if not yes:
             if not sys.stdin.isatty():
                 raise UsageError(
-                    f"{what} would be deleted for good; nobody can be asked, as there is no terminal",
+                    f"cannot ask before deleting {what}: there is no terminal",
                     hint=f"bssearch study delete {study} --yes, or bssearch study archive {study}",
                 )
             typer.echo(f"this deletes {what} from {store.masked_url}, for good", err=True)
-            if typer.prompt("the study's name, to go on", default="", show_default=False, err=True) != study:
-                raise UsageError("that is not its name: nothing was deleted")
+            if typer.prompt("type the study's name to continue", default="", show_default=False, err=True) != study:
+                raise UsageError("the name does not match; nothing was deleted")
         waiting = Checkpoints(store.study(study))
         store.delete_study(study)
         try:
             waiting.clear()
         except CheckpointError as error:
-            typer.echo(f"what waited of it may be left: {error}", err=True)
+            typer.echo(f"checkpoints of paused trials may remain: {error}", err=True)
     tell(form, f"deleted {what}", study=study, trials=trials, observations=observations)
 
 
@@ -355,7 +347,7 @@ def track_record(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -
 
 
 def print_track_record(found: TrackRecord) -> None:
-    """Print a track record for people."""
+    """Print a track record."""
     out = console()
     rows = [
         {
@@ -374,6 +366,6 @@ def print_track_record(found: TrackRecord) -> None:
         ratio = "" if found.median_time_ratio is None else f"; the median time ratio is {found.median_time_ratio:.3g}"
         out.print(f"{found.held} of {len(rows)} quick answers held{ratio}.")
     else:
-        out.print("No quick answer has been held against a search yet.")
+        out.print("No quick answer has been compared with a search yet.")
     if found.waiting:
         out.print(f"Without a confirmed search: {', '.join(found.waiting)}.")

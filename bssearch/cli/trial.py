@@ -1,4 +1,4 @@
-"""``bssearch trial``: the trials of a study are listed, shown, added and run again."""
+"""``bssearch trial``: list, show, add and rerun trials."""
 
 from __future__ import annotations
 
@@ -55,11 +55,9 @@ STAGE_COLUMNS = (
     "train_seconds",
 )
 
-LARGEST_NUMBER = 2**31 - 1
-"""The largest trial number that every database's integer column holds."""
+LARGEST_NUMBER = 2**31 - 1  # the largest integer of every database's column
 
-ROOMY = 120
-"""Characters of a terminal's line from which on the last two columns are shown: a choice."""
+ROOMY = 120  # terminal width from which the last two columns are shown
 
 TRIAL_COLUMNS = (
     "number",
@@ -108,9 +106,9 @@ def show_trial(
     number: NumberArgument = None,
     db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
-    log: Annotated[bool, typer.Option("--log", help="Print only what the training code printed in it.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Print only the output of the training code.")] = False,
     repro: Annotated[
-        bool, typer.Option("--repro", help="Print only the command that runs it again, and to stderr what it takes.")
+        bool, typer.Option("--repro", help="Print only the command that repeats the trial; requirements go to stderr.")
     ] = False,
 ) -> None:
     """Show a trial's configuration, curve, environment and end."""
@@ -141,23 +139,20 @@ def show_trial(
 
 
 def _print_log(store: Store, study: str, found: TrialRecord) -> None:
-    """Print the output of a trial's code, or to stderr why there is none."""
     printed = store.log(study, found.number)
     write(printed or "")
     if not printed:
-        why = "printed nothing" if found.state.is_finished else "has not ended, and its log comes with its end"
+        why = "printed nothing" if found.state.is_finished else "has not ended; its log is stored at its end"
         typer.echo(f"trial {found.number} of {study} {why}", err=True)
 
 
 def _print_reproduction(found: Reproduction) -> None:
-    """Print the command that runs a trial again, and to stderr, as comments, what must be the same."""
     for line in found.notes:
         typer.echo(f"# {visible(line)}", err=True)
     write(f"{found.command}\n")
 
 
 def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], environment: Environment | None) -> None:
-    """Print a trial for people."""
     from bssearch.exchange.trial_rows import trial_row
     from bssearch.records.curves import sparkline
 
@@ -186,7 +181,6 @@ def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], e
 
 
 def _print_stages(found: TrialRecord, curve: Sequence[Observation]) -> None:
-    """Print how a trial's batch was to grow, and what it ran of each stage."""
     from bssearch.records.batch_schedule import batch_schedule_of, run_stages
 
     schedule = batch_schedule_of(found.configuration)
@@ -203,7 +197,7 @@ def add(
         list[str] | None,
         typer.Argument(
             metavar="[STUDY] KEY=VALUE...",
-            help="What differs from the study's default; the study may be left out if there is only one.",
+            help="Values that differ from the study's default; STUDY is optional if there is one.",
         ),
     ] = None,
     db: DatabaseOption = None,
@@ -228,8 +222,8 @@ def _parse(text: str) -> tuple[str, ParameterValue]:
 
     name, separator, value = text.partition("=")
     if not separator or not name or not value:
-        raise UsageError(f"{text!r}: it takes the form KEY=VALUE, such as batch_size=64")
-    # YAML takes 4000:32 for a number to the base of 60.
+        raise UsageError(f"{text!r} must have the form KEY=VALUE, such as batch_size=64")
+    # YAML reads 4000:32 as a number in base 60.
     return name, value if name == BATCH_STAGES else parse_value(value, text)
 
 
@@ -243,7 +237,7 @@ def rerun(
     number: NumberArgument = None,
     *,
     launch: Launch,
-    runs: Annotated[int, typer.Option(min=1, help="How often it is trained again.")] = 1,
+    runs: Annotated[int, typer.Option(min=1, help="Number of reruns.")] = 1,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Train a stored trial again and compare; nothing is stored."""
@@ -256,7 +250,7 @@ def rerun(
 
 
 def print_rerun(found: Rerun) -> None:
-    """Print for people how a trial's reruns came out beside it."""
+    """Print reruns beside the stored trial."""
     out = console()
     rows = [_row("stored", found.then), *(_row(str(index), one) for index, one in enumerate(found.runs, start=1))]
     print_table(rows, RERUN_COLUMNS)
@@ -271,18 +265,18 @@ def _row(name: str, ran: Ran) -> dict[str, object]:
 
 
 def sentences(found: Rerun) -> list[str]:
-    """Return whether the reruns of a trial came out the same, by how much they differ, and what may be the cause."""
+    """Return whether reruns are identical, by how much they differ, and possible causes."""
     told = [_steps(found)]
     if found.time_ratio is not None:
         what = "the target" if found.steps_ratio is not None else "the last evaluation that both have"
         told.append(f"The train seconds until {what} are {cell(found.time_ratio)} times those stored.")
-    nothing = "Nothing that is known of where it ran differs"
+    nothing = "The recorded environment is identical"
     why = (
-        "kernels of a GPU may add in another order each time "
-        "(`training.deterministic: true` has them not), and a workload may draw random numbers of its own."
+        "GPU kernels may sum in a different order "
+        "(`training.deterministic: true` prevents this), and a workload may draw random numbers of its own."
     )
     alike = f"{nothing}: {why}" if found.identical is False else f"{nothing}."
-    return [*told, "What differs now from then:" if found.differences else alike]
+    return [*told, "Differences from the stored environment:" if found.differences else alike]
 
 
 def _steps(found: Rerun) -> str:
@@ -293,8 +287,8 @@ def _steps(found: Rerun) -> str:
     if found.identical is None:
         end = f"{found.then.state.value}, after {found.then.steps} steps"
         return (
-            f"{named}: it ended as it did then ({end}), and neither has an evaluation: whether its steps are the same "
-            "is not known (0 evaluations compared)."
+            f"{named}: the same end ({end}), but neither run has an evaluation: the steps cannot be compared "
+            "(0 evaluations compared)."
         )
     first = [one.first_difference_step for one in found.runs if one.first_difference_step is not None]
     largest = [one.largest_difference for one in found.runs if one.largest_difference is not None]
@@ -305,14 +299,14 @@ def _steps(found: Rerun) -> str:
             first,
             f"the metric differs from step {min(first, default=0)} on, by up to {cell(max(largest, default=0.0))}",
         ),
-        (states, f"it ended {' and '.join(states)}, and was {found.then.state.value}"),
+        (states, f"it ended {' and '.join(states)}, but was {found.then.state.value}"),
     ]
     parts = [*(part for holds, part in differs if holds), *([] if states else _ends(found))]
     return f"{named}: not the same: {'; '.join(parts) or 'it ended otherwise'}."
 
 
 def _ends(found: Rerun) -> list[str]:
-    """Return what else differs of runs that ended in the same state: evaluations, steps and reasons."""
+    """Return other differences of equal ends: evaluations, steps and reasons."""
     from bssearch.commands.rerun import ENDS_BY_ITSELF, FAILURES
 
     then = found.then
@@ -322,16 +316,16 @@ def _ends(found: Rerun) -> list[str]:
     differs = [
         (
             fewest.only_then or fewest.only_now,
-            f"{len(fewest.evaluations)} evaluations are common to both, {fewest.only_then} are stored only and "
-            f"{fewest.only_now} new only",
+            f"{len(fewest.evaluations)} evaluations are in both, {fewest.only_then} only stored, "
+            f"{fewest.only_now} only new",
         ),
         (
             steps and then.state in ENDS_BY_ITSELF,
-            f"it ended after {' and '.join(map(str, steps))} steps, and then after {then.steps}",
+            f"it ended after {' and '.join(map(str, steps))} steps, the stored trial after {then.steps}",
         ),
         (
             reasons and then.state in FAILURES,
-            f"its reason is {' and '.join(map(repr, reasons))}, and was {then.reason!r}",
+            f"its reason is {' and '.join(map(repr, reasons))}, but was {then.reason!r}",
         ),
     ]
     return [part for holds, part in differs if holds]

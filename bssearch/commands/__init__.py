@@ -1,1 +1,1 @@
-"""The verbs as plain functions: what the command line calls, and Python too."""
+"""The commands as plain functions, called by the command line and from Python."""

@@ -1,4 +1,4 @@
-"""A stored study's answer: the ways to show it in Python, and predicted for another device."""
+"""A stored study's answer in Python: best, plots, frames, and predictions for another device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A chart as an SVG document without a script. A notebook shows it, light or dark as the screen is."""
+    """A chart as an SVG document without scripts, which notebooks show light or dark."""
 
     svg: str
 
@@ -30,16 +30,16 @@ class Picture:
         return self.svg
 
     def _repr_html_(self) -> str:
-        return self.svg  # inline, so that its tooltips work
+        return self.svg  # inline, for its tooltips
 
 
 def plot(answer: Answer) -> Picture:
-    """Return the chart of the objective against batch size: intervals, lower bounds, the law."""
+    """Return the chart of the objective against batch size, with intervals, bounds and the law."""
     return Picture(objective_picture(answer))
 
 
 def frame(answer: Answer) -> pd.DataFrame:
-    """Return the batch sizes as a data frame, one row each, with the columns of ``batches.csv``."""
+    """Return a data frame with a row per batch size and the columns of ``batches.csv``."""
     import pandas as pd
 
     columns, rows = flat_table([row.model_dump(mode="json") for row in answer.batches])
@@ -50,7 +50,7 @@ Answer.plot, Answer.frame, Answer._repr_html_ = plot, property(frame), in_notebo
 
 
 def best(study: str, *, db: str | None = None, target: float | None = None) -> Answer:
-    """Return a stored study's answer, for another target too that is no harder than its own.
+    """Return a stored study's answer, optionally for a ``target`` no harder than its own.
 
     Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` for a harder target.
     """
@@ -59,9 +59,9 @@ def best(study: str, *, db: str | None = None, target: float | None = None) -> A
 
 
 def predict(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:
-    """Return the answer of a stored study with the step times of a file; see `predict_for_device`.
+    """Return a stored study's answer with the step times of a file; see `predict_for_device`.
 
-    The device's name is by default the file's. Raises the errors of `read_step_times` and `predict_for_device`, and
+    The device's name defaults to the file's. Raises the errors of `read_step_times` and `predict_for_device`, and
     `NotFoundError`.
     """
     record = store.study(study)

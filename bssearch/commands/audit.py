@@ -1,4 +1,4 @@
-"""``audit``: the configurations that rules of thumb give are run where the study lacks them, then judged."""
+"""``audit``: run and judge the configurations of rules of thumb."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store, open_store
 from bssearch.training.probes.cadence import probe_record
 
-FULL_TRIALS = 20
-"""The default budget, as a number of trials that run to their full limit: a choice, about that of a small search."""
+FULL_TRIALS = 20  # default budget in trials of full length, about that of a small search
 
+# Micro-batches per batch for timing accumulation: the first number that divides the batch.
 MICRO_BATCHES = (4, 3, 2)
-"""Numbers of micro-batches with which the cost of accumulation is timed: the first that divides the batch. A choice."""
 
-STEP_SECONDS = 2.0
-"""The longest that steps of one batch size are timed: a choice."""
+STEP_SECONDS = 2.0  # the most seconds of steps timed at one batch size
 
 
 def audit_stored(
@@ -40,9 +38,9 @@ def audit_stored(
     train_seconds: float | None = None,
     train_samples: int | None = None,
 ) -> Audit:
-    """Judge the rules by what is stored of a study in an open store; nothing is run. See `bssearch.analysis.rules`.
+    """Judge the rules from stored runs; see `bssearch.analysis.rules`.
 
-    Raises `NotFoundError`, and `TargetNotReachedError` where no trial reached the target.
+    Raises `NotFoundError`, `TargetNotReachedError`.
     """
     found = answer(store, study)
     return audit(
@@ -65,12 +63,14 @@ def audit_study(
     train_seconds: float | None = None,
     run: bool = True,
 ) -> Audit:
-    """Run what the rules give and the stored study of a spec lacks, and judge them; interrupted, the same call goes on.
+    """Run the rules' missing configurations and judge them; can be resumed.
 
-    Every configuration gets ``runs`` runs (default: the spec's confirmation runs), with the seeds of the tuned optimum
-    at its batch size. None is started once the runs for the audit, earlier ones included, have taken
-    ``train_seconds`` (default: `FULL_TRIALS` full trials), so it may be exceeded by one. Without ``run``, and of an
-    imported study, only what is stored is judged. Raises `UsageError` for numbers below 1 and 0, else as `run_study`.
+    Args:
+        runs: per configuration (default: confirmation runs), with the tuned optimum's seeds at its batch size.
+        train_seconds: no run starts beyond it (default: `FULL_TRIALS` full trials), so one may exceed it.
+        run: if False, judge stored runs only.
+
+    Raises `UsageError` for runs < 1 or seconds ≤ 0, else as `run_study`.
     """
     if runs is not None and runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
@@ -96,7 +96,6 @@ def audit_study(
 
 
 def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
-    """Return the rules with what is to be run for each, as a study stands now."""
     return cases(
         spec,
         store.trials(spec.name),
@@ -109,9 +108,9 @@ def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
 def next_audit_run(
     found: Callable[[], Sequence[Case]], runs: int, train_seconds: float
 ) -> Callable[[History], TrialPlan | None]:
-    """Return the plan of the runs that the cases lack, within a budget, for `Driver.run_planned`.
+    """Return a planner of missing runs within a budget.
 
-    The cases are ``found`` when the first run is due: a confirmation that was waited for may have changed them.
+    ``found`` is called at the first run, because confirmation may have changed the cases.
     """
 
     def job(history: History) -> TrialPlan | None:
@@ -123,10 +122,9 @@ def next_audit_run(
 
 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
-    """Yield the runs that the cases lack, configuration by configuration: a budget that ends early settles the first.
+    """Yield missing runs, one configuration after the other, so that a short budget settles the first.
 
-    The tuned optimum gets the seeds that it lacks too. Lost, cancelled and failed runs are made again as those of a
-    confirmation are, and so are those that missed the target within a limit since raised.
+    Failed, lost and cancelled runs are repeated, and misses of a limit since raised.
     """
     made = CompletedRuns.of(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:
@@ -142,17 +140,16 @@ def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> It
 
 
 def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
-    """Return the seeds of a case's runs: those that the tuned optimum had, then further ones of the confirmation."""
+    """Return a case's seeds: the tuned optimum's, then further ones."""
     had = [] if case.tuned is None else [run.seed for run in case.tuned.runs]
     further = (trial_seed(spec.seed, Phase.CONFIRM, index) for index in range(len(had) + runs))
     return list(dict.fromkeys([*had, *further]))[:runs]
 
 
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
-    """Time the optimum's batch size and the largest that runs at once, both in micro-batches, and store the times.
+    """Time the optimum's and the largest whole batch in micro-batches.
 
-    It is a visit of its own; what was visited before is left out, and all of it where the user's code refuses
-    micro-batches. Raises `LaunchError` where the worker dies.
+    Timed splits are skipped; stops if the user's code refuses micro-batches. Raises `LaunchError`.
     """
     spec = study.spec
     known = study.store.probes(spec.name, study.environment)
@@ -166,19 +163,18 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
             continue
         try:
             measured = study.executor.measure_step_time(default_at(spec, size, size // count, STEP_SECONDS))
-        except WorkloadError as error:  # a script may know no micro-batches
+        except WorkloadError as error:  # a script may not support micro-batches
             study.listener.note(f"the cost of accumulation is not timed: {error}")
             return
         if measured.out_of_memory:
             continue
         probe = probe_record(measured, spec.budget.trial_train_seconds)
-        # Trials at a batch size keep one cadence, whatever micro-batches they run in.
+        # Trials at a batch size keep one evaluation cadence, whatever their micro-batches.
         probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
         visit = study.store.save_probe(spec.name, study.environment, probe, visit)
 
 
 def _counts(spec: StudySpec, trial: TrialRecord) -> bool:
-    """Return whether a trial is one of the runs that the audit compares, or was to become one."""
     if trial.phase not in {Phase.CONFIRM, *FULL_LIMIT_PHASES}:
         return False
     is_open = not trial.state.is_finished or trial.state.is_missing or trial.state is TrialState.OOM

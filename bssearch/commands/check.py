@@ -1,4 +1,4 @@
-"""``check`` and ``advise_target``: does a workload train, what is suspicious, which target can the default reach?"""
+"""``check`` and ``advise_target``: whether a workload trains, and which target it reaches."""
 
 from __future__ import annotations
 
@@ -43,25 +43,22 @@ from bssearch.spec.space import WORKLOAD_PARAMETERS, bounds, split_batch
 from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
 from bssearch.training.probes.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
 
-STEPS = 3
-"""Optimizer steps of each run: a choice; dropout and label smoothing change the loss of the first one."""
+STEPS = 3  # optimizer steps per run; dropout and label smoothing change the loss at the first step
 
+# No runs are made if they would take longer in total, seconds; as long as the rest of a check.
 LONGEST_S = 10.0
-"""Seconds that all runs together may be expected to take, else none is made: a choice, no longer than the rest of a
-check."""
 
 
 def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) -> Iterator[tuple[str, str]]:
-    """Yield the searched parameters that change nothing here, each as (code, sentence).
+    """Yield searched parameters without effect, as (code, sentence).
 
-    ``probe`` is the step time of the default, with its split into micro-batches. Where the runs would take too long
-    that is what is said instead. Raises `LaunchError` and `InterruptedRunError`.
+    ``probe`` is the default's step time. Raises `LaunchError` and `InterruptedRunError`.
     """
     configuration = spec.default_configuration.in_micro_batches(probe.micro_batch_size)
     others = _other_values(spec, configuration)
     if not others:
         return
-    # Each run has two warm-up steps, its own, one until it stops, and three evaluations.
+    # A run has two warm-up steps, STEPS, one more until it stops, and three evaluations.
     one_run = (2 + STEPS + 1) * (probe.step_seconds or 0.0) + 3 * (probe.evaluation_seconds or 0.0)
     expected = (1 + len(others)) * one_run
     if expected > LONGEST_S:
@@ -84,7 +81,6 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
 
 
 def _other_values(spec: StudySpec, configuration: Configuration) -> dict[str, ParameterValue]:
-    """Return of each searched parameter that the workload is to use the value farthest from its default."""
     known = {name: _other_value(spec, configuration, name) for name in WORKLOAD_PARAMETERS}
     searched = (one for one in spec.space.dimensions() if one.name in spec.space.own_domains)
     own = {one.name: one.other_than(configuration.parameters[one.name]) for one in searched}
@@ -92,7 +88,6 @@ def _other_values(spec: StudySpec, configuration: Configuration) -> dict[str, Pa
 
 
 def _other_value(spec: StudySpec, configuration: Configuration, name: str) -> float | None:
-    """Return the end of a parameter's searched range that is farther from its default; None where it is fixed."""
     low, high = bounds(getattr(spec.space, name))
     if low == high:
         return None
@@ -100,7 +95,6 @@ def _other_value(spec: StudySpec, configuration: Configuration, name: str) -> fl
 
 
 def _with(configuration: Configuration, name: str, value: ParameterValue) -> Configuration:
-    """Return a configuration with another value of a parameter."""
     own = configuration.parameters
     changed: dict[str, Any] = {"parameters": {**own, name: value}} if name in own else {name: value}
     return replace(configuration, **changed)
@@ -113,7 +107,6 @@ def _shown(value: ParameterValue) -> str:
 def _losses(
     spec: StudySpec, executor: Executor, number: int, configuration: Configuration
 ) -> list[tuple[int, float, float | None]] | None:
-    """Return step, metric and loss of each evaluation of a few steps, the same each time; None without any loss."""
     request = TrialRequest(
         number=number,
         plan=TrialPlan(
@@ -134,19 +127,17 @@ def _losses(
     return seen if any(loss is not None for *_, loss in seen) else None
 
 
+# An untrained metric may miss the declared chance by this share of the way to the target.
 CHANCE_TOLERANCE = 0.1
-"""An untrained model's metric may be off the declared chance by this share of the way to the target: a choice."""
 
-DROPPED_SHARE = 0.2
-"""A batch size that leaves out this share of the training samples in each epoch is suspicious: a choice."""
+DROPPED_SHARE = 0.2  # a batch size that drops this share of the training samples per epoch is suspicious
 
-FEW_STEPS = 50
-"""With fewer steps in the limit of a trial hardly any learning rate shows its worth: a choice."""
+FEW_STEPS = 50  # with fewer steps per trial, learning rates can hardly be compared
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A spec, its workload's description, the step times measured, and the outcome and curve of the short trial."""
+    """A spec, its workload, the step times and the short trial."""
 
     spec: StudySpec
     found: WorkloadDescription
@@ -155,12 +146,11 @@ class Evidence:
     curve: Sequence[Observation]
 
 
-Suspicion = tuple[str, object, str]
-"""The code of what may be wrong, the condition under which it is, and a sentence."""
+Suspicion = tuple[str, object, str]  # a code, the condition under which it applies, and a sentence
 
 
 def suspicions(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    """Yield what looks suspicious of a spec and its workload, each as (code, sentence)."""
+    """Yield suspicious properties, as (code, sentence)."""
     for code, holds, sentence in (
         *_about_the_metric(evidence),
         *_about_the_trial(evidence),
@@ -181,7 +171,7 @@ def _about_the_metric(evidence: Evidence) -> list[Suspicion]:
     return [
         (
             "chance_unknown",
-            # A program has no way to declare it.
+            # A program cannot declare its chance level.
             info.chance is None and evidence.found.train_samples is not None,
             f"the workload declares no chance level of {target.metric}, so trials that do not train are only stopped "
             f"at their limit" + ("" if untrained is None else f"; an untrained model has {untrained:.4g}"),
@@ -323,7 +313,6 @@ def _about_the_learning_rate(spec: StudySpec) -> list[Suspicion]:
 
 
 def _from_scratch(spec: StudySpec) -> Iterator[Suspicion]:
-    """Yield learning rates of a fine-tuning that are those of a training from scratch."""
     rates, default = spec.space.learning_rates, spec.default.learning_rate
     for optimizer in spec.space.optimizers:
         usual = SCRATCH_RATES[optimizer.name]
@@ -343,17 +332,16 @@ def _from_scratch(spec: StudySpec) -> Iterator[Suspicion]:
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
-    """Return the share of the training samples that an epoch leaves out, as its last, incomplete batch is dropped."""
+    """Return the share of samples in an epoch's dropped, incomplete batch."""
     samples = found.train_samples
     return 0.0 if samples is None else samples % batch_size / samples
 
 
-TRIAL_SECONDS = 5.0
-"""Train seconds of the short trial, where the study's limit is not shorter: a choice, short enough to wait for."""
+TRIAL_SECONDS = 5.0  # train seconds of the short trial, unless the study's limit is shorter
 
 
 class BatchCheck(Model):
-    """One batch size that was tried: seconds of a step and an evaluation (null where memory ran out)."""
+    """Seconds per step and evaluation, null if memory ran out."""
 
     batch_size: int
     micro_batch_size: int
@@ -363,7 +351,7 @@ class BatchCheck(Model):
 
 
 class ShortTrial(Model):
-    """The default configuration for ``limit_s`` train seconds at most; ``time_to_target_s`` where it got there."""
+    """The default for ``limit_s`` train seconds; ``time_to_target_s`` if reached."""
 
     batch_size: int
     limit_s: float
@@ -377,9 +365,9 @@ class ShortTrial(Model):
 
 
 class Check(Model):
-    """What a study's spec and workload are like before it runs.
+    """A study's spec and workload before the first run.
 
-    ``notes`` put right what such a spec may rely on, and say what was found of its workload on this machine.
+    ``notes`` correct assumptions of the spec.
     """
 
     study: str
@@ -400,9 +388,9 @@ class Check(Model):
 
 
 def check(spec: StudySpec, launch: Launch = HERE) -> Check:
-    """Try a study's workload for a few seconds and return how the study will go; nothing is stored.
+    """Try a study's workload for a few seconds without storing anything.
 
-    Raises what `bssearch.run_study` raises before its first trial.
+    Raises as `bssearch.run_study` before its first trial.
     """
     with described(spec, launch) as (executor, found):
         check_target(spec, found)
@@ -410,11 +398,10 @@ def check(spec: StudySpec, launch: Launch = HERE) -> Check:
 
 
 def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription) -> Check:
-    """Time steps at the smallest, the default and the largest batch size, run the default for a few seconds.
+    """Time the smallest, default and largest batch size, and try the default.
 
-    Then a few steps with another value of each parameter that the workload is to use itself. Nothing is stored.
-    ``found`` must have passed `check_against_workload`. Raises `LaunchError` where the default configuration does not
-    run, or nothing fits into memory, `WorkloadError` where the user's code fails.
+    Then try other values of the workload's parameters. ``found`` must have passed `check_against_workload`. Raises
+    `LaunchError` if the default does not run, `WorkloadError` if the user's code fails.
     """
     default = spec.default.batch_size
     probes = {
@@ -468,21 +455,20 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
     )
 
 
-MARGIN = 0.02
-"""The least margin, as a share of the way from an untrained model's metric to the median best: a choice."""
+MARGIN = 0.02  # the least margin, as a share of the way from the untrained metric to the median best
 
+# A proposal is at least this share of the way above an untrained model, even if one seed went badly.
 LEAST = 0.5
-"""A proposal lies at least this share of the way above an untrained model, however badly one seed went: a choice."""
 
+# Targets to compare, as shares of the same way, denser near the end, where each per cent costs more.
 WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
-"""Targets to compare, as shares of the same way: a choice, denser where the last per cents get dear."""
 
+# A target that takes the default longer than this share of the limit leaves slower configurations little room.
 LATE = 0.5
-"""A target that takes the default more than this share of the limit leaves slower ones little room: a choice."""
 
 
 class Run(Model):
-    """One run of the default configuration to its limit."""
+    """One run of the default to its limit."""
 
     seed_index: int
     best_metric: float
@@ -491,7 +477,7 @@ class Run(Model):
 
 
 class Row(Model):
-    """One target: the runs that reach it, and their median time to it (null where half or more miss it)."""
+    """One target: its runs and median time (null if half miss it)."""
 
     target: float
     reached: int
@@ -500,7 +486,7 @@ class Row(Model):
 
 
 class Advice(Model):
-    """A target proposed, and how the time to it changes with it."""
+    """A proposed target and its alternatives."""
 
     metric: str
     goal: Goal
@@ -522,9 +508,9 @@ def advise_target(
     margin: float | None = None,
     on_run: Callable[[Run], None] = lambda run: None,
 ) -> Advice:
-    """Run the default configuration to its limit with several seeds and propose a target; nothing is stored.
+    """Propose a target from several runs of the default; nothing is stored.
 
-    The spec's own target may be anything. ``on_run`` gets each run as it ends. See `advise`.
+    The spec's own target is ignored. ``on_run`` gets each run. See `advise`.
     """
     with described(spec, launch) as (executor, found):
         advice = advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
@@ -539,12 +525,12 @@ def advise(
     margin: float | None = None,
     on_run: Callable[[Run], None] = lambda run: None,
 ) -> Advice:
-    """Run the default configuration ``runs`` times to the study's limit and propose a target.
+    """Run the default ``runs`` times to the study's limit and propose a target.
 
-    The proposal is the median best metric less ``margin``, rounded towards the easier side. The margin, if none is
-    given, is the larger of `MARGIN` of the way from the untrained metric to the median best, and the distance from the
-    median to the worst run: so every run reaches the proposal, unless it would lie below `LEAST` of the way.
-    Raises `LaunchError` where the default cannot be run, `UsageError` for a margin as wide as the way.
+    The proposal is the median best metric less ``margin``, rounded to the easier side. The default margin is the larger
+    of `MARGIN` of the way from the untrained metric to the median best, and the distance from the median to the worst
+    run. So every run reaches it, unless it would be below `LEAST` of the way. Raises `LaunchError` if the default
+    cannot run, `UsageError` if the margin exceeds the way.
     """
     if runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
@@ -574,8 +560,8 @@ def advise(
 def summarise(
     target: Target, limit: float, runs: Sequence[Run], curves: Sequence[Sequence[Observation]], margin: float | None
 ) -> Advice:
-    """Return the proposal and its alternatives from the runs' curves; see `advise`."""
-    # The luckiest of the untrained models: none of them shall meet the proposal.
+    """Return the proposal and its alternatives from curves; see `advise`."""
+    # The best untrained model: none of them may meet the proposal.
     untrained = max((curve[0].metric for curve in curves), key=target.gain)
     bests = [run.best_metric for run in runs]
     median_best = statistics.median(bests)
@@ -587,7 +573,7 @@ def summarise(
         )
     if margin is None:
         margin = max(MARGIN * way, float(_difference(target.gain(median_best), min(map(target.gain, bests)))))
-        margin = min(margin, (1 - LEAST - MARGIN) * way)  # MARGIN is what rounding takes at most
+        margin = min(margin, (1 - LEAST - MARGIN) * way)  # rounding takes at most MARGIN
     proposed = towards_easier(target, median_best, margin, way)
     if target.gain(proposed) <= target.gain(untrained):
         raise UsageError(
@@ -613,16 +599,16 @@ def summarise(
 
 
 def towards_easier(target: Target, best: float, margin: float, way: float) -> float:
-    """Return ``best`` less the margin, rounded to the margin's decimal place, never to a harder value.
+    """Return ``best`` less the margin, rounded to the margin's decimal place, never harder.
 
-    The place is no coarser than that of `MARGIN` of ``way`` > 0; without a margin it is that of a thousandth of it.
+    The place is at most that of `MARGIN` of ``way`` > 0; without a margin, that of way / 1000.
     """
     unit = Fraction(10) ** math.floor(math.log10(min(margin or way / 1000, MARGIN * way)))
     return target.gain(float(_difference(target.gain(best), margin) // unit * unit))
 
 
 def _difference(one: float, other: float) -> Fraction:
-    """Return the difference in decimals, where 0.3 - 0.1 is 0.2: rounding it down must not take a whole unit more."""
+    """Subtract as decimals: a float error in 0.3 - 0.1 would round down a whole unit."""
     return Fraction(str(one)) - Fraction(str(other))
 
 

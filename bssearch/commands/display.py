@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: a live table on a terminal, plain lines elsewhere. All on stderr."""
+"""Progress on stderr: a live table on terminals, else lines."""
 
 from __future__ import annotations
 
@@ -27,25 +27,21 @@ from bssearch.search.confirmation import most_left
 from bssearch.search.history import History
 from bssearch.search.listener import Listener
 
-# How much of a study is left at most, and about how long that takes: from what is stored, whoever ran it when.
+# Remaining runs and wall time of a study, estimated from its stored trials, whichever driver ran them.
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The most ``runs`` that follow, running ones included, and their wall ``seconds``.
-
-    The seconds are None before a trial has ended by which they could be told.
-    """
+    """The most ``runs`` left and their wall ``seconds`` (None: unknown)."""
 
     runs: int
     seconds: float | None
 
 
 def search_left(history: History) -> Left:
-    """Return what is left of a search that goes on to the end of its budget.
+    """Return what is left of a search with its full budget.
 
-    A trial takes as long as those that have ended did on the average, by the clock of the whole search, pauses between
-    its runs left out: as many slots as it had are in that.
+    Uses the mean wall seconds per ended trial without pauses, slots included.
     """
     budget = history.spec.budget
     open_ones = len(history.in_state(TrialState.RUNNING, TrialState.PAUSED, TrialState.QUEUED))
@@ -58,16 +54,13 @@ def search_left(history: History) -> Left:
 
 
 def confirmation_left(history: History) -> Left:
-    """Return what is left of the confirmation at most, one run at a time: neighbours and further runs too.
-
-    A run takes the median of those of its configuration so far, the search's own among them.
-    """
+    """Return the most confirmation left, run by run, from medians per configuration."""
     runs = most_left(history)
     return Left(len(runs), math.fsum(_expected_seconds(history, one) for one in runs))
 
 
 def _expected_seconds(history: History, configuration: Configuration) -> float:
-    """Return the wall seconds of a run: of its own kind, else of the best trial at its batch size, else its limit."""
+    """Return a run's wall seconds: from its like, the best at its batch size, or the limit."""
     full = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.DIVERGED}
     own = [
         trial.outcome.wall_seconds
@@ -87,7 +80,7 @@ def _expected_seconds(history: History, configuration: Configuration) -> float:
 
 @contextmanager
 def on_screen(screen: Console) -> Iterator[Listener]:
-    """Yield the listener that shows a run on a screen; the display ends with the context."""
+    """Yield a listener that shows a run on a screen."""
     if not screen.is_terminal:
         yield Lines(screen)
         return
@@ -96,13 +89,13 @@ def on_screen(screen: Console) -> Iterator[Listener]:
 
 
 class Lines(Listener):
-    """One line an event."""
+    """Prints one line per event."""
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
-        """Say which study, where."""
+        """Print the study and its database."""
         self.note(f"{'going on with' if continued else 'new'} study {study.name} in {database}")
 
     def note(self, message: str) -> None:
@@ -115,9 +108,9 @@ class Lines(Listener):
 
 
 class Display(Lines):
-    """Notes above, and below them a table that follows the study: batch sizes, incumbent, what runs, time left.
+    """Notes above a live table of batch sizes, incumbent and running trials.
 
-    ``show`` replaces the table on the screen; ``clock`` gives seconds that only go on, as `time.monotonic` does.
+    ``show`` replaces the table; ``clock`` is monotonic, in seconds.
     """
 
     def __init__(
@@ -130,7 +123,7 @@ class Display(Lines):
         self._phase = Phase.SEARCH
         self._ending: str | None = None
         self._until = math.inf
-        """When the confirmation ends, as the earliest estimate so far has it: what is left never grows."""
+        """The earliest estimate so far of the confirmation's end, so that the time left never grows."""
 
     def started(self, trial: TrialRecord, history: History) -> None:
         """Show a trial as running."""
@@ -142,14 +135,14 @@ class Display(Lines):
         self._show(history)
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """Count a trial."""
+        """Count an ended trial."""
         self._running.pop(trial.number, None)
         if trial.phase in {Phase.CONFIRM, Phase.GROWTH} or trial.state.is_missing:
             super().ended(trial, history)
         self._show(history)
 
     def search_ended(self, reason: str, history: History) -> None:
-        """Show what is left of the confirmation from now on."""
+        """Switch to the remaining confirmation."""
         self._ending, self._phase = reason, Phase.CONFIRM
         self._show(history)
 
@@ -157,7 +150,7 @@ class Display(Lines):
         self._show_table(Group(batch_table(history), Text(self.footer(history))))
 
     def footer(self, history: History) -> str:
-        """Return how far the study is and what is left of the phase it is in, and what runs."""
+        """Return phase, time left and running trials."""
         best = history.incumbent
         incumbent = "no trial has reached the target yet"
         if best is not None:
@@ -172,7 +165,6 @@ class Display(Lines):
         return f"{' · '.join(part for part in parts if part)}\nrunning: {running or 'nothing'}"
 
     def _left(self, history: History) -> str:
-        """Return about how long the phase takes at most from now on; empty where nothing tells."""
         if self._phase is Phase.SEARCH:
             left = search_left(history)
             return "" if left.seconds is None or not left.runs else f"at most about {left.seconds:.0f} s of search left"
@@ -188,7 +180,7 @@ class Display(Lines):
 
 
 def batch_table(history: History) -> Table:
-    """Return the batch sizes with their trials and best times so far."""
+    """Return batch sizes with trials and best times."""
     table = Table("batch size", "trials", "reached", "best", box=None, padding=(0, 2))
     for size in history.feasible:
         here = history.at(size)
@@ -214,28 +206,23 @@ def ended_line(trial: TrialRecord, history: History) -> str:
 
 
 def _after(trial: TrialRecord) -> str:
-    """Return the train seconds to the target, by the clock that the pruner compares trials by.
-
-    Of one that shared its device also what it counts with where nothing better is known: steps × step time.
-    """
+    """Return the pruner's seconds to the target; if contended, also steps × step time."""
     measured = seconds_to_target(trial, "measured")
     product = seconds_to_target(trial, "steps_x_step_time") if trial_basis(trial) == "steps_x_step_time" else None
     text = "" if measured is None else f" after {measured:.4g} train seconds"
     return text if product is None else f"{text} (contended: steps × step time is {product:.4g} s)"
 
 
-MOST_NOTES = 8
-"""Notes that stand above the table of a notebook, the latest: a choice, so that a long study stays on the screen."""
+MOST_NOTES = 8  # the most notes above the table in a notebook
 
-WIDTH = 120
-"""Characters of a line in a notebook: a choice, as many as a cell shows without a scroll bar."""
+WIDTH = 120  # characters per line in a notebook cell without a scroll bar
 
 
 @contextmanager
 def watched(listener: Listener | None, progress: bool | None) -> Iterator[Listener]:
-    """Yield who watches a run: the listener that is given, else the display that there is to be.
+    """Yield the given listener, else a display.
 
-    Without ``progress`` a run is shown in a notebook and nowhere else; False shows nothing there either.
+    ``progress``: None shows only in notebooks, False never.
     """
     if listener is not None:
         yield listener
@@ -249,14 +236,14 @@ def watched(listener: Listener | None, progress: bool | None) -> Iterator[Listen
 
 
 def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook: its shell is IPython's for Jupyter, or made of it."""
+    """Return whether this process is a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)
 
 
 class NotebookDisplay(Display):
-    """The table of a terminal in the output of a cell, under the latest notes; ``show`` gets it whole, as HTML."""
+    """The table in a notebook cell; ``show`` gets it as HTML."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(Console(file=io.StringIO()), self.update)
@@ -282,7 +269,6 @@ class NotebookDisplay(Display):
 
 
 def _output() -> Callable[[str], None]:
-    """Return what shows HTML in the output of this cell, in the place of what it showed before."""
     from importlib import import_module
 
     display: Any = import_module("IPython.display").display

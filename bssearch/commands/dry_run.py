@@ -1,4 +1,4 @@
-"""``run --dry-run``: what a run of a spec would do, and the longest that it can take."""
+"""``run --dry-run``: a spec's trials and longest time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,17 @@ from bssearch.search.pruners.controller import first_slack
 from bssearch.spec import StudySpec, checked
 from bssearch.training.probes.cadence import EVALUATION_SHARE
 
+# About how many search trials run to the full limit under any pruner; see `bssearch.search.samplers.allocation`.
 UNCAPPED_TRIALS = 4
-"""Search trials that run to the full limit whatever the pruner says, about: `bssearch.search.samplers.allocation`."""
 
 
 def most_finalists(spec: StudySpec) -> int:
-    """Return the most configurations that confirmation runs: those of the ``top`` batch sizes, and five more.
-
-    See `bssearch.search.confirmation.finalists`, whose upper bound this is before anything has run.
-    """
+    """Return the upper bound of `finalists`: the ``top`` batch sizes and five more."""
     return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 5
 
 
 def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
-    """Return the most seconds of training and evaluation that a trial to its limit takes at a batch size."""
+    """Return a full trial's seconds of training and evaluation."""
     if probe.step_seconds is None or probe.evaluation_seconds is None or probe.eval_every_steps is None:
         return limit
     looks = 1 + math.ceil(limit / (probe.eval_every_steps * probe.step_seconds))  # one before the first step
@@ -37,10 +34,9 @@ def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
 
 
 def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
-    """Return the wall seconds of search and of what follows it where every trial runs to its limit.
+    """Return the longest wall seconds of search and of the rest.
 
-    ``trial`` is the seconds of such a trial; where it was not measured, evaluation is taken to keep within
-    `EVALUATION_SHARE`.
+    ``trial`` is a full trial's; by default evaluation takes `EVALUATION_SHARE`.
     """
     trial = trial or spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE)
     search = spec.budget.trials * trial / spec.executor.least_slots
@@ -50,22 +46,21 @@ def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float,
 
 
 def confirmation_runs(spec: StudySpec) -> int:
-    """Return the runs that confirmation gives a finalist at most."""
+    """Return the most confirmation runs per finalist."""
     return spec.confirm.max_runs or spec.confirm.runs
 
 
 def schedule_runs(spec: StudySpec) -> int:
-    """Return the trials with growing batches, and the runs that repeat the best of them."""
+    """Return the trials with growing batches, repeats included."""
     if spec.space.batch_schedule is None:
         return 0
     return spec.budget.schedule_trials + REPEATED * spec.confirm.runs
 
 
 def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
-    """Return the wall seconds of a study where no better configuration than the default is found.
+    """Return the study's wall seconds if nothing beats the default.
 
-    Its time-to-target caps search trials, and confirmation runs take as long as it; `UNCAPPED_TRIALS` take
-    the full limit. ``trial`` is the seconds of a trial to its limit with evaluation.
+    Its time-to-target then caps search trials, except `UNCAPPED_TRIALS` with ``trial`` seconds each.
     """
     full = spec.budget.trial_train_seconds
     capped = min(full, first_slack(spec) * default_seconds) if make_pruner(spec.pruner).caps else full
@@ -76,11 +71,9 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
 
 
 class DryRun(Model):
-    """The trials of a study, their limits, and the longest it can take in wall seconds.
+    """A study's trials, limits, and longest wall seconds.
 
-    That is if every trial runs to its limit, with evaluation within ``evaluation_share`` of it. ``searched`` are the
-    parameters that are searched at each batch size, ``finalists`` the most configurations that are confirmed, each in
-    ``confirmation_runs`` at most.
+    Assumes full trials with evaluation within ``evaluation_share``. ``finalists`` and ``confirmation_runs`` are maxima.
     """
 
     study: str
@@ -100,15 +93,14 @@ class DryRun(Model):
 
     @property
     def longest_s(self) -> float:
-        """Return the longest that search and confirmation can take together."""
+        """Return the longest total time."""
         return self.longest_search_s + self.longest_confirmation_s
 
 
 def dry_run(spec: StudySpec) -> DryRun:
-    """Return what a run of a spec would do, without a device, a store or the workload.
+    """Return a run's plan without device, store or workload.
 
-    Raises `SpecError` for a spec that is not valid, and `UsageError` for a pruner, sampler or executor that cannot be
-    loaded.
+    Raises `SpecError`, or `UsageError` for a part that cannot be loaded.
     """
     spec = checked(spec)
     check_parts(spec)

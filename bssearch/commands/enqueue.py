@@ -1,4 +1,4 @@
-"""A person's own configuration as the next trial of a study."""
+"""Queue a user's configuration as the next trial of a study."""
 
 from __future__ import annotations
 
@@ -43,13 +43,12 @@ from bssearch.storage.starting import archived
 
 
 def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> tuple[int, Configuration]:
-    """Queue a configuration under a study; return its trial's number and the whole configuration.
+    """Queue a configuration; return its trial number and all values.
 
-    Parameters that ``values`` leave out are the default's; a learning rate left out follows the space's rule to the
-    batch size and its scale to the optimizer. The trial runs to the study's full limit, never pruned, and accumulates
-    micro-batches where the batch does not fit into memory. With ``batch_stages`` the batch grows
-    (`bssearch.records.batch_schedule`), and the trial is one of the search for that. Raises `UsageError` for an unknown
-    name and for a configuration outside the space, naming each value and its bound, `LaunchError` where nothing fits.
+    Missing ``values`` are the default's; a missing learning rate follows the space's rule and optimizer scale. The
+    trial is never pruned, and accumulates micro-batches if needed. With ``batch_stages`` the batch grows
+    (`bssearch.records.batch_schedule`). Raises `UsageError` for a configuration outside the space, `LaunchError` if
+    nothing fits.
     """
     record = store.study(study)
     if record.archived_at is not None:
@@ -83,11 +82,9 @@ def with_schedule(
     values: Mapping[str, ParameterValue],
     probes: Mapping[int, ProbeRecord] = MappingProxyType({}),
 ) -> Configuration:
-    """Return a configuration with the batch schedule that some values give, in the micro-batches of the step times.
+    """Add the batch schedule in ``values``, if any.
 
-    It is as it was where they give none. Without a name the schedule is one of milestones, without a rule the learning
-    rate follows the space's. Raises `UsageError` where it means nothing, for a batch size that the study has not,
-    where it begins later than the trial ends, and where the study's program cannot follow it.
+    Raises `UsageError` for an impossible schedule, an unknown batch size, or a program that cannot follow it.
     """
     given = {name: values[name] for name in PARAMETERS if name in values}
     if not given:
@@ -133,7 +130,7 @@ def with_schedule(
 
 
 def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
-    """Return the default with some values replaced; raise `UsageError` where the result is not in the space."""
+    """Replace values of the default; raise `UsageError` outside the space."""
     configuration = any_configuration_of(spec, values)
     outside = spec.space.outside(configuration)
     if configuration.batch_size == spec.default.batch_size:
@@ -144,7 +141,7 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
 
 
 def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
-    """Return the default with some values replaced, in the space or not; `UsageError` where one is unknown or wrong."""
+    """Replace values of the default, in the space or not; raise `UsageError` for an invalid one."""
     base = spec.default_configuration
     optimizer = _optimizer(spec, str(values.get("optimizer", base.optimizer)))
     names = [name for name in type(spec.default).model_fields if name not in {"optimizer", *OWN_GROUPS}]
@@ -171,7 +168,7 @@ def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) 
             given = given.model_copy(update={"learning_rate": base.learning_rate * (after / before)})
         configuration = whole_configuration(given, spec.space)
     except ValidationError as error:
-        # A value that may be one of several types has a problem for each; the last, as a number, says the most.
+        # A union type gives one problem per member; the last, for numbers, says the most.
         problems = {_name(one): f"{_name(one)} = {one['input']!r}: {problem_in_words(one)}" for one in error.errors()}
         raise UsageError("; ".join(problems.values())) from None
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The best schedule of growing batches as values: those of a configuration, and its stages written out."""
+"""The best schedule of growing batches: as configuration values, as stages, and as Python code."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ from bssearch.training.schedule import ONE_CYCLE_END, ONE_CYCLE_RISE, ONE_CYCLE_
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTraining:
-    """What to train with: ``values`` as a configuration has them, and the stages with their samples and rates.
-
-    ``notes`` are what must be known of them.
-    """
+    """A schedule for training: ``values`` as in a configuration, the stages with samples and rates, and ``notes``."""
 
     values: Parameters
     stages: Sequence[Mapping[str, Any]]
@@ -30,9 +27,9 @@ class ScheduledTraining:
 
 
 def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTraining:
-    """Return the best schedule of a study's answer; of one that its trial decided, the stages as its run had them.
+    """Return the best schedule of a study's answer; if the trial decided its stages, those of its run.
 
-    Raises `UsageError` where no schedule reached the target.
+    Raises `UsageError` if no schedule reached the target.
     """
     found = answer.batch_schedule
     if found is None:
@@ -52,7 +49,7 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
 
 
 def schedule_values(found: BatchScheduleAnswer) -> Parameters:
-    """Return the values of a schedule by name, as ``bssearch trial add`` takes those of the batch."""
+    """Return a schedule's values by name, as ``bssearch trial add`` takes them."""
     first = found.stages[0]
     schedule = BatchSchedule(
         name=found.name,
@@ -70,7 +67,7 @@ def schedule_values(found: BatchScheduleAnswer) -> Parameters:
 
 
 def _stages(found: BatchScheduleAnswer, starts: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Return the stages that are known to begin, with all that a training needs of each."""
+    """Return the stages with known starts, and all that training needs of each."""
     return [
         {
             "start_samples": starts[one.batch_size],
@@ -144,6 +141,7 @@ _WARMUP = """\
     if step < warmup:
         return (step + 1) / (warmup + 1)
 """
+# The factors of `bssearch.training.schedule.Schedule`, written out.
 _FACTORS = {
     "constant": f"{_WARMUP}    return 1.0",
     "linear": f"{_WARMUP}    return 1 - (step - warmup) / (@HORIZON@ - warmup)",
@@ -157,19 +155,18 @@ _FACTORS = {
         start, end, progress = 1.0, {ONE_CYCLE_END!r}, min(1.0, (step - top) / max(1.0, @HORIZON@ - 1 - top))
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2""",
 }
-"""The factors of `bssearch.training.schedule.Schedule`, written out."""
 
 _CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), {norm!r})\n"
 
 
 def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
-    """Return a Python module whose ``train`` lets the batch grow as the schedule says, after ``comments``.
+    """Return a Python module, after ``comments``, whose ``train`` grows the batch by the schedule.
 
-    The optimizer is the caller's, by what ``CONFIGURATION`` says of it; its learning rate is set before each step.
+    The caller makes the optimizer from ``CONFIGURATION``; its learning rate is set before each step.
     """
     values, first = found.values, found.stages[0]["batch_size"]
     kind, horizon = str(values.get("schedule") or "constant"), values.get("horizon_samples")
-    factor = _FACTORS.get(kind, _FACTORS["constant"])  # a program may have schedules of its own
+    factor = _FACTORS.get(kind, _FACTORS["constant"])  # programs may have their own schedules
     if kind in _FACTORS and kind != "constant":
         factor = f"    if step >= @HORIZON@:\n        return 0.0\n{factor}"
     last = 0 if horizon is None else horizon_steps(float(horizon), first)
@@ -186,7 +183,7 @@ def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
         "@CONFIGURATION@": "\n".join(f"    {name!r}: {value!r}," for name, value in values.items()),
     }
     text = _LOOP
-    for mark, part in parts.items():  # what users named comes last, and is not looked through
+    for mark, part in parts.items():  # user-given names come last, and are not searched
         text = text.replace(mark, part)
     return "".join(f"# {comment}\n" for comment in comments) + "\n" + text
 

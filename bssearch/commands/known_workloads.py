@@ -1,7 +1,6 @@
-"""Whose code a stored study may run: what this user has run for it on this machine, from a spec of their own.
+"""Trust in stored workloads: code that this user has run on this machine.
 
-Who can write a database can write any name of code into it. So a name from there is taken only where it stands in this
-user's own record of what was run, which lies on this machine; else the user gives the name.
+Whoever can write to a database can name any code. So stored names run only if they are in this user's local record.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ TEXTS = "texts"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Record that this user runs a study with this workload; where nothing can be written, nothing is remembered.
-
-    A workload's file is looked up in ``folder``: what is remembered is its content. So is a cluster's address.
-    """
+    """Record, if possible, that this user runs this workload and cluster; files by content."""
     if spec.workload in SHIPPED and spec.executor.address is None:
         return
     file = _file(study)
@@ -41,12 +37,10 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 
 
 def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Raise `UsageError` where a stored study names code that this user has not run for it on this machine.
+    """Raise `UsageError` if a stored study names code that this user never ran here.
 
-    Code is known by its name, its settings, the executor that runs it, the content of its file, and the texts that the
-    study's space and default may give it: a command puts them into a shell's words. It is refused, too,
-    where its file lies outside of the ``folder``, by an absolute path, ``..`` or a link: whoever ran it. And so is what
-    was given from Python and lies in no file.
+    Code is identified by name, settings, executor, file content, and the texts that the space and default pass on,
+    because a command puts them into shell words. Files outside ``folder`` and code in no file are refused, too.
     """
     if spec.workload in SHIPPED:
         return
@@ -67,9 +61,9 @@ def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 
 
 def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
-    """Raise `UsageError` where a stored study names a cluster on which this user has not run it from this machine.
+    """Raise `UsageError` for a cluster that this user never used from here.
 
-    What a cluster sends is taken for Python's objects: who chooses the cluster can run code here.
+    Its messages become Python objects, so its owner can run code here.
     """
     address = spec.executor.address
     if address is None:
@@ -87,7 +81,7 @@ def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
 
 
 def refuse_where_in_no_file(spec: StudySpec) -> None:
-    """Raise `UsageError` where a spec names no workload, or one that was given from Python and lies in no file."""
+    """Raise `UsageError` for a workload that no file or module holds."""
     if spec.workload == GIVEN_IN_PYTHON:
         raise UsageError(
             f"workload: the spec of study {spec.name!r} names none, and none is given",
@@ -104,7 +98,6 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
 
 
 def _location(spec: StudySpec) -> str:
-    """Return the file, or the module, of a spec's workload."""
     return spec.workload.removesuffix(MAKE_TRAINER) if spec.is_program else spec.workload.rpartition(":")[0]
 
 
@@ -113,7 +106,6 @@ def _file(study: StudyRecord) -> Path:
 
 
 def _is_known(spec: StudySpec, study: StudyRecord, folder: Path) -> bool:
-    """Return whether what is remembered of a study is this workload, and includes each text that it may be given."""
     try:
         known = json.loads(_file(study).read_text(encoding="utf-8"))
         known_texts = set(known.pop(TEXTS, ()))
@@ -147,7 +139,6 @@ def _what_runs(spec: StudySpec) -> str:
 
 
 def _texts(spec: StudySpec) -> set[str]:
-    """Return the texts that the parameters of the workload's own may take."""
     found: set[str] = set()
     for name, domain in spec.space.own_domains.items():
         values = [spec.default_configuration.parameters[name], *(domain if isinstance(domain, tuple) else [domain])]
@@ -156,5 +147,5 @@ def _texts(spec: StudySpec) -> set[str]:
 
 
 def _digest(file: Path) -> str | None:
-    """Return the digest of a workload's file, None where its code is an installed package's."""
+    """Return a digest of the workload's file; None for an installed package."""
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix and file.is_file() else None

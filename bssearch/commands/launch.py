@@ -1,6 +1,6 @@
-"""How a study is launched: the one definition of the options that every verb which trains takes."""
+"""Launch options, defined once for every command that trains."""
 
-# Without `from __future__ import annotations`: the command line reads the `Option` of each field.
+# No `from __future__ import annotations`: the command line reads the `Option` of each field.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The database of a study, the places of its workload and data, and the way its trials run.
+    """The database, the places of workload and data, and the way trials run.
 
-    A workload file is looked up in ``folder``. ``workload`` replaces the spec's workload: a class, which is called with
-    the spec's ``workload_settings``, an object, or the name of one. Code from a notebook or from the running script is
-    trained in this process, one trial at a time, because no worker process can load it.
+    A workload file is looked up in ``folder``. ``workload`` replaces the spec's: a class (called with the spec's
+    ``workload_settings``), an object, or a name. Code from a notebook or the running script is trained in this process,
+    one trial at a time, because no worker process can load it.
 
-    A run is shown in a notebook; elsewhere with ``progress=True``; nowhere with False. With a ``listener`` only the
-    listener is told. ``make_executor`` makes other executors than worker processes on this machine. ``pretended_gib``
-    limits the device's memory for a measurement, to which the study is not bound. With a ``shift`` the study may have
-    to make room for other studies.
+    ``progress``: True shows the run, None only in a notebook, False never; a ``listener`` replaces the display.
+    ``pretended_gib`` limits device memory for a measurement without binding the study to it. With a ``shift`` the study
+    may yield to other studies.
     """
 
     db: Annotated[
@@ -68,7 +67,5 @@ class Launch:
 
 
 HERE = Launch()
-"""The default: the database and the data that the environment names, files in this folder."""
 
 OPTIONS = {one.name: note for one in fields(Launch) for note in get_args(one.type) if isinstance(note, Option)}
-"""The options that a command line may offer, by field."""

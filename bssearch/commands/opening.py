@@ -1,4 +1,4 @@
-"""Opening a study: its place in the store, an executor for its trials, and its spec checked against its workload."""
+"""Open a study: store, executor, and checks of its spec."""
 
 from __future__ import annotations
 
@@ -42,15 +42,12 @@ from bssearch.storage.starting import archived
 from bssearch.workloads.base import lies_in_no_file, refuse_while_importing
 from bssearch.workloads.given import GivenWorkload, given_workload
 
+# Parts of a spec outside its question; their changes are reported on resume.
 MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
-"""The parts of a spec that are no part of its question, and whose change is told when a study goes on."""
 
 
 def check_parts(spec: StudySpec) -> None:
-    """Raise `UsageError` where the objective, sampler, pruner, executor or board of a spec cannot be loaded or made.
-
-    Theirs may be the code of another package, or gone since the spec was written.
-    """
+    """Raise `UsageError` if a part of the spec cannot be loaded."""
     check_boards(boards_of(spec))
     makers: dict[str, Callable[[], object]] = {
         f"objective = {spec.objective!r}": lambda: objective_of(spec),
@@ -68,7 +65,7 @@ def check_parts(spec: StudySpec) -> None:
 
 
 def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
-    """Raise `SpecError` where the spec asks for a metric or a batch size that the workload does not have."""
+    """Raise `SpecError` if the workload lacks the metric or a batch size."""
     target = spec.target
     if target.metric not in found.metrics:
         raise SpecError(f"target.metric = {target.metric!r}: the workload measures {', '.join(sorted(found.metrics))}")
@@ -81,7 +78,7 @@ def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
 
 
 def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
-    """Raise `SpecError` where the target is out of its metric's bounds, or met by an untrained model."""
+    """Raise `SpecError` if the target is impossible or trivial."""
     target = spec.target
     metric = found.metrics[target.metric]
     low, high = metric.low, metric.high
@@ -92,7 +89,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
             hint="`bssearch check --suggest-target` proposes one that the default configuration reaches",
         )
     if target.metric not in found.model.initial_metrics:
-        return  # A program that is evaluated after its first steps only.
+        return  # A program may be evaluated only after its first steps.
     untrained = found.model.initial_metrics[target.metric]
     if untrained is not None and spec.record_target.is_met_by(untrained):
         raise SpecError(
@@ -108,11 +105,11 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
 
 
 def check_question(spec: StudySpec, stored: StudyRecord) -> None:
-    """Raise `QuestionChangedError` where a spec asks another question than the stored study of its name."""
+    """Raise `QuestionChangedError` if the stored question differs."""
     before = spec_of(stored)
     differing = changed_fields(before.question, spec.question)
     threads = before.executor.threads, spec.executor.threads
-    if threads[0] != threads[1]:  # seconds on another number of threads do not compare
+    if threads[0] != threads[1]:  # times with other thread counts are not comparable
         differing["executor.threads"] = threads
     if differing:
         listed = "; ".join(f"{field}: {old!r} → {new!r}" for field, (old, new) in differing.items())
@@ -125,9 +122,9 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
 
 
 def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -> StudySpec:
-    """Return the spec under which a study that ended by itself runs all of a larger budget: more trials or seconds.
+    """Set ``budget.least_trials`` so that an ended study uses all of a larger budget.
 
-    That is kept in ``budget.least_trials``, also where the study is asked for again with the same budget.
+    Kept when the study later runs again with the same budget.
     """
     earlier = spec_of(stored)
     before, now = earlier.budget, spec.budget
@@ -140,12 +137,11 @@ def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -
 
 
 def _seconds(budget: BudgetSpec) -> float:
-    """Return the wall seconds of a search's budget, ∞ where they have no bound."""
     return math.inf if budget.wall_seconds is None else budget.wall_seconds
 
 
 def batch_normalisation_caveats(spec: StudySpec, found: WorkloadDescription) -> Iterator[tuple[str, str]]:
-    """Yield how batch normalisation distorts a comparison of the spec's batch sizes, as (code, sentence)."""
+    """Yield distortions by batch normalisation, as (code, sentence)."""
     micro_batches = {size: split_batch(size, spec.space.max_micro_batch_size)[0] for size in spec.batch_sizes}
     yield from batch_norm_caveats(
         found.model.batch_norm_layers,
@@ -156,7 +152,7 @@ def batch_normalisation_caveats(spec: StudySpec, found: WorkloadDescription) -> 
 
 
 def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
-    """Raise `UsageError` where the study has trials of the earlier code that are not merely lost or failed."""
+    """Raise `UsageError` if the study has valid trials of earlier code."""
     if all(trial.state.is_missing for trial in store.trials(study.name)):
         return
     name = str(study.spec["workload"])
@@ -170,7 +166,7 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
 
 
 def differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription) -> Iterator[str]:
-    """Yield the settings and versions that differ from the study's last run and do not keep it from going on."""
+    """Yield changed settings and versions that allow resuming."""
     now = spec.model_dump(mode="json")
     before = spec_of(study).model_dump(mode="json")
     for part in MAY_CHANGE:
@@ -189,11 +185,10 @@ def differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription)
 
 
 INLINE = "inline"
-"""The executor that runs trials in this process."""
 
 
 def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
-    """Return a spec of the workload that is given, run in this process where no other one can load it."""
+    """Return a spec of the given workload, inline if only this process can load it."""
     changed: dict[str, Any] = {"workload": given.name}
     if given.settings is not None:
         changed["workload_settings"] = given.settings
@@ -203,10 +198,9 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
 
 
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
-    """Return a spec that names its workload: the one given, or its own if it ``keeps_name`` and has one.
+    """Return a spec with its workload's name; if it ``keeps_name``, its own.
 
-    Raises `UsageError` where there is none,
-    where an object has other settings than the spec says, and where one is given for a command.
+    Raises `UsageError` if there is none, its settings differ, or the spec runs a command.
     """
     if given is None:
         if launch.make_executor is None:
@@ -227,17 +221,14 @@ def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps
     return spec if keeps_name else with_workload(spec, given)
 
 
-TOLD_AFTER_S = 30.0
-"""Seconds after which it is said what is waited for: a choice, more than imports take."""
+TOLD_AFTER_S = 30.0  # longer than imports take
 
 
 def _given(launch: Launch) -> GivenWorkload | None:
-    """Return the workload that a launch gives, None for the spec's. Raises `UsageError` for what is no workload."""
     return None if launch.workload is None else given_workload(launch.workload, Path(launch.folder))
 
 
 def _executor(spec: StudySpec, launch: Launch, given: GivenWorkload | None) -> Executor:
-    """Return a new executor for a spec's trials, of the workload that is given."""
     if launch.pretended_gib is not None:
         limited = spec.executor.model_copy(update={"memory_limit_gib": launch.pretended_gib})
         spec = spec.model_copy(update={"executor": limited})
@@ -250,9 +241,9 @@ def _executor(spec: StudySpec, launch: Launch, given: GivenWorkload | None) -> E
 
 @dataclass(frozen=True, slots=True)
 class OpenStudy:
-    """A stored study with the executor, the device and the listener of its runs.
+    """A stored study with its executor, device and listener.
 
-    ``train_samples`` are those of an epoch, None where a program keeps them to itself.
+    ``train_samples`` is an epoch's, None if unknown.
     """
 
     spec: StudySpec
@@ -268,7 +259,7 @@ class OpenStudy:
         return Driver(self.spec, self.store, self.executor, self.environment, self.listener, shift=self.shift)
 
     def history(self) -> History:
-        """Return what is stored of the study now."""
+        """Return the stored state of the study."""
         return History(
             self.spec, self.store.trials(self.spec.name), self.store.probes(self.spec.name, self.environment)
         )
@@ -276,18 +267,15 @@ class OpenStudy:
 
 @contextmanager
 def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports: bool = False) -> Iterator[OpenStudy]:
-    """Give a spec's study, made in the store where it is new, with an executor; close both at the end.
+    """Create or open a spec's study with an executor; close both at the end.
 
-    With ``keeps_name`` a workload that is given runs under the name that the spec has. With ``reports`` the trials are
-    reported to the boards that the spec and ``BSSEARCH_LOG`` name.
-
-    Nothing is written before the spec has been checked against the workload, and a new study is deleted again where the
-    workload fails before anything of it is measured. Raises what `described` raises, `DatabaseError`, and
-    `QuestionChangedError` where the stored study of that name asks another question.
+    Nothing is written before the spec is checked; a new study is deleted if the workload fails before its first
+    measurement. With ``reports`` trials go to the boards of the spec and ``BSSEARCH_LOG``. Raises the errors of
+    `described`, `DatabaseError` and `QuestionChangedError`.
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
-    check_writable(launch.db)  # before a program of the user's own runs for minutes to be described
+    check_writable(launch.db)  # before the user's program runs for minutes to describe itself
     check_checkpoint_place()
     with (
         watched(launch.listener, launch.progress) as watcher,
@@ -316,10 +304,9 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
 def described(
     spec: StudySpec, launch: Launch, *, keeps_name: bool = False
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
-    """Give an executor for a spec and the description of its workload; close the executor at the end.
+    """Give an executor and its workload's description; close at the end.
 
-    Raises `UsageError` for an imported study and for a pruner or sampler that cannot be loaded,
-    `SpecError` where the spec asks for more than the workload has, `WorkloadError` and `LaunchError`.
+    Raises `UsageError`, `SpecError`, `WorkloadError`, `LaunchError`.
     """
     given = _given(launch)
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
@@ -331,7 +318,6 @@ def described(
 def _described(
     spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
-    """Give what `described` does, for a spec that has been checked; ``listener`` hears of a script that takes long."""
     refuse_while_importing()
     if spec.is_imported:
         raise UsageError(f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere")
@@ -349,7 +335,6 @@ def _described(
 
 @contextmanager
 def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
-    """Say what is waited for where a program of the user's own takes long to say what it is."""
     told = (
         f"still waiting for the first step and evaluation of {spec.workload}, for {TOLD_AFTER_S:g} s now: a loop goes "
         "over trial.batches(loader, evaluate=...), a Trainer takes callbacks=[TrialCallback(trial)]"
@@ -367,12 +352,10 @@ def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
 def stored_spec(
     study: str, *, db: str | None = None, to_run: bool = False, runs_code: bool = False, connects: bool = False
 ) -> StudySpec:
-    """Return the spec of a stored study of which there is an answer; ``to_run`` where more of it is to be run.
+    """Return the spec of a stored study.
 
-    Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError` where no trial reached the target, and, ``to_run``,
-    `UsageError` where its runs were imported. With ``runs_code`` the workload that it names is to be run: `UsageError`
-    where this user has not done so before (`bssearch.commands.known_workloads`); that, too, where it ``connects`` to a
-    cluster that the spec names and that is not known.
+    With ``to_run``, ``runs_code`` and ``connects`` raise `UsageError` if it was imported, its code is unknown, or its
+    cluster is unknown here. Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`.
     """
     with open_store(db, write=False) as store:
         record = store.study(study)
@@ -391,7 +374,6 @@ def stored_spec(
 
 
 def _local(spec: StudySpec, launch: Launch, given: Any) -> Executor:
-    """Return the executor that a spec names, on this machine; ``given`` is the code that lies in no file."""
     default = spec.default_configuration
     settings = ExecutorSettings(
         workload=spec.workload,
@@ -415,7 +397,7 @@ def _local(spec: StudySpec, launch: Launch, given: Any) -> Executor:
 
 
 def program_of(spec: StudySpec) -> Program | None:
-    """Return the program that a spec's training is, None where it is a workload."""
+    """Return a spec's program, None for a workload."""
     if not spec.is_program:
         return None
     return Program(
@@ -434,10 +416,6 @@ def program_of(spec: StudySpec) -> Program | None:
 def _open_study(
     spec: StudySpec, launch: Launch, store: Store, found: WorkloadDescription, listener: Listener
 ) -> tuple[StudySpec, bool]:
-    """Make or join the study, bind it to the device unless that is pretended, and tell what has changed.
-
-    Return the spec that it runs by from now on, and whether the study is new.
-    """
     stored = store.find_study(spec.name)
     study = stored or _create_study(spec, store)
     if study.archived_at is not None:
@@ -466,7 +444,6 @@ def _open_study(
 
 
 def _with_slots(spec: StudySpec, slots: int) -> StudySpec:
-    """Return a spec with the number of slots that ``auto`` has come to on this machine."""
     if spec.executor.slots != "auto":
         return spec
     return spec.model_copy(update={"executor": spec.executor.model_copy(update={"slots": slots})})
@@ -474,10 +451,7 @@ def _with_slots(spec: StudySpec, slots: int) -> StudySpec:
 
 @contextmanager
 def _not_left_empty(store: Store, name: str) -> Iterator[None]:
-    """Delete a new study where the user's code fails inside before a trial began or a step was timed.
-
-    It stays where another driver is at work on it.
-    """
+    """Delete a new study whose code fails before the first measurement."""
     try:
         yield
     except WorkloadError:
@@ -488,7 +462,6 @@ def _not_left_empty(store: Store, name: str) -> Iterator[None]:
 
 
 def _create_study(spec: StudySpec, store: Store) -> StudyRecord:
-    """Return the new study; where another driver made it in this moment, that one."""
     try:
         return store.create_study(spec.new_study(user_name()))
     except UsageError:

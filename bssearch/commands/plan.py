@@ -1,4 +1,4 @@
-"""Plans that may ask a database: ``plan lr`` for the verdicts of audits, ``plan scale`` for a study's measurements."""
+"""Plans that may read a database: ``plan lr`` and ``plan scale``."""
 
 from __future__ import annotations
 
@@ -24,17 +24,15 @@ JUDGED = ("held", "broke", "undecided")
 
 @planned(LearningRateRequest)
 def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
-    """Return what each rule of thumb makes at ``batch`` of a configuration that was tuned at ``from_batch``.
+    """Return the learning rate that each rule of thumb gives at ``batch``, with the verdicts of stored audits.
 
-    ``rule`` names one or several (default: all, see `bssearch.planning.learning_rate.RULES_OF_THUMB`), ``rate_rule``
-    how the learning rate goes under rules about something else. What the audits of a database's studies said stands
-    beside each rule; without ``db`` the file in this folder is asked, if there is one.
+    Without ``db`` the database file in this folder is read, if there is one.
     """
     return plan_rules(asked, list(audited_rules(asked.db)))
 
 
 def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
-    """Yield the verdicts that the stored runs of a database's studies give on the rules; nothing is run."""
+    """Yield the verdicts of stored audits on the rules."""
     is_default = db is None and database_url() == DEFAULT_DATABASE_URL
     if is_default and not Path(DEFAULT_DATABASE_URL.removeprefix("sqlite:///")).exists():
         return
@@ -58,15 +56,11 @@ def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
 
 @planned(ScaleRequest)
 def plan_scale(asked: ScaleRequest) -> ScalePlan:
-    """Return time, cost and efficiency of 1 … ``devices`` devices, and where more of them stop paying.
+    """Return time, cost and efficiency of 1 … ``devices`` devices, and the point of no further gain.
 
-    A step of m samples takes ``alpha_s`` + ``beta_s``·m seconds: stated, from the file ``step_times`` (as `bssearch
-    best --step-times` reads it), or the line through the step times of a ``study``. B_crit and the samples to the
-    target are stated or the study's; its quick answer's if no search has found them. What is stated goes before what is
-    stored.
-
-    Raises `UsageError` for what is wrong, missing, or contradicts itself, and of a study `NotFoundError` and
-    `DatabaseError`.
+    A step of m samples takes ``alpha_s`` + ``beta_s``·m seconds. The values are stated, from the file ``step_times``,
+    or fitted to a ``study``; so are B_crit and the samples to the target. Stated values take precedence, then a
+    search's answer, then a quick answer. Raises `UsageError` for missing or contradictory values.
     """
     found = {} if asked.study is None else _measured(asked.study, asked.db)
     if asked.step_times is not None:
@@ -88,7 +82,6 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
 
 
 def _measured(study: str, db: str | None) -> dict[str, Any]:
-    """Return what a stored study knows: of its answer, else of its quick answer."""
     with open_store(db, write=False) as store:
         quick = stored_quick(store, study)
         line = fit_step_time(list(store.probes(study).values()))
@@ -98,7 +91,9 @@ def _measured(study: str, db: str | None) -> dict[str, Any]:
             best = None
     law = None if best is None else best.fit
     b_crit: CriticalBatch | QuickCriticalBatch | None = None if quick is None else quick.b_crit
-    if law is not None and (b_crit is None or law.verdict != "too_few_points"):  # so few are the quick answer's own
+    if law is not None and (
+        b_crit is None or law.verdict != "too_few_points"
+    ):  # too few points are the quick answer's own
         b_crit = law.b_crit
     found: dict[str, Any] = {}
     if b_crit is not None:

@@ -1,4 +1,4 @@
-"""``quick``: a batch size in a minute, from a few runs and the noise of the gradient; no search."""
+"""``quick``: a batch size in a minute, from a few runs and the gradient noise."""
 
 from __future__ import annotations
 
@@ -47,39 +47,30 @@ from bssearch.spec import StudySpec
 from bssearch.spec.space.optimizers import FINE_TUNING
 from bssearch.storage.repository import Store
 
-SHARE_OF_A_RUN = 0.25
-"""The share of the time that one run may train: four find out whether the default trains and what others need."""
+SHARE_OF_A_RUN = 0.25  # largest share of the time for one run: four runs test the default and other sizes
 
-NOISE_SHARE = 0.1
-"""The share of the time in which gradients are measured, once near the target."""
+NOISE_SHARE = 0.1  # share of the time for measuring gradients near the target
 
-LEAST_NOISE_SHARE = 0.25
-"""The share of that which is spent on it even where the time is up."""
+LEAST_NOISE_SHARE = 0.25  # the least part of `NOISE_SHARE`, even if time is up
 
+# Runs at other batch sizes stop at this multiple of the fastest time: slower sizes are not optimal.
 SLOWER = 1.5
-"""How much longer than the fastest a run at another batch size trains: one that is slower is not the optimum."""
 
-STEP = 4
-"""The ratio of the batch sizes of two neighbouring runs: an octave says little beside the noise of a seed."""
+STEP = 4  # batch ratio of neighbouring runs; one octave is lost in seed noise
 
-CLOSE = 3.0
-"""The ratio of the ends of the optimum's interval at which no further run is needed: a choice."""
+CLOSE = 3.0  # the optimum is known well enough if its interval's ends have at most this ratio
 
-RATE_STEP = 3.0
-"""The ratio of two learning rates that are compared: less is told apart by no single run."""
+RATE_STEP = 3.0  # ratio of compared learning rates; single runs resolve no less
 
-FASTER = 1.25
-"""How much sooner a run with another learning rate must be there to count, as seeds differ too: a choice."""
+FASTER = 1.25  # the speed-up from which another learning rate counts, given seed noise
 
-LONGER = 2.0
-"""How much longer a default that was stopped on the way must be allowed to train to run once more: a choice."""
+LONGER = 2.0  # a default that was stopped runs again if it may now train this much longer
 
-AS_FAR = 1.2
-"""A run with another learning rate trains for this times what it is to beat."""
+AS_FAR = 1.2  # limit of a run with another learning rate, relative to the time to beat
 
 
 class QuickPlan:
-    """The runs of a quick answer that may take ``seconds``, of which some have passed since it ``began``."""
+    """The runs of a quick answer within ``seconds`` since ``began``."""
 
     def __init__(self, seconds: float, began: float) -> None:
         self.seconds = seconds
@@ -87,19 +78,19 @@ class QuickPlan:
 
     @property
     def left(self) -> float:
-        """Return the seconds that are left, at least 0."""
+        """Return the remaining seconds, at least 0."""
         return max(0.0, self.seconds - self.passed)
 
     @property
     def passed(self) -> float:
-        """Return the seconds since it began."""
+        """Return the seconds since the start."""
         return time.monotonic() - self._began
 
     def next_size(self, history: History) -> TrialPlan | None:
-        """Return the next run with a learning rate by the rule: the default's, then those of other batch sizes.
+        """Return the next run by the learning-rate rule: the default, then other batch sizes.
 
-        None begins where there is no time for as long a run as the fastest before gradients are measured, or where the
-        optimum is known within `CLOSE`. A default that was stopped in a quick answer of less time runs once more.
+        None if time for gradients would be lacking or the optimum is known within `CLOSE`. A default stopped in a
+        shorter quick answer runs once more.
         """
         spec = history.spec
         default = ended_run(history, spec.default_configuration)
@@ -116,13 +107,13 @@ class QuickPlan:
         return self._run(history, rule_configuration(history, size), min(share * left, SLOWER * fastest.train_seconds))
 
     def noise_seconds(self, history: History) -> float:
-        """Return the seconds in which gradients are to be measured, once a run as long as the fastest is near there."""
+        """Return the seconds left for measuring gradients."""
         fastest, share = _fastest(history), NOISE_SHARE * self.seconds
         before = 0.0 if fastest is None else fastest.wall_seconds
         return max(LEAST_NOISE_SHARE * share, min(share, self.left - before))
 
     def next_rate(self, batch_size: int) -> NextRun:
-        """Return the plan of runs at a batch size with other learning rates, as long as they get faster."""
+        """Return a planner of other learning rates at a batch size."""
 
         def plan(history: History) -> TrialPlan | None:
             times = seconds_by_rate(history, batch_size)
@@ -130,7 +121,7 @@ class QuickPlan:
             rate = next_rate(times, rule_configuration(history, batch_size).learning_rate)
             if rate is None or self.left < fastest:
                 return None
-            with suppress(UsageError):  # A rate beyond the space is none that a search could go on from.
+            with suppress(UsageError):  # a search could not start from a rate outside the space
                 configuration = configuration_of(history.spec, {"batch_size": batch_size, "learning_rate": rate})
                 return self._run(history, configuration, min(self.left, AS_FAR * fastest))
             return None
@@ -138,7 +129,7 @@ class QuickPlan:
         return plan
 
     def once(self, configuration: Configuration) -> NextRun:
-        """Return the plan of one run of a configuration, none where it has been run."""
+        """Return a planner of one run, unless it has run."""
 
         def plan(history: History) -> TrialPlan | None:
             done = ended_run(history, configuration) is not None
@@ -147,7 +138,6 @@ class QuickPlan:
         return plan
 
     def _is_too_short(self, run: TrialRecord, full: float) -> bool:
-        """Return whether a run was stopped where it might now train much further; ``full`` seconds at most."""
         trained = 0.0 if run.outcome is None else run.outcome.train_seconds
         longest = max(trained, run.train_seconds_limit)
         return run.state is TrialState.CAPPED and LONGER * longest <= min(full, SHARE_OF_A_RUN * self.seconds)
@@ -157,9 +147,9 @@ class QuickPlan:
 
 
 def run_plan(history: History, configuration: Configuration, limit: float, *, share: float) -> TrialPlan:
-    """Return the plan of one run, which trains no longer than the ``limit`` and its ``share``, in seconds.
+    """Return a run limited to ``limit`` and ``share``, in seconds.
 
-    One that may take its whole share counts as evidence of how long its batch size takes, as an uncapped trial does.
+    With its whole share it counts as evidence, like an uncapped trial.
     """
     spec = history.spec
     full = spec.budget.trial_train_seconds
@@ -174,30 +164,29 @@ def run_plan(history: History, configuration: Configuration, limit: float, *, sh
 
 
 def rule_configuration(history: History, batch_size: int) -> Configuration:
-    """Return the default at a batch size, with the learning rate by the space's rule."""
+    """Return the default at a batch size by the learning-rate rule."""
     return any_configuration_of(history.spec, {"batch_size": batch_size})
 
 
 def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
-    """Return the first search trial of a configuration that has ended by itself, or else got the furthest of all."""
+    """Return a configuration's first search trial that ended by itself, else the longest."""
     runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
     whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
     return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)
 
 
 def by_rule(history: History) -> list[TrialRecord]:
-    """Return the trials that have ended by themselves of the default and of it at other batch sizes by the rule."""
+    """Return completed trials that follow the rule."""
     rules = {size: rule_configuration(history, size) for size in history.feasible}
     runs = [run for run in _ended(history) if run.configuration.batch_size in rules]
     return [run for run in runs if run.configuration.trains_like(rules[run.configuration.batch_size])]
 
 
 def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
-    """Return the batch size to run next, None where the optimum is known well enough or nothing is left to run.
+    """Return the batch size to run next, or None.
 
-    `STEP` times the default's and as much below it, that first which is expected to be sooner at the target; then the
-    farthest from these within the optimum's interval, and last what would be recommended. ``runs`` are those of the
-    default and of it at other batch sizes by the rule.
+    First the default × and ÷ `STEP`; then the size in the optimum's interval farthest from ``runs``; last the size to
+    recommend.
     """
     run = {trial.configuration.batch_size for trial in runs}
     optimum = expected(history, law_points(runs), None)[1]
@@ -211,10 +200,9 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
 
 
 def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
-    """Return the learning rate to try next beside those tried, with their seconds to the target (∞: missed).
+    """Return the next learning rate, given seconds by rate (∞: missed).
 
-    `RATE_STEP` times the ``rule``'s, further up as long as that is faster; where it is not, the same downwards. None
-    where both neighbours of the fastest have been tried.
+    Steps of `RATE_STEP` up from the ``rule``'s while faster, else down.
     """
     if not math.isfinite(min(seconds.values(), default=math.inf)):
         return None
@@ -225,7 +213,7 @@ def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
 
 
 def seconds_by_rate(history: History, batch_size: int) -> dict[float, float]:
-    """Return the least seconds to the target of the rule's learning rate and others at a batch size; ∞: missed."""
+    """Return the least seconds by learning rate at a batch size (∞: missed)."""
     least: dict[float, float] = {}
     for run in _at_any_rate(history, batch_size):
         hit = None if run.outcome is None else run.outcome.time_to_target_s
@@ -235,7 +223,7 @@ def seconds_by_rate(history: History, batch_size: int) -> dict[float, float]:
 
 
 def with_other_rates(history: History, batch_size: int) -> list[TrialRecord]:
-    """Return the runs at a batch size that differ from the rule's configuration in the learning rate alone."""
+    """Return runs that differ from the rule only in learning rate."""
     rule = rule_configuration(history, batch_size).learning_rate
     return [run for run in _at_any_rate(history, batch_size) if run.configuration.learning_rate != rule]
 
@@ -246,7 +234,7 @@ def _at_any_rate(history: History, batch_size: int) -> list[TrialRecord]:
 
 
 def law_points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
-    """Return the samples to the target of runs that follow the default's rule, by batch size."""
+    """Return samples to the target of runs by the rule."""
     sizes = sorted({run.configuration.batch_size for run in runs})
     points = [law_point(size, [run for run in runs if run.configuration.batch_size == size]) for size in sizes]
     return [point for point in points if point.samples or point.missed_at]
@@ -255,7 +243,7 @@ def law_points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
 def expected(
     history: History, points: Sequence[LawPoint], noise: float | None
 ) -> tuple[CriticalBatchPosterior, ExpectedOptimum]:
-    """Return what the runs and a noise scale say of the critical batch size, and the optimum by it."""
+    """Return the posterior of the critical batch size, and its optimum."""
     feasible = history.feasible
     posterior = critical_batch(feasible, noise, points)
     steps = runnable_steps(list(history.probes.values()), max(feasible))
@@ -267,7 +255,6 @@ def _ended(history: History) -> Iterator[TrialRecord]:
 
 
 def _neighbours(history: History) -> set[int]:
-    """Return the batch sizes nearest to `STEP` times the default's and as much below it, if they are not its own."""
     default = history.spec.default_configuration.batch_size
     near = {
         min(history.feasible, key=lambda size: abs(math.log(size / end))) for end in (STEP * default, default / STEP)
@@ -276,7 +263,6 @@ def _neighbours(history: History) -> set[int]:
 
 
 def _fastest(history: History) -> TrialOutcome | None:
-    """Return the end of the run that was soonest at the target, else that of the default, None before it trains."""
     ends = [run.outcome for run in by_rule(history) if run.outcome is not None]
     reached = [end for end in ends if end.state is TrialState.REACHED and end.train_seconds > 0]
     default = ended_run(history, history.spec.default_configuration)
@@ -284,21 +270,19 @@ def _fastest(history: History) -> TrialOutcome | None:
     return min(reached, key=lambda end: end.train_seconds, default=known if known and known.train_seconds > 0 else None)
 
 
-MANY_EPOCHS = 5.0
-"""Epochs to the target from which on the data are seen so often that samples to the target mislead: a choice."""
+MANY_EPOCHS = 5.0  # from this many epochs on, repeated data make samples to the target misleading
 
 AFTER_SEARCH = Notice(
     code="after_search",
     message="the study's search has ended, and this rests on its trials too: it is not stored, and no promise to keep",
 )
-"""What a quick answer is told that comes after the search."""
 
+# How far the noise scale is off, as measured on several models.
 PROXY = "1.5 to 8 times off the critical batch size"
-"""What the noise scale is known to be, by measurements at several models."""
 
 
 def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
-    """Yield what is wrong with a noise scale that was measured."""
+    """Yield caveats about a measured noise scale."""
     if noise_scale_of(found.noise) is None:
         low = found.noise.adam_low or found.noise.low
         bound = "the gradient could not be told from its noise" if low is None else f"it is above {low:.3g} samples"
@@ -311,7 +295,7 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
 
 
 def noise_scale_of(noise: GradientNoise) -> float | None:
-    """Return the noise scale as the optimizer sees it, None where its interval reaches 0 or infinity."""
+    """Return the optimizer's noise scale; None if its interval reaches 0 or ∞."""
     preconditioned = (noise.adam_scale, noise.adam_low, noise.adam_high)
     for scale, low, high in (preconditioned, (noise.scale, noise.low, noise.high)):
         if scale and low and high and 0 < low <= scale <= high < math.inf:
@@ -328,11 +312,9 @@ def caveats(
     of_noise: Sequence[Notice],
     epochs: float | None,
 ) -> list[Notice]:
-    """Return what a quick answer does not tell: it is made for the time to a target from scratch.
+    """Return the limits of a quick answer.
 
-    ``preset`` is what completed the spec. ``runs`` are compared at the ``target``, which may be a part of the way to
-    the study's. ``of_noise`` is what limits the noise scale, ``epochs`` are those of the default until its target,
-    None if they are not known.
+    ``target`` may be easier than the study's; ``epochs`` are the default's to its target.
     """
     sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
     rests = f"the answer rests on the noise scale alone, which is {PROXY}"
@@ -379,20 +361,17 @@ def caveats(
 
 
 SECONDS = 60.0
-"""How long a quick answer may take where nobody says otherwise."""
 
-VISITS = 1
-"""Visits in which the steps of a batch size are timed: a search adds more."""
+VISITS = 1  # visits per batch size for step times; a search adds more
 
-WAY = 0.9
-"""Where the default misses the target, runs are compared at this share of the way that it came."""
+WAY = 0.9  # if the default misses the target, runs are compared at this share of its progress
 
 
 def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -> QuickAnswer:
-    """Return the batch size that a minute of measurements speaks for, and store it with the study.
+    """Measure, return and store a quick answer.
 
-    It takes about ``seconds`` in all, or the time of timing every batch size and of one run if that is more. Raises
-    `UsageError` unless ``seconds`` is finite and above 0, and if the default does not train; else as `run_study`.
+    Takes longer than ``seconds`` if step times and one run do. Raises `UsageError` unless 0 < ``seconds`` < ∞ and the
+    default trains; else as `run_study`.
     """
     if not 0 < seconds < math.inf:
         raise UsageError(f"seconds = {seconds:g} must be a finite number > 0")
@@ -402,10 +381,9 @@ def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -
 
 
 def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
-    """Make the quick answer of an open study and store it; raises what `quick` raises.
+    """Make and store an open study's quick answer.
 
-    Once a search has ended it is not stored: what rests on the trials of a search promises nothing. ``preset`` is what
-    completed the spec.
+    Not stored after a search, because it then rests on the search's trials.
     """
     found = quick_answer(study, plan, preset)
     if stored_end(study.store, study.spec.name) is not None:
@@ -415,7 +393,7 @@ def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = 
 
 
 def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
-    """Make the runs that a quick answer rests on, measure, and return it."""
+    """Run and measure for a quick answer."""
     spec = study.spec
     study.driver().run_planned(plan.next_size, Phase.SEARCH, visits=VISITS)
     history = study.history()
@@ -455,20 +433,18 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
 
 
 def learning_rate_range(default: float, rate: float, ratio: float) -> list[float]:
-    """Return the learning rates among which a retuned one is to be looked for, lowest first.
+    """Return learning rates to search when retuning, ascending.
 
-    Those between no scaling from the ``default`` and linear scaling by the ``ratio`` of batch sizes, and `RATE_STEP`
-    times either way of the ``rate`` that is recommended.
+    From unscaled ``default`` to linear scaling by ``ratio``, and `RATE_STEP` either way of ``rate``.
     """
     ends = (default, default * ratio, rate / RATE_STEP, rate * RATE_STEP)
     return [min(ends), max(ends)]
 
 
 def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
-    """Return the study's target, or the part of the way to it that the default's run has come.
+    """Return the study's target, or a part of the way that the default reached.
 
-    Where the default does not train, for it has diverged or come nowhere, others are tried: raises `UsageError` with a
-    learning rate that trains, if one does.
+    Raises `UsageError` if the default does not train, with a rate that does if found.
     """
     target = study.spec.record_target
     if default.state is TrialState.REACHED:
@@ -481,19 +457,16 @@ def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -
 
 
 def _gains(study: OpenStudy, run: TrialRecord) -> list[float]:
-    """Return the finite gains of a run, in the order of its evaluations."""
     curve = study.store.curves(study.spec.name, [run.number])[run.number]
     gains = [study.spec.record_target.gain(one.metric) for one in curve]
     return [gain for gain in gains if math.isfinite(gain)]
 
 
 def _trains(run: TrialRecord, gains: Sequence[float]) -> bool:
-    """Return whether a run came nearer to the target than it began."""
     return run.state is not TrialState.DIVERGED and bool(gains) and max(gains) > gains[0]
 
 
 def _does_not_train(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> UsageError:
-    """Return the error for a default that does not train, with a learning rate that was seen to, if one was."""
     size, rule = default.configuration.batch_size, default.configuration.learning_rate
     why = default.outcome.reason if default.outcome else default.state
     problem = f"the default does not train: learning_rate = {rule:g} at batch {size} ({why})"
@@ -513,7 +486,6 @@ def _does_not_train(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> 
 
 
 def _optimum(history: History, batch_size: int) -> tuple[QuickOptimum, float]:
-    """Return what to train with at a batch size, and how much sooner its learning rate is there than the rule's."""
     rule = history.as_run(rule_configuration(history, batch_size))
     seconds = seconds_by_rate(history, batch_size)
     fastest = min(seconds, key=seconds.__getitem__, default=rule.learning_rate)
@@ -529,7 +501,6 @@ def _optimum(history: History, batch_size: int) -> tuple[QuickOptimum, float]:
 
 
 def _at(study: OpenStudy, runs: Sequence[TrialRecord], target: Target) -> list[TrialRecord]:
-    """Return the runs as they would have ended at a target that is perhaps easier than the study's."""
     if target == study.spec.record_target:
         return list(runs)
     curves = study.store.curves(study.spec.name, [run.number for run in runs])
@@ -537,7 +508,6 @@ def _at(study: OpenStudy, runs: Sequence[TrialRecord], target: Target) -> list[T
 
 
 def _noise_scale(study: OpenStudy, plan: QuickPlan) -> tuple[float | None, list[Notice]]:
-    """Return the gradient noise scale near the target, with what limits it; None where it is not known."""
     try:
         found = probe_noise(
             study, plan.noise_seconds(study.history()), train_seconds_limit=SHARE_OF_A_RUN * plan.seconds
@@ -548,7 +518,6 @@ def _noise_scale(study: OpenStudy, plan: QuickPlan) -> tuple[float | None, list[
 
 
 def _epochs(run: TrialRecord, train_samples: int | None) -> float | None:
-    """Return the epochs of a run until its target, None if they are not known."""
     samples = None if run.outcome is None else samples_after(run, run.outcome.steps_to_target)
     return None if samples is None or not train_samples else samples / train_samples
 
@@ -566,16 +535,16 @@ def _run(trial: TrialRecord) -> QuickRun:
 
 
 class Kept(Promise):
-    """The promise of one study."""
+    """The quick answer of one study, compared with its search."""
 
     study: str
 
 
 class TrackRecord(Model):
-    """The quick answers that a search has been held against, and ``waiting``, the studies still without one.
+    """Quick answers compared with searches; ``waiting`` studies have no search yet.
 
-    ``held`` of them hold: their interval meets the flat range that the search found. ``median_time_ratio`` is that of
-    the time at the promised batch size over that of the optimum, null where none is known.
+    ``held``: the interval meets the search's flat range. ``median_time_ratio``: time at the quick batch size over the
+    optimum's.
     """
 
     studies: list[Kept]
@@ -585,7 +554,7 @@ class TrackRecord(Model):
 
 
 def track_record(store: Store) -> TrackRecord:
-    """Return how often the quick answers of a database's studies held."""
+    """Return how often a database's quick answers held."""
     kept, waiting = [], []
     for study in store.studies():
         if stored_quick(store, study.name) is None:

@@ -1,4 +1,4 @@
-"""``report`` and ``compare``: the contents of a study's page and tables, and studies side by side, from a store."""
+"""``report`` and ``compare``: the content of a study's page, and studies side by side."""
 
 from __future__ import annotations
 
@@ -42,15 +42,13 @@ COMPARED = (
     "largest that fits",
     "test metric",
 )
-"""The headings of studies side by side."""
 
 
 class Comparison(Model):
-    """One study beside others. ``note`` says why there is no answer, or no ratio, ``warnings`` are the answer's own.
+    """One study beside others. ``note`` says why it has no answer or ratio.
 
-    ``objective_value`` is in the unit of the objective: seconds, samples, cost, joules, or the metric;
-    ``ratio_to_first`` is its median over that of the first study, without an interval for the first itself. The
-    critical batch size is null where too few batch sizes speak for the law. ``database`` is a URL without its password.
+    ``objective_value`` is in the objective's unit; ``ratio_to_first`` compares medians with the first study. The
+    critical batch size is null if too few batch sizes support the law. ``database`` is a URL without its password.
     """
 
     study: str
@@ -74,10 +72,9 @@ class Comparison(Model):
 
 
 def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = None) -> StudyPicture:
-    """Return all that the page of a study shows; the rules of thumb where some were audited.
+    """Return the content of a study's page; ``trials``, if given, are all of its trials.
 
-    ``trials`` are all that the study has, where they have been read.
-    Raises `NotFoundError`, and `TargetNotReachedError` where no trial reached the target.
+    Raises `NotFoundError`, and `TargetNotReachedError` if no trial reached the target.
     """
     study, trials = store.study(name), store.trials(name) if trials is None else trials
     found = answer(store, name, trials=trials)
@@ -98,10 +95,7 @@ def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = N
 
 
 def svg_of(store: Store, name: str) -> str:
-    """Return one picture of a study as an SVG document, with the day it was made.
-
-    Raises `NotFoundError`, and `TargetNotReachedError` where no trial reached the target.
-    """
+    """Return a study's chart as a dated SVG document; see `picture_of` for errors."""
     found, study = answer(store, name), store.study(name)
     spec = spec_of(study)
     default = spec.default.batch_size if spec.default_is_known else None
@@ -109,20 +103,15 @@ def svg_of(store: Store, name: str) -> str:
 
 
 def compare(studies: Sequence[tuple[Store, str]]) -> list[Comparison]:
-    """Return studies side by side, each on the device it is bound to, with its figure over that of the first.
-
-    Each is named with the store that holds it, which is closed. Raises `NotFoundError` where one does not exist.
-    """
+    """Return studies side by side, each relative to the first; closes the stores."""
     with ExitStack() as stack:
         for store in dict.fromkeys(store for store, _ in studies):
-            stack.enter_context(store)  # which names a row that cannot be used
+            stack.enter_context(store)  # names a row that cannot be used
         found = [_Compared(store, name) for store, name in studies]
     return [one.beside(found[0]) for one in found]
 
 
 class _Compared:
-    """A study to compare, with its answer where there is one."""
-
     def __init__(self, store: Store, name: str) -> None:
         self.database = store.masked_url
         self.study: StudyRecord = store.study(name)
@@ -140,11 +129,10 @@ class _Compared:
         confirmed = [one for one in counted if one.phase is Phase.CONFIRM]
         timed = step_seconds_of(store.probes(name).values(), spec_of(self.study).timed_model)
         objective = objective.between(confirmed, timed, counted)
-        if all((objective.figure(run) or 1) > 0 for run in runs):  # a metric may be below zero: there are no ratios
+        if all((objective.figure(run) or 1) > 0 for run in runs):  # a metric may be negative
             self.estimate = estimate(runs, objective)
 
     def beside(self, first: _Compared) -> Comparison:
-        """Return the study's row in a comparison with the first."""
         environment = self.study.environment
         row = Comparison(
             study=self.study.name,
@@ -176,7 +164,6 @@ class _Compared:
         )
 
     def _unlike(self, first: _Compared) -> str | None:
-        """Return why the study's figure does not compare with that of the first."""
         unit, other_unit = (objective_of(spec_of(one)).unit for one in (self.study, first.study))
         differs = {
             "other objective": self.study.objective != first.study.objective,
@@ -197,7 +184,7 @@ def _ratio(figure: Estimate | None, first: Estimate | None) -> Ratio | None:
 
 
 def compared_row(one: Comparison) -> dict[str, Any]:
-    """Return a comparison's row."""
+    """Return a comparison as a row."""
     objective = str(one.objective).replace("_", " ")
     head = [one.study, one.device, one.precision, one.workload, objective, one.target]
     if one.optimal_batch_size is None or one.flat_range is None:

@@ -1,4 +1,4 @@
-"""What a driver reports to the boards of its study, and what it tells the user about them."""
+"""Report a study's trials to its boards."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
+# States whose end may come from another driver.
 UNFINISHED = frozenset({TrialState.RUNNING, TrialState.PAUSED})
-"""The states of trials whose end may come from another driver."""
 
 
 class Reporter(Listener):
-    """Tells ``watcher`` everything, reports the trials of one driver to its boards, and notes failed deliveries."""
+    """Forwards events to ``watcher``, sends trials to boards, and notes failed deliveries."""
 
     def __init__(self, boards: BoardProcess, watcher: Listener) -> None:
         self._boards, self._watcher = boards, watcher
@@ -37,7 +37,7 @@ class Reporter(Listener):
 
     @contextmanager
     def reporting(self, store: Store, spec: StudySpec, train_samples: int | None) -> Iterator[None]:
-        """Report what happens inside, to a study in an open store."""
+        """Report events within the context."""
         self._store, self._name, self._metric = store, spec.name, spec.target.metric
         self._train_samples = train_samples
         study = store.study(spec.name)
@@ -53,19 +53,19 @@ class Reporter(Listener):
         try:
             yield
         finally:
-            with suppress(BSSearchError):  # a database that is lost ends no run twice
+            with suppress(BSSearchError):  # a lost database must not end the run twice
                 self._tell_the_rest(store)
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
-        """Pass it on."""
+        """Forward the event."""
         self._watcher.opened(study, database, continued)
 
     def note(self, message: str) -> None:
-        """Pass it on."""
+        """Forward the note."""
         self._watcher.note(message)
 
     def started(self, trial: TrialRecord, history: History) -> None:
-        """Report a trial that starts or resumes."""
+        """Report a started or resumed trial."""
         self._watcher.started(trial, history)
         at = self._starts[trial.number] = trial.created_at.timestamp()
         self._unfinished.add(trial.number)
@@ -91,21 +91,21 @@ class Reporter(Listener):
         self._tell("observed", number=number, points=[point])
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """Report the end of a trial, or that it is paused."""
+        """Report an ended or paused trial."""
         self._watcher.ended(trial, history)
         if trial.state is not TrialState.PAUSED:
             self._unfinished.discard(trial.number)
         self._tell_end(trial)
 
     def search_ended(self, reason: str, history: History) -> None:
-        """Report the answer of the search, before its confirmation."""
+        """Report the search's answer before confirmation."""
         self._watcher.search_ended(reason, history)
         if self._store is not None:
             with suppress(BSSearchError):
                 self._tell_answer(self._store)
 
     def _tell_the_rest(self, store: Store) -> None:
-        """Report the answer as it is now, and ends of trials that this driver has not seen."""
+        """Report the final answer and the ends of other drivers' trials."""
         for trial in store.trials(self._name) if self._unfinished else []:
             if trial.number in self._unfinished and trial.state not in UNFINISHED and trial.outcome is not None:
                 self._tell_end(trial)
@@ -148,7 +148,7 @@ class Reporter(Listener):
         self._pass_on_notes()
 
     def close(self) -> None:
-        """End the boards once they have written all, or at the deadline."""
+        """End the boards when they have written everything, or at the deadline."""
         self._boards.close()
         self._pass_on_notes()
 
@@ -162,7 +162,7 @@ def _sizes(one: Any) -> dict[str, Any]:
 
 
 def _numbers(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers among values with their names, those of nested values after the outer name and ``_``."""
+    """Yield numbers by name; nested names are joined with ``_``."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{before}{name}_")
@@ -172,9 +172,9 @@ def _numbers(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str,
 
 @contextmanager
 def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[tuple[Listener, Reporter | None]]:
-    """Give the listener of a run, and what reports it to the boards of its spec if there are any.
+    """Give the listener of a run, and the reporter to its boards if any.
 
-    Raises `UsageError` for a board that is not known or not installed.
+    Raises `UsageError` for an unknown or missing board.
     """
     names = boards_of(spec) if reports else ()
     check_boards(names)

@@ -1,4 +1,4 @@
-"""``rerun``: a stored trial trained again as it was, without storing it, and held against what is stored.
+"""``rerun``: train a stored trial again, without storing it, and compare.
 
 ::
 
@@ -46,24 +46,21 @@ from bssearch.storage.repository import Store, open_store
 from bssearch.workloads.base import SHIPPED
 
 Known = str | int | float | bool | None
-"""What is compared of two environments; None where it is not there."""
 
+# Ends that do not depend on who runs the trial; others were stopped by a limit or from outside.
 ENDS_BY_ITSELF = frozenset({TrialState.REACHED, TrialState.DIVERGED, TrialState.OOM, TrialState.FAILED})
-"""How a trial ends whoever runs it: by its target or a mishap. All others were stopped, by a limit or from outside."""
 
-FAILURES = ENDS_BY_ITSELF - {TrialState.REACHED}
-"""The ends that must be the same in a trial and its rerun, though neither reached the target."""
+FAILURES = ENDS_BY_ITSELF - {TrialState.REACHED}  # ends without reaching the target that a rerun must repeat
 
 
-LARGEST_NUMBER = 2**31 - 1
-"""The largest trial number that every database's integer column holds."""
+LARGEST_NUMBER = 2**31 - 1  # the largest integer of every database's column
 
+# Fields about the workload's code, listed first as the likeliest cause.
 CODE = ("workload_revision", "git_revision", "git_dirty")
-"""The fields of an environment that are of the workload's code: told first, for that decides most."""
 
 
 class Compared(Model):
-    """The metric of one evaluation, as stored and as it came out again."""
+    """The metric of one evaluation, stored and repeated."""
 
     step: int
     then: float
@@ -71,7 +68,7 @@ class Compared(Model):
 
 
 class Difference(Model):
-    """Something in which the two environments differ."""
+    """A difference between two environments."""
 
     name: str
     then: Known
@@ -79,7 +76,7 @@ class Difference(Model):
 
 
 class Ran(Model):
-    """How a trial came out: its end, its steps, and seconds to the target, null where it did not get there."""
+    """A run's end, steps, and seconds to the target."""
 
     state: TrialState
     reason: str
@@ -92,19 +89,17 @@ class Ran(Model):
 
     @classmethod
     def of(cls, outcome: TrialOutcome, state: TrialState) -> Ran:
-        """Return what is told of an outcome; ``state`` is its own, or that of the trial that it was stopped like."""
+        """Make it; ``state`` may be the stopped original's."""
         told = {name: getattr(outcome, name) for name in cls.model_fields if name != "state"}
         return cls.model_validate({**told, "state": state})
 
 
 class RerunRun(Ran):
-    """One rerun beside what is stored.
+    """One rerun beside the stored trial.
 
-    ``identical``: the same end (state, steps, steps to the target, and of a failure its reason), and the same metric
-    to the last bit at every evaluation that one of both has; of a trial that was stopped, at all until there. Null
-    where nothing tells: neither has an evaluation. ``only_then`` and ``only_now`` are how many of these evaluations
-    one alone has. ``first_difference_step`` is the first evaluation whose metric differs, ``largest_difference`` the
-    largest difference of a metric; null where there is none.
+    ``identical``: same state, steps, steps to the target and failure reason, and bit-equal metrics at all evaluations;
+    of a stopped trial only the metrics up to there. Null without evaluations. ``only_then`` and ``only_now`` count
+    evaluations of one side.
     """
 
     identical: bool | None
@@ -118,12 +113,10 @@ class RerunRun(Ran):
 
 
 class Rerun(Model):
-    """The reruns of a trial: the contract of ``rerun --format json``.
+    """A trial's reruns: the contract of ``rerun --format json``.
 
-    ``then`` is the trial as stored. ``identical`` holds where it does of every run, and is false where it is of one.
-    ``steps_ratio`` is the median over the runs of the steps to the target, over those
-    stored; ``time_ratio`` that of the train seconds to the target, or where one of both has none, until the last
-    evaluation that both have. Null where nothing can be divided. ``differences`` are those of the two environments.
+    ``steps_ratio`` is the median steps to the target over the stored ones; ``time_ratio`` that of train seconds, or of
+    those to the last common evaluation if one run missed the target.
     """
 
     schema_version: int = 1
@@ -141,10 +134,7 @@ class Rerun(Model):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What is stored of a trial that can be run again.
-
-    ``spec`` is the one by which it was started, ``request`` what its worker is asked to do again.
-    """
+    """A stored trial with its original ``spec`` and worker's ``request``."""
 
     study: StudyRecord
     spec: StudySpec
@@ -156,31 +146,26 @@ class Stored:
 
     @property
     def until_step(self) -> int | None:
-        """Return the step at which a rerun is stopped, where the trial was stopped; None where it ended by itself."""
+        """Return the step to stop at; None if the trial ended by itself."""
         if self.outcome.state in ENDS_BY_ITSELF:
             return None
         return self.curve[-1].step
 
     @property
     def was_stopped(self) -> bool:
-        """Return whether a limit or somebody from outside ended the trial, at whatever step it then was."""
+        """Return whether a limit or a user stopped the trial."""
         return self.outcome.state not in ENDS_BY_ITSELF or (
             self.outcome.state is TrialState.REACHED and not self.request.plan.stop_at_target
         )
 
 
 def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Rerun:
-    """Train a stored trial ``runs`` times again, as it was, and return how it came out; nothing is stored.
+    """Train a stored trial again and compare; nothing is stored.
 
-    Its configuration, seed, evaluation cadence and threads are those of the trial, all else that of the spec by which
-    it was started. It runs in one slot, for at most the study's ``budget.trial_train_seconds``; if the trial was
-    stopped (pruned, paused, capped, …) a rerun is stopped at its last evaluation. The stored workload runs only if this
-    user has run it on this machine; else ``launch.workload`` names it. The listener is told what differs before
-    anything runs.
+    Runs in one slot within ``budget.trial_train_seconds``, with the trial's own settings; a stopped trial stops again
+    at its last evaluation. The workload must be known on this machine, or given by ``launch.workload``.
 
-    Raises `UsageError` for fewer than 1 ``runs``, a trial that has not started, still runs, or ended before its first
-    evaluation, an imported study, and code that is not known; `NotFoundError`, `DatabaseError`, `WorkloadError`,
-    `LaunchError`, and `InterruptedRunError` on Ctrl-C.
+    Raises `UsageError` for ``runs`` < 1, an unsuitable trial or unknown code; else as `run_study`.
     """
     if runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
@@ -197,10 +182,7 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
 
 
 def stored_trial(store: Store, study: str, number: int) -> Stored:
-    """Return what is stored of a trial that can be run again.
-
-    Raises `NotFoundError`, and `UsageError` for a trial that cannot be run again.
-    """
+    """Load a trial to rerun; raise `NotFoundError` or `UsageError`."""
     record = store.study(study)
     if number > LARGEST_NUMBER:
         raise NotFoundError(f"study {study!r} has no trial {number}")
@@ -215,10 +197,8 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
 
 
 def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
-    """Return what the trial's worker was asked to do, by the study's whole train seconds.
-
-    The trial's own limit may have been what the incumbent left it: on a slow day a rerun would end before its trial
-    did. Its steps decide, not its seconds.
+    """Return the worker's request with the study's full time limit: on a slow day the trial's own would end too
+    early.
     """
     full = spec.budget.trial_train_seconds
     kept = trial.kept | {"train_seconds_limit": max(trial.train_seconds_limit, full)}
@@ -234,7 +214,6 @@ def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
 
 
 def _spec_at(store: Store, record: StudyRecord, number: int) -> StudySpec:
-    """Return the spec by which a trial was started, the study's own where that was not kept, under its name of now."""
     kept = store.spec_at(record.name, number)
     return spec_of(record if kept is None else replace(record, spec={**kept, "name": record.name}))
 
@@ -251,13 +230,11 @@ def _why_not(spec: StudySpec, trial: TrialRecord, curve: Sequence[Observation]) 
 
 
 def _for_one_trial(stored: Stored) -> StudySpec:
-    """Return the trial's spec with one slot of the threads that it had."""
     executor = stored.spec.executor.model_copy(update={"slots": 1, "threads": stored.trial.threads})
     return stored.spec.model_copy(update={"executor": executor})
 
 
 def _warn(stored: Stored, now: Environment, listener: Listener) -> None:
-    """Say before anything runs what makes a comparison worth less."""
     then = stored.environment
     if then.fingerprint != now.fingerprint:
         listener.note(
@@ -274,7 +251,6 @@ def _warn(stored: Stored, now: Environment, listener: Listener) -> None:
 def _run(
     stored: Stored, executor: Executor, index: int, runs: int, listener: Listener
 ) -> tuple[TrialOutcome, list[Observation]]:
-    """Run the trial once more; one that was stopped where the stored one was has the state of that."""
     configuration = stored.trial.configuration
     listener.note(
         f"run {index + 1} of {runs}: trial {stored.trial.number} of {stored.study.name}, "
@@ -305,7 +281,6 @@ def _compared(stored: Stored, made: Sequence[tuple[TrialOutcome, list[Observatio
 
 
 def _against(stored: Stored, outcome: TrialOutcome, curve: Sequence[Observation]) -> RerunRun:
-    """Return a rerun beside the stored trial."""
     then = {one.step: one for one in stored.curve}
     both = [(then[one.step], one) for one in curve if one.step in then]
     differing = [(old.step, abs(new.metric - old.metric)) for old, new in both if old.metric != new.metric]
@@ -327,10 +302,7 @@ def _against(stored: Stored, outcome: TrialOutcome, curve: Sequence[Observation]
 
 
 def _ended_alike(stored: Stored, outcome: TrialOutcome) -> bool:
-    """Return whether a rerun ended as the stored trial did; of one that was stopped its evaluations tell the rest.
-
-    The reason of want of memory names bytes that other processes left: it is not compared.
-    """
+    """Compare ends; out-of-memory reasons are ignored, as they name other processes' bytes."""
     before = stored.outcome
     if before.state not in ENDS_BY_ITSELF:
         return outcome.state not in ENDS_BY_ITSELF
@@ -359,10 +331,7 @@ def _median(ratios: Sequence[float | None]) -> float | None:
 
 
 def differences(stored: Stored, now: Environment, outcome: TrialOutcome) -> Iterator[Difference]:
-    """Yield in what the environment of a rerun, and the GPU of its ``outcome``, differ from those of the trial.
-
-    What was not known then is left out: an older bssearch kept less.
-    """
+    """Yield recorded differences of environment and GPU."""
     then_known, now_known = _facts(stored.environment, stored.outcome), _facts(now, outcome)
     for name, then in then_known.items():
         if then is not None and then != now_known[name]:
@@ -374,7 +343,6 @@ def differences(stored: Stored, now: Environment, outcome: TrialOutcome) -> Iter
 
 
 def _facts(environment: Environment, outcome: TrialOutcome) -> dict[str, Known]:
-    """Return what is known of where a trial ran, what decides most first; libraries apart."""
     told: dict[str, Any] = asdict(environment)
     del told["libraries"]
     first = {name: told.pop(name) for name in CODE}
@@ -383,17 +351,16 @@ def _facts(environment: Environment, outcome: TrialOutcome) -> dict[str, Known]:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """The ``command`` that runs a trial again, and lines on what must be the same where it runs."""
+    """The ``command`` that repeats a trial, and notes on its requirements."""
 
     command: str
     notes: tuple[str, ...]
 
 
 def reproduction(store: Store, study: str, trial: int, *, names_database: bool = False) -> Reproduction:
-    """Return how to run a stored trial again, by a command that names the store's database where asked.
+    """Return the command that repeats a stored trial.
 
-    A URL with a password is named in the notes, masked, and not in the command. Raises `UsageError` for a trial that
-    cannot be run again.
+    A password stays out of it. Raises `UsageError` if the trial cannot run again.
     """
     stored = stored_trial(store, study, trial)
     words = ["bssearch", "trial", "rerun", study, str(trial)]
@@ -406,7 +373,6 @@ def reproduction(store: Store, study: str, trial: int, *, names_database: bool =
 
 
 def _notes(stored: Stored) -> Iterator[str]:
-    """Yield what must be the same for the same steps, and on what device the seconds compare."""
     trial, environment = stored.trial, stored.environment
     started = f", started by {trial.started_by}" if trial.started_by else ""
     yield f"trial {trial.number} of {stored.study.name}: {trial.state}, seed {trial.seed}{started}"

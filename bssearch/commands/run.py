@@ -1,4 +1,4 @@
-"""``run`` and ``confirm``: a study is run to its end, or on from where it stopped."""
+"""``run`` and ``confirm``: run or resume a study."""
 
 from __future__ import annotations
 
@@ -23,18 +23,14 @@ from bssearch.spec.parts import ConfirmSpec
 
 
 def run_study(spec: StudySpec, launch: Launch = HERE, *, from_quick: bool = False) -> Answer:
-    """Run a study to its end, or on from where it stopped, and return the answer.
+    """Run or resume a study and return the answer.
 
-    If ``launch`` gives a workload, the study names that workload in the place of the spec's. The search begins at the
-    stored quick answer; ``from_quick`` makes one first if there is none and the search has not ended before.
-
-    Several processes, on several machines, may run one study at once. A study whose workload's file has changed since
-    its first run is refused unless ``launch.allow_changed_workload``: trials of two codes do not compare. So is a GPU
-    that another program computes on, unless ``launch.allow_busy``. Nothing is written before the spec has been checked
-    against the workload.
+    A workload in ``launch`` replaces the spec's. ``from_quick`` makes a quick answer to start from, if none is stored.
+    Several processes and machines may run one study. Refused unless allowed: changed workload code, whose trials are
+    not comparable (``launch.allow_changed_workload``), and a busy GPU (``launch.allow_busy``).
 
     Raises `SpecError`, `WorkloadError`, `DatabaseError`, `LaunchError`, `InterruptedRunError`, `UsageError` for
-    ``from_quick`` under an objective other than seconds, and `TargetNotReachedError` if no trial reached the target.
+    ``from_quick`` with an objective other than seconds, and `TargetNotReachedError` if no trial reached the target.
     """
     if from_quick and not objective_of(spec).trials_race:
         raise UsageError(
@@ -50,14 +46,14 @@ def run_study(spec: StudySpec, launch: Launch = HERE, *, from_quick: bool = Fals
 
 
 def run_opened(study: OpenStudy) -> Answer:
-    """Run an open study to its end, batches that grow too, and return the answer; raises what `run_study` raises."""
+    """Run an open study to its end; raises as `run_study`."""
     study.driver().run()
     grow(study)
     return answer(study.store, study.spec.name)
 
 
 def grow(study: OpenStudy) -> None:
-    """Search how the batch should grow, where the space or a person says so, and run the best beside the optimum."""
+    """Search batch schedules if asked, and confirm the best."""
     asked = any(trial.phase is Phase.GROWTH for trial in study.store.trials(study.spec.name))
     if study.spec.space.batch_schedule is None and not asked:
         return
@@ -71,7 +67,6 @@ def grow(study: OpenStudy) -> None:
 
 
 def _tell_of_quick_answer(study: OpenStudy) -> None:
-    """Say where the search begins, where a quick answer is stored."""
     prior = quick_prior(study.store, study.spec)
     if prior is not None:
         low, high = prior.interval
@@ -83,10 +78,7 @@ def _tell_of_quick_answer(study: OpenStudy) -> None:
 def with_confirmation(
     spec: StudySpec, *, runs: int | None = None, max_runs: int | None = None, train_seconds: float | None = None
 ) -> StudySpec:
-    """Return a spec with other settings of its confirmation; None leaves one as it is.
-
-    Raises `UsageError` for fewer runs than it has, and for settings that do not go together.
-    """
+    """Change confirmation settings; None keeps a setting. Raises `UsageError`."""
     stored = spec.confirm
     if runs is not None and runs < stored.runs:
         raise UsageError(f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}")
@@ -106,10 +98,9 @@ def with_confirmation(
 
 
 def confirm_study(spec: StudySpec, launch: Launch = HERE, *, to_budget_runs: int | None = None) -> Answer:
-    """Run what is missing of a stored study's confirmation, store its settings with the study, and return the answer.
+    """Run missing confirmation and return the answer; can be resumed.
 
-    With ``to_budget_runs`` each finalist is trained that often to its full train seconds instead, whenever it reaches
-    the target. Raises what `run_study` raises. Interrupted, the same call goes on.
+    With ``to_budget_runs`` finalists train that often to the full limit instead. Raises as `run_study`.
     """
     with opened(spec, launch, keeps_name=True, reports=True) as study:
         driver = study.driver()

@@ -1,4 +1,4 @@
-"""A study whose trials a function of the user's own trains, or a loop that asks for them: for notebooks and frameworks.
+"""A study trained by the user's function or loop, for notebooks and frameworks.
 
 ::
 
@@ -40,10 +40,9 @@ Objective = Callable[[LoopTrial], object]
 
 
 class Study:
-    """A study in this process; ``objective`` trains a trial, or the caller's own loop does: `ask`, train, `tell`.
+    """A study in this process, trained by ``objective`` or by the caller between `ask` and `tell`.
 
-    ``spec`` is a spec, a dict, or the path of a file; it names no workload. Trials run one after the other, in the
-    thread that calls. One that nobody holds any more ends as if it were closed.
+    ``spec`` is a spec, dict or path without a workload. Trials run one by one in the calling thread.
     """
 
     def __init__(
@@ -67,19 +66,16 @@ class Study:
             _revision(objective),
         )
         self._asked: Piece | None = None
-        # One that nobody holds any more ends: its trial would run for good, and other drivers of the study wait for it.
+        # A dropped study must end: its trial would block other drivers of the study.
         weakref.finalize(self, self._search.abandon).atexit = False
 
     def run(self) -> Answer:
-        """Call the objective for each trial until the study has ended, or on from where it stopped; return the answer.
+        """Run the objective until the study ends; return the answer.
 
-        The first Ctrl-C, SIGTERM, or interrupt of a notebook's kernel ends the run in good order, as that of `bssearch
-        run`: the trial that trains is paused at its next step, where it has named its `trial.state`, else cancelled;
-        all else is stored, and `InterruptedRunError` is raised. A new `Study` of the same spec and objective goes on
-        with it. The second one cancels the trial at once, as the first one does before the first trial or step time.
-        Outside the main thread, where Python takes no signals, they stay as they are.
-
-        Raises what `bssearch.run_study` raises, and `UsageError` where there is no objective.
+        The first Ctrl-C, SIGTERM or kernel interrupt pauses the trial at its next step if it named its `trial.state`,
+        else cancels it, and raises `InterruptedRunError`; a new `Study` resumes. A second signal cancels at once. Only
+        the main thread handles signals. Otherwise raises as `bssearch.run_study`, and `UsageError` without an
+        objective.
         """
         if self._objective is None:
             raise UsageError("study.run() calls an objective, and there is none", hint="Study(spec, objective=train)")
@@ -107,11 +103,10 @@ class Study:
         return self.answer
 
     def ask(self) -> LoopTrial | None:
-        """Return the next trial to train, with all random generators set to its seed; None once the study has ended.
+        """Return the next trial, with all generators seeded; None at the end.
 
-        The first are no trials of the search: they say what the loop is, and how long its steps take at each batch
-        size; train them like the others, until ``trial.should_stop``. Raises `UsageError` where the last one has not
-        been told, and whatever ends the study.
+        The first trials only time the loop: train them too, until ``trial.should_stop``. Raises `UsageError` before
+        `tell`, and any error that ends the study.
         """
         if self._asked is not None:
             raise UsageError("ask() before tell(): one trial is trained at a time")
@@ -124,10 +119,7 @@ class Study:
         return piece.begin()
 
     def tell(self, trial: LoopTrial, error: BaseException | None = None) -> None:
-        """Say that a trial's training is over: by itself, or by an ``error``, with which it has failed.
-
-        Raises `UsageError` where it is not the trial that was asked for last.
-        """
+        """Report a trial's end, or its ``error``; raise `UsageError` for another trial."""
         if self._asked is None or self._asked.trial is not trial:
             raise UsageError("tell() of a trial that is not the one asked for last")
         piece, self._asked = self._asked, None
@@ -135,13 +127,13 @@ class Study:
 
     @property
     def answer(self) -> Answer:
-        """Return the answer of the study once it has ended. Raises `UsageError` before."""
+        """Return an ended study's answer; raises `UsageError` before."""
         if self._search.answer is None:
             raise UsageError(f"study {self.spec.name!r} has not ended", hint=f"bssearch.best({self.spec.name!r})")
         return self._search.answer
 
     def close(self) -> None:
-        """End the study where it is; every trial that had ended is stored. Nothing more where it has ended."""
+        """End the study now and keep ended trials."""
         asked, self._asked = self._asked, None
         if asked is not None:
             asked.let_go()
@@ -157,7 +149,7 @@ class Study:
 
 
 class _Search:
-    """The search of a study, in a thread of its own; it holds nothing of the `Study`, which may be let go meanwhile."""
+    """The search in its own thread; holds no reference to `Study`, so that it can be dropped."""
 
     def __init__(self, spec: StudySpec, launch: Launch, revision: str) -> None:
         self.answer: Answer | None = None
@@ -171,7 +163,6 @@ class _Search:
         self._error: BaseException | None = None
 
     def next_piece(self) -> Piece | None:
-        """Start the search, where it has not been, and wait for the next piece of work; None once it has ended."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._drive, name=f"bssearch study {self._spec.name}", daemon=True)
             self._thread.start()
@@ -179,31 +170,26 @@ class _Search:
         return None if self._executor is None else self._executor.next_piece()
 
     def stops_in_order(self) -> bool:
-        """Have the search stop in good order; return whether it has begun, so that it can."""
         if self._driver is None:
             return False
         self._driver.interrupts.ask()
         return True
 
     def interrupt(self) -> None:
-        """Have the search end where it is, where it was started, and wait for its end."""
         if self._thread is not None:
             self._ready.wait()
             self.abandon()
             self.join()
 
     def abandon(self) -> None:
-        """Have the search end where it is, as soon as it waits; nothing is waited for."""
         if self._executor is not None:
             self._executor.interrupt()
 
     def join(self) -> None:
-        """Wait until the search has ended, where it was started."""
         if self._thread is not None:
             self._thread.join()
 
     def raise_error(self) -> None:
-        """Raise what ended the study, if that was an error."""
         if self._error is not None:
             raise self._error from None
 
@@ -231,7 +217,7 @@ class _Search:
 
 
 def _revision(objective: Objective | None) -> str:
-    """Return 12 hex digits of the SHA-256 of an objective's source; of a loop that asks nothing is known."""
+    """Hash an objective's source (12 hex digits of SHA-256)."""
     if objective is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""``trials``: the trials of a study as flat rows and as a data frame."""
+"""``trials``: a study's trials as rows and as a data frame."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
-    """Return a study's trials as a data frame, one row a trial.
+    """Return a data frame with a row per trial.
 
-    It has the columns of ``trials.csv`` (`trial_table`), ``sampled`` as a whole beside its parts, and the ``traceback``
-    of a trial's end. Raises `NotFoundError` and `DatabaseError`.
+    Columns are those of ``trials.csv``, ``sampled`` as a whole, and ``traceback``. Raises `NotFoundError` and
+    `DatabaseError`.
     """
     import pandas as pd
 
@@ -45,7 +45,7 @@ def matching_trials(
     state: TrialState | None = None,
     batch_size: int | None = None,
 ) -> list[TrialRecord]:
-    """Return the trials of a phase, in a state and of a batch size, each where it is given."""
+    """Filter trials by phase, state and batch size."""
     return [
         trial
         for trial in trials
@@ -57,7 +57,7 @@ def matching_trials(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fastest:
-    """The trial that reached the target soonest, by measured seconds or, where others disturbed it, by a product."""
+    """The fastest trial, by measured seconds, or steps × step time if contended."""
 
     trial: int
     batch_size: int
@@ -67,10 +67,10 @@ class Fastest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A study's budget of search trials and how many are spent, its running trials, and its trials by phase and state.
+    """A study's spent budget, running trials, and trials by phase and state.
 
-    ``train_seconds`` are those of all ended trials. ``search_ended`` says why the search is over, None while it is not.
-    Of an imported study all runs count as search trials.
+    ``train_seconds`` cover all ended trials. ``search_ended`` is the reason, or None. Imported runs count as search
+    trials.
     """
 
     study: str
@@ -98,7 +98,7 @@ class Status:
 
 
 def status(store: Store, study: str, trials: Sequence[TrialRecord] | None = None) -> Status:
-    """Return how far a stored study is; ``trials`` are all it has, where they were read. Raises `NotFoundError`."""
+    """Return a study's progress; ``trials``, if given, are all of its trials."""
     spec = spec_of(store.study(study))
     trials = store.trials(study) if trials is None else trials
     searched = [trial for trial in trials if spec.is_imported or trial.phase is Phase.SEARCH]
@@ -127,7 +127,6 @@ def status(store: Store, study: str, trials: Sequence[TrialRecord] | None = None
 
 
 def _search_ended(store: Store, spec: StudySpec, searched: Sequence[TrialRecord]) -> str | None:
-    """Return why the search is over, as it was stored then; None where it has gone on since, or is to."""
     if any(not trial.state.is_finished for trial in searched):
         return None
     end = stored_end(store, spec.name)

@@ -1,4 +1,4 @@
-"""Trials outside a study: one at a time on an executor, their curves returned and nothing stored."""
+"""Trials outside a study: one at a time, nothing stored."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from bssearch.search.shift import Interrupts
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
-POLL_SECONDS = 0.2
-"""Seconds between two looks for Ctrl-C: a choice, too short to be felt."""
+POLL_SECONDS = 0.2  # poll interval for Ctrl-C
 
 
 def step_time_of_default(
     spec: StudySpec, executor: Executor, batch_size: int, memory: MemoryBoundary = UNKNOWN
 ) -> ProbeRecord:
-    """Time the default configuration at a batch size; cadence and micro-batches are those of the study's own trials.
+    """Time the default at a batch size, with the cadence and micro-batches of real trials.
 
-    Raises `LaunchError` where not even a micro-batch of one sample fits.
+    Raises `LaunchError` if not even one sample fits.
     """
     too_large: list[MemoryUse] = []
     probe = measure_step_time_at(spec, executor, batch_size, memory, too_large.append)
@@ -49,12 +48,10 @@ def step_time_of_default(
 def run_default(
     spec: StudySpec, executor: Executor, index: int, *, probe: ProbeRecord, limit: float, stop_at_target: bool
 ) -> tuple[TrialOutcome, list[Observation]]:
-    """Run the default configuration with the seed of this index; return its outcome and curve.
+    """Run the default with the seed of ``index``; return its outcome and curve.
 
-    ``probe`` is its step time, with its split into micro-batches and its evaluation cadence.
-    Without ``stop_at_target`` the spec's target may mean nothing, so that such a run is never judged by its distance
-    from chance.
-    Raises `LaunchError` where the trial fails or runs out of memory, `InterruptedRunError` on Ctrl-C.
+    Without ``stop_at_target`` the target is not used, nor is the distance from chance. Raises `LaunchError` if the
+    trial fails or runs out of memory, `InterruptedRunError` on Ctrl-C.
     """
     assert probe.eval_every_steps is not None, "the default was timed"
     full = stop_at_target and limit >= spec.budget.trial_train_seconds
@@ -83,9 +80,9 @@ def run_default(
 def run_request(
     executor: Executor, request: TrialRequest, *, until_step: int | None = None
 ) -> tuple[TrialOutcome, list[Observation]]:
-    """Run one trial, and stop it where it has been evaluated at ``until_step``; return its outcome and curve.
+    """Run one trial, stopping at ``until_step``; return its outcome and curve.
 
-    Raises `LaunchError` where no worker can be started, `InterruptedRunError` on Ctrl-C.
+    Raises `LaunchError` if no worker starts, `InterruptedRunError` on Ctrl-C.
     """
     curve: list[Observation] = []
     try:

@@ -1,4 +1,4 @@
-"""A study's spec: its model, and how it is read from a file."""
+"""A study's spec: its model and its reader."""
 
 from bssearch.spec.model import StudySpec
 from bssearch.spec.reader import checked, find_spec, load_spec

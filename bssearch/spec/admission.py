@@ -1,8 +1,7 @@
-"""Which configurations may train: those that the spec of the person who runs them allows.
+"""Check every configuration against the user's spec before it trains.
 
-A database or an imported file can hold any values, and a command puts them into a shell's words. So each stored
-configuration is checked against the spec before it trains, however it comes: queued, retried, resumed, confirmed,
-audited or rerun.
+A database or an imported file can hold any values, and a command puts them into shell words. So queued, retried,
+resumed, confirmed, audited and rerun configurations are all checked.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from bssearch.spec.space.own_parameters import LARGEST_NUMBER, OwnRange, kind_of
 COUNTS = ("batch_size", "micro_batch_size", "accumulation_steps", "world_size")
 NUMBERS = ("learning_rate", *TRAINING_PARAMETERS)
 
+# Phases with configurations from rules of thumb, which may leave the space.
 BEYOND_BOUNDS = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
-"""Phases whose numbers rules of thumb give, which may leave the ranges of the space."""
 
 
 def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path | None) -> TrialRequest:
-    """Return the request for the trial of a plan.
+    """Return the request for a planned trial.
 
-    The numbers of a stored trial must be in the space. Those of a new search trial and of an audit must be possible
-    at all: a quick answer and an audit may try a learning rate beyond the searched range.
+    Stored trials must be in the space; new search trials and audits only need possible numbers, because quick answers
+    and audits may leave the searched learning rates.
 
     Raises:
-        UsageError: the spec does not allow the configuration. The message names each value and its bound.
+        UsageError: the spec does not allow the configuration; names each value and its bound.
     """
     in_bounds = not plan.is_new_search and plan.phase not in BEYOND_BOUNDS
     problem = problem_with(spec, plan.configuration, in_bounds=in_bounds)
@@ -49,10 +48,10 @@ def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path 
 
 
 def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bool = True) -> str | None:
-    """Return why the spec does not allow a configuration, None if it does.
+    """Return why the spec does not allow a configuration, or None.
 
-    Names, types, choices and the optimizer with its options must be those of the space. With ``in_bounds`` numbers
-    must be in its ranges, too, except those of the spec's default.
+    Names, types, choices and optimizer options must match the space; with ``in_bounds`` also ranges, except for the
+    default.
     """
     space = spec.space
     if (problem := _problem_with_types(configuration)) is not None:
@@ -71,7 +70,7 @@ def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bo
 
 
 def _problem_with_types(configuration: Configuration) -> str | None:
-    """Return which value has a type that it cannot have: a column of SQLite holds any, whatever its own type."""
+    """Return a value of a wrong type: SQLite columns hold any type."""
     counts = {name: getattr(configuration, name) for name in COUNTS}
     if (problem := _problem_with_counts(counts)) is not None:
         return problem
@@ -128,7 +127,6 @@ def _problem_with_growth(spec: StudySpec, configuration: Configuration) -> str |
 
 
 def _problem_with_parameters(spec: StudySpec, configuration: Configuration) -> str | None:
-    """Return why a name, a type or a choice among the parameters is none of the spec's, None if all are."""
     space, default = spec.space, spec.default_configuration
     offered = {one.name: one for one in space.optimizers}
     if configuration.optimizer not in {*offered, default.optimizer}:
@@ -155,14 +153,13 @@ def _problem_with_parameters(spec: StudySpec, configuration: Configuration) -> s
 
 
 def _some_of(domain: Any) -> Any:
-    """Return some value of a domain."""
     if isinstance(domain, tuple):
         return domain[0]
     return domain.low if isinstance(domain, Range) else domain
 
 
 def _is_default_of(spec: StudySpec, configuration: Configuration) -> bool:
-    """Return whether a configuration is the default, or the default carried to another batch size by the rules."""
+    """Return whether it is the default, or the default carried to another batch size."""
     default, space, size = spec.default_configuration, spec.space, configuration.batch_size
     if configuration.trains_like(default):
         return True
@@ -172,7 +169,6 @@ def _is_default_of(spec: StudySpec, configuration: Configuration) -> bool:
 
 
 def _impossible(configuration: Configuration) -> list[str]:
-    """Return the numbers of a configuration that no trial can have, each with its bound."""
     limits = {**OPTION_LIMITS, **LIMITS}
     values = {name: getattr(configuration, name) for name in TRAINING_PARAMETERS} | dict(configuration.parameters)
     return [

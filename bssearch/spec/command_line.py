@@ -1,4 +1,4 @@
-"""The command line of a program with a trial's values in the places of its names."""
+"""A program's command line with placeholders for a trial's values."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, ParameterValue
 
-PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""A name in braces stands for its value; nothing else in braces does."""
+PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")  # only a name in braces is a placeholder
 
+# Names of every study, beside those of its space.
 OWN_PLACES = (
     "batch_size",
     "micro_batch_size",
@@ -21,16 +21,15 @@ OWN_PLACES = (
     "threads",
     "device",
 )
-"""The names that every study has; those of its space come beside them."""
 
 
 def places_of(command: Sequence[str]) -> set[str]:
-    """Return the names that a command has places for."""
+    """Return the placeholders of a command."""
     return {name for token in command for name in PLACE.findall(token)}
 
 
 def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list[str]:
-    """Return the command with each name in braces replaced; raise `UsageError` for a name that has no value."""
+    """Fill in a command; raise `UsageError` for a name without a value."""
 
     def text(match: re.Match[str]) -> str:
         name = match[1]
@@ -52,10 +51,10 @@ def check_command(
     set_parameters: Sequence[str],
     searched: Sequence[str],
 ) -> None:
-    """Raise `ValueError` for a place without a value, and where a log is not read as it must be.
+    """Raise `ValueError` for an unknown placeholder or inconsistent log settings.
 
-    A command whose log is read must have a place for what is searched. Another one may ask for its trial when it runs:
-    `check_places` is for one that does not.
+    A command whose log is read needs placeholders for all searched parameters; others are checked by `check_places`
+    once it is known whether they ask for their trial.
     """
     places = places_of(command)
     own = {name.rpartition(".")[2] for name in set_parameters}
@@ -78,7 +77,7 @@ def check_command(
 
 
 def check_places(places: Collection[str], searched: Sequence[str]) -> None:
-    """Raise `WorkloadError` where a command that does not ask for its trial has no place for what is searched."""
+    """Raise `WorkloadError` if a command that does not ask for its trial lacks a searched placeholder."""
     if lacking := _lacking(places, searched):
         raise WorkloadError(lacking, hint="or have the program ask: trial = bssearch.current_trial(...)")
 
@@ -103,7 +102,7 @@ def values_of(
     threads: int,
     device: str,
 ) -> dict[str, ParameterValue]:
-    """Return the values of all names."""
+    """Return the values of all placeholders."""
     return {
         **parameters,
         "batch_size": configuration.batch_size,

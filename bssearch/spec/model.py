@@ -1,4 +1,4 @@
-"""A study's spec, and the hash of the question it asks."""
+"""A study's spec, and the hash of its question."""
 
 from __future__ import annotations
 
@@ -37,31 +37,25 @@ from bssearch.spec.space.training import TrainingSpec
 
 OF_PROGRAMS = ("arguments", "command", "report")
 QUESTION_FIELDS = ("workload", "workload_settings", *OF_PROGRAMS, "target", "objective", "space", "default", "training")
-OBJECTIVE = "objective"
-"""Stands for the workload in the spec of a `bssearch.Study`, whose trials a function of the caller's own trains."""
+OBJECTIVE = "objective"  # workload of a `bssearch.Study`, trained by the caller's function
 
-COMMAND = "command"
-"""Stands for the workload in the spec of a study whose training is a command."""
+COMMAND = "command"  # workload of a study trained by a command
 
 MOST_ARGUMENTS = 1000
-"""Arguments of a program at most: a choice."""
 
 MOST_EXPRESSIONS = 32
-"""Regular expressions over a log at most: a choice."""
 
 Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
 
-IMPORTED = "imported"
-"""Stands for the workload in the spec of an imported study, whose runs were made elsewhere."""
+IMPORTED = "imported"  # workload of an imported study
 
-GIVEN_IN_PYTHON = "given in Python"
-"""Stands for the workload in a spec that names none: it is given to `bssearch.run_study`, as an object or a class."""
+GIVEN_IN_PYTHON = "given in Python"  # workload that is passed to `bssearch.run_study`, if the spec names none
 
 
 class StudySpec(StrictModel):
-    """Everything a study is asked: read from a file or a dict by `load_spec`, or made in Python.
+    """A study's spec, read by `load_spec` or made in Python.
 
-    Parts may be dicts and lists, as in a file. A spec that names no ``workload`` takes the one given with it, as in
+    Parts may be dicts and lists, as in a file. A spec without ``workload`` takes the one given with it, as in
     ``bssearch.run_study(spec, bssearch.Launch(workload=MyTask))``.
     """
 
@@ -162,21 +156,18 @@ class StudySpec(StrictModel):
 
     @property
     def is_program(self) -> bool:
-        """Return whether the training is the user's own: a script, a `make_trainer`, a command, or a function."""
+        """Return whether the training is a script, `make_trainer`, command or function of the user."""
         return bool(self.command) or self.workload == OBJECTIVE or self.workload.endswith((".py", f".py{MAKE_TRAINER}"))
 
     @property
     def searched(self) -> tuple[str, ...]:
-        """Return the names of what the space searches, as a command takes them."""
+        """Return the searched names, as a command takes them."""
         found = [one.name.removeprefix("reference_").rpartition(".")[2] for one in self.space.dimensions()]
         return (*(["batch_size"] if len(self.batch_sizes) > 1 else []), *found)
 
     @property
     def set_parameters(self) -> tuple[str, ...]:
-        """Return the names of the parameters that the spec sets, as a `Configuration` has them.
-
-        What it leaves at the default of its field, a program may have a value of its own of.
-        """
+        """Return the parameters that the spec sets; a program may have its own defaults for the others."""
         fields, space, default = type(self.space).model_fields, self.space, self.default
         given = {name for name in fields if getattr(space, name) != fields[name].get_default(call_default_factory=True)}
         given |= {name for name, value in default if value is not None}
@@ -191,18 +182,18 @@ class StudySpec(StrictModel):
 
     @property
     def preset(self) -> str | None:
-        """Return the preset that the spec's file named; it is no part of the spec, and is not stored."""
+        """Return the preset named in the file, which is not stored."""
         return self._preset
 
     def from_preset(self, name: str) -> Self:
-        """Return the spec, noted as completed by a preset."""
+        """Return the spec with the name of its preset."""
         noted = self.model_copy()
         noted._preset = name
         return noted
 
     @property
     def record_target(self) -> Target:
-        """Return the target as the record that every layer speaks."""
+        """Return the target as a record."""
         return Target(metric=self.target.metric, value=self.target.value, goal=self.target.goal)
 
     def new_study(self, created_by: str) -> NewStudy:
@@ -218,46 +209,46 @@ class StudySpec(StrictModel):
 
     @property
     def default_configuration(self) -> Configuration:
-        """Return the default as a configuration to run."""
+        """Return the default configuration."""
         return whole_configuration(self.default, self.space)
 
     @property
     def timed_model(self) -> ModelParameters:
-        """Return the own parameters of the default's model, with which step times and memory are measured."""
+        """Return the model parameters used for step times and memory."""
         return model_parameters(self.default_configuration)
 
     @property
     def varied_in_model(self) -> list[str]:
-        """Return the parameters of ``space.model`` in which trials may differ from the default: what is searched."""
+        """Return the searched parameters of ``space.model``."""
         values = dict(self.timed_model)
         domains = (self.space.model or {}).items()
         return [name for name, domain in domains if domain not in (values[name], (values[name],))]
 
     @property
     def has_several_models(self) -> bool:
-        """Return whether trials may have another model than the default's."""
+        """Return whether trials may have different models."""
         return bool(self.varied_in_model)
 
     @property
     def is_imported(self) -> bool:
-        """Return whether the study's runs were made elsewhere, so that there is no workload to run."""
+        """Return whether runs were imported, without a workload."""
         return self.workload == IMPORTED
 
     @property
     def default_is_known(self) -> bool:
-        """Return whether the default is somebody's own; of imported runs nobody may have said."""
+        """Return whether the default is known; imported studies may lack one."""
         return not self.is_imported or bool(self.workload_settings.get("default_known"))
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Return all batch sizes of the study, ascending: the ladder's and the default's."""
+        """Return all batch sizes, ascending: the ladder's and the default's."""
         return tuple(sorted({*self.space.rungs, self.default.batch_size}))
 
     @property
     def question(self) -> dict[str, Any]:
-        """Return the fields that define the question, as JSON values; the others may change when a study goes on.
+        """Return the fields of the question as JSON values; other fields may change on resume.
 
-        How batches may grow is no part of it: what is found of those that stay does not hang on it.
+        Batch growth is excluded, because it does not affect fixed batch sizes.
         """
         question = self.model_dump(mode="json", include=set(QUESTION_FIELDS))
         del question["space"]["batch_schedule"]
@@ -265,7 +256,7 @@ class StudySpec(StrictModel):
 
     @property
     def question_hash(self) -> str:
-        """Return the digest of the question; what came to specs later counts where it is asked for."""
+        """Hash the question; fields added in later versions count only if set."""
         question = self.question
         for part in (question["space"], question["default"]):
             for name in ("ema_decay", *OWN_GROUPS):

@@ -42,12 +42,9 @@ T = TypeVar("T")
 Positive = Annotated[float, Field(gt=0)]
 
 MOST_SLOTS = 65536
-"""Trials side by side at most: a choice."""
 
 
 def _known(kind: registry.Kind) -> Callable[[str], str]:
-    """Return a validator of the names of a kind: those built in, and those that other packages register."""
-
     def validate(name: str) -> str:
         if not registry.is_known(kind, name):
             raise ValueError(f"must be one of {registry.choices(kind)}")
@@ -57,7 +54,6 @@ def _known(kind: registry.Kind) -> Callable[[str], str]:
 
 
 def _schema(kind: registry.Kind) -> dict[str, Any]:
-    """Return the JSON Schema of a name: the built-in ones are listed, another package's is a string of any value."""
     return {"anyOf": [{"enum": list(registry.BUILT_IN[kind])}, {"type": "string"}]}
 
 
@@ -69,7 +65,6 @@ BoardName = Annotated[str, AfterValidator(_known("boards")), WithJsonSchema(_sch
 
 
 def _slots(given: Any) -> Any:
-    """Return a number of slots, or ``auto``."""
     if given != "auto" and (type(given) is not int or not 1 <= given <= MOST_SLOTS):
         raise ValueError(f"must be a whole number from 1 to {MOST_SLOTS}, or auto: one for each device")
     return given
@@ -91,10 +86,10 @@ class TargetSpec(StrictModel):
 
 
 class DefaultSpec(StrictModel):
-    """The configuration in use today: the first trial, and the baseline of every speed-up.
+    """The configuration in use today: the first trial, and the baseline of speed-ups.
 
-    What is left out takes the space's fixed value; what the space searches must be given. ``learning_rate`` is the
-    actual one at ``batch_size``. It may lie outside the space. ``model`` and ``loss`` give the user's own parameters.
+    Missing fields take the space's fixed value; searched ones are required. ``learning_rate`` is that at
+    ``batch_size``; it may be outside the space. ``model`` and ``loss`` hold the user's parameters.
     """
 
     batch_size: int = Field(ge=1)
@@ -116,10 +111,7 @@ class DefaultSpec(StrictModel):
 
 
 def _with_option(data: Any, name: str, default: Any) -> Any:
-    """Return the fields of a part; an option that stands beside the part's name is moved into ``options``.
-
-    Specs that earlier versions stored have it for every name, with its default.
-    """
+    """Move an option beside the part's name into ``options``, as in specs stored by earlier versions."""
     if not isinstance(data, Mapping) or name not in data or not isinstance(data.get("options", {}), Mapping):
         return data
     rest = {key: value for key, value in data.items() if key != name}
@@ -127,9 +119,9 @@ def _with_option(data: Any, name: str, default: Any) -> Any:
 
 
 def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *given: Any) -> T:
-    """Return ``kind(*given, **options)`` if the annotations of its parameters allow the options.
+    """Return ``kind(*given, **options)`` if the options match the annotations.
 
-    Raises `UsageError` that names the option below ``place``, its value and its bound.
+    Raises `UsageError` naming the option below ``place``, its value and its bound.
     """
     known = list(parameters_of(kind).values())[len(given) :]
     fields: dict[str, Any] = {
@@ -147,7 +139,7 @@ def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *g
 
 
 def parameters_of(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the named parameters of a class, their annotations evaluated; `Any` if that is impossible."""
+    """Return a class's named parameters with evaluated annotations (`Any` if impossible)."""
     scope = getattr(inspect.unwrap(kind.__init__), "__globals__", {})
     named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     parameters = inspect.signature(kind).parameters
@@ -161,16 +153,16 @@ def parameters_of(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
     try:
         found = eval(annotation, scope) if isinstance(annotation, str) else annotation
-    except NameError:  # a name that only type checkers import
+    except NameError:  # imported for type checkers only
         return Any
     return Any if found is inspect.Parameter.empty else found
 
 
 class SamplerSpec(StrictModel):
-    """How the configurations to try are chosen, with the options of the sampler's class.
+    """How configurations are chosen, with options of the sampler's class.
 
-    ``bssearch guide searching`` has the samplers. ``optuna:CLASS`` is any sampler of Optuna, ``optunahub:PACKAGE`` any
-    of OptunaHub: they choose the rest once the batch size has been allocated.
+    See `bssearch guide searching`. ``optuna:CLASS`` and ``optunahub:PACKAGE`` sample the rest once the batch size has
+    been allocated.
     """
 
     name: SamplerName = "auto"
@@ -183,10 +175,10 @@ class SamplerSpec(StrictModel):
 
 
 class PrunerSpec(StrictModel):
-    """When a trial is stopped early, with the options of the pruner's class: `bssearch guide searching` has them.
+    """When trials are pruned, with options of the pruner's class; see `bssearch guide searching`.
 
-    With every pruner but ``none`` a trial ends at ``slack`` × the incumbent's time-to-target. Without ``slack`` it
-    follows from how much the study's own seeds differ. Paused trials take at most ``checkpoint_gib`` of disk.
+    Except with ``none``, a trial ends at ``slack`` × the incumbent's time-to-target; by default slack follows from the
+    seed-to-seed spread. Paused trials use at most ``checkpoint_gib`` of disk.
     """
 
     name: PrunerName = "balanced"
@@ -201,10 +193,10 @@ class PrunerSpec(StrictModel):
 
 
 class ConfirmSpec(StrictModel):
-    """Fresh seeds for the finalists: the ``top`` best batches, two configurations each, the default, the largest.
+    """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default, the largest.
 
-    Each has ``runs`` of them. With ``max_runs`` those that are not told apart go on, seed by seed, until the
-    recommendation is settled, each has had ``max_runs``, or the runs have taken ``train_seconds`` together.
+    Each gets ``runs``. With ``max_runs``, indistinguishable finalists get more until the answer is settled, each has
+    ``max_runs``, or all took ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)
@@ -226,18 +218,16 @@ class ConfirmSpec(StrictModel):
 
 
 class BudgetSpec(StrictModel):
-    """The limits of the search; confirmation comes on top.
+    """Limits of the search; confirmation is extra.
 
-    ``wall_seconds`` (None: no bound) are the seconds in which search trials run, evaluations included, over all runs of
-    the study and all its drivers; seconds in which several run count once. Step times, confirmation and the time
-    between two runs do not count. Once they are spent no search trial begins; those that run go on to their end, and
-    the confirmation follows. With more of them the study goes on.
+    ``wall_seconds`` (None: unlimited) is time with running search trials, over all drivers, overlaps counted once; step
+    times and confirmation are excluded. Afterwards no search trial starts, and running ones finish.
 
-    The search ends before that where no trial is expected to better the incumbent's time by a share of
-    ``least_improvement``, as far as the sampler can say: ``auto`` does. It does not end so before ``least_trials``: a
-    study that ended by itself and is given a larger budget has all of it there.
+    The search ends early if no trial is expected to improve the incumbent's time by ``least_improvement`` (if the
+    sampler can tell, as ``auto`` does), but not before ``least_trials``: a finished study with a larger budget uses all
+    of it.
 
-    ``schedule_trials`` are those with growing batches that follow, where the space has a ``batch_schedule``.
+    ``schedule_trials`` with growing batches follow if the space has a ``batch_schedule``.
     """
 
     trials: int = Field(ge=1, le=1_000_000)
@@ -251,12 +241,10 @@ class BudgetSpec(StrictModel):
 class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
 
-    ``slots: auto`` is one for each CUDA device that no other program computes on, and one on the CPU.
-    ``local`` runs each slot in a worker process of this machine; ``inline`` runs one trial at a time in this very
-    process, for a debugger; ``ray`` runs each slot on a node of the Ray cluster at ``address`` (``auto`` or
-    ``HOST:PORT``), without one on a Ray of its own on this machine. A trial without progress for ``hang_seconds``
-    counts as hung. ``memory_limit_gib`` pretends a device with less memory than it has; on the CPU it limits the data
-    segment of each worker.
+    ``slots: auto`` is one per idle CUDA device, one on the CPU. ``local`` runs a worker process per slot; ``inline``
+    one trial at a time in this process, for debuggers; ``ray`` uses the cluster at ``address`` (``auto`` or
+    ``HOST:PORT``), else a local Ray. A trial without progress for ``hang_seconds`` is hung. ``memory_limit_gib``
+    simulates a smaller device; on the CPU it limits each worker's data segment.
     """
 
     name: ExecutorName = "local"
@@ -275,22 +263,19 @@ class ExecutorSpec(StrictModel):
 
     @property
     def least_slots(self) -> int:
-        """Return the number of slots; of ``auto``, which only the machine knows, the least that it can be."""
+        """Return the slots; for ``auto`` the minimum, as only the machine knows."""
         return 1 if self.slots == "auto" else self.slots
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """Return the limit in bytes, None without one."""
+        """Return the limit in bytes, or None."""
         return None if self.memory_limit_gib is None else int(self.memory_limit_gib * 2**30)
 
 
-# A spec's default as a whole configuration.
-
-
 def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configuration:
-    """Return a default as a whole configuration: what it leaves out takes the space's fixed value at its batch size.
+    """Complete a default with the space's fixed values at its batch size.
 
-    Raises `ValueError` naming what the space searches and the default does not give.
+    Raises `ValueError` naming searched parameters without a value.
     """
 
     def fixed(name: str, given: Any, domain: Domain | None) -> Any:
@@ -338,7 +323,6 @@ def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configurati
 
 
 def _own_values(default: DefaultSpec, space: SearchSpace) -> dict[str, ParameterValue]:
-    """Return the values of the user's own parameters; a fixed one and a single choice need not be given."""
     given = {
         f"{group}.{name}": value for group in OWN_GROUPS for name, value in (getattr(default, group) or {}).items()
     }

@@ -1,4 +1,4 @@
-"""Specs as files or dicts: YAML, TOML or a dict in, a validated model out, errors that name file, line and field."""
+"""Read specs from YAML, TOML or dicts; errors name file, line and field."""
 
 from __future__ import annotations
 
@@ -20,28 +20,25 @@ from bssearch.spec.model import StudySpec
 from bssearch.spec.space import UNKNOWN_KEY
 from bssearch.spec.yaml_values import MOST_BITS, MOST_LEVELS, is_unicode, read_yaml, shortened
 
+# How each kind of `bssearch.spec.space.domains.domain_kind` is written.
 WRITTEN = {"fixed": "a value", "range": "a mapping", "choices": "a list"}
-"""How each kind of `bssearch.spec.space.domains.domain_kind` is written."""
 
 Location = tuple[str | int, ...]
 SUFFIXES = (".yaml", ".yml", ".toml")
-MOST_BYTES = 2**20
-"""Bytes of the file of a spec at most: a choice; a large one has ten thousand."""
+MOST_BYTES = 2**20  # largest spec file; large ones have ten thousand bytes
 
 MOST_NAMED = 10
-"""Files of a folder that an error names at most: a choice."""
 
 IN_PYTHON = "given in Python"
-"""Where a value comes from that stands in no file, as errors have it."""
 
+# Fields that are merged with the preset's; other fields are replaced as a whole.
 GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget", "executor", "target"})
-"""Fields whose parts may come from a spec and from its preset; any other field comes whole from one of them."""
 
 
 def find_spec(path_or_name: str | Path) -> Path:
-    """Return the file of a spec, given its path or the name of a shipped study.
+    """Return a spec's file by path or by shipped name.
 
-    Raises `NotFoundError` where there is none, `UsageError` for a folder.
+    Raises `NotFoundError`, or `UsageError` for a folder.
     """
     path = Path(path_or_name)
     if path.is_file():
@@ -61,11 +58,10 @@ def find_spec(path_or_name: str | Path) -> Path:
 
 
 def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StudySpec:
-    """Read a spec from a YAML or TOML file, a shipped one by name, or a dict; ``overrides`` are texts like ``a.b=c``.
+    """Read a spec from a file, a shipped study's name or a dict; ``overrides`` are like ``a.b=c``.
 
-    With ``preset: NAME`` a spec has the fields of a fragment in ``studies/presets`` that it does not give itself.
-    A dict has the fields of a file, and is left as it is. Raises `NotFoundError` where there is no such file, and
-    `SpecError` naming file, line and field.
+    ``preset: NAME`` fills missing fields from ``studies/presets``. Raises `NotFoundError`, and `SpecError` naming file,
+    line and field.
     """
     if isinstance(source, Mapping):
         _check_values(source, IN_PYTHON)
@@ -80,7 +76,6 @@ def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] =
 
 
 def _read(path: Path) -> tuple[Any, dict[Location, int]]:
-    """Return what a file holds, and the line of each field."""
     try:
         text = _text_of(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -93,7 +88,6 @@ def _read(path: Path) -> tuple[Any, dict[Location, int]]:
 
 
 def _spec_of(data: dict[str, Any], origins: dict[Location, str], source: str, overrides: Sequence[str]) -> StudySpec:
-    """Return the spec of its fields, whose places are ``origins``, with those of its preset and the overrides."""
     preset: str | None = None
     if "preset" in data:
         preset = str(data["preset"])
@@ -119,7 +113,7 @@ def _text_of(path: Path) -> str:
 
 
 def _check_values(data: Any, source: str) -> None:
-    """Raise `SpecError` for a number that is not finite, a text that is no Unicode, and for too many levels."""
+    """Raise `SpecError` for non-finite numbers, invalid Unicode and deep nesting."""
     left: list[tuple[Any, Location]] = [(data, ())]
     while left:
         value, location = left.pop()
@@ -142,16 +136,15 @@ def _check_values(data: Any, source: str) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """Return a value with the mappings and lists in it copied, as a file would give them."""
     if isinstance(value, Mapping):
         return {key: _copied(inner) for key, inner in value.items()}
     return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def checked(spec: StudySpec) -> StudySpec:
-    """Return a spec made in Python, checked as one from a file is: pydantic's ``model_copy`` checks nothing.
+    """Validate a spec made in Python, because pydantic's ``model_copy`` does not.
 
-    Raises `SpecError` naming every field that is wrong.
+    Raises `SpecError` naming every wrong field.
     """
     return _validated(spec.model_dump(warnings=False), {}, IN_PYTHON)
 
@@ -166,7 +159,6 @@ def _validated(data: Mapping[str, Any], origins: Mapping[Location, str], source:
 
 
 def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Location, str]]:
-    """Return a spec's fields over those of the preset that it names, and the origins of the preset's."""
     known = settings.presets()
     name = str(data["preset"])
     if name not in known:
@@ -179,7 +171,6 @@ def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 def _is_given(data: Any, location: Location) -> bool:
-    """Return whether a spec gives a field of its preset itself, or the whole that the field is part of."""
     for part in location:
         if not isinstance(data, Mapping) or part not in data:
             return False
@@ -190,7 +181,7 @@ def _is_given(data: Any, location: Location) -> bool:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two groups of fields in one; where both have a field the second counts, groups of fields go together."""
+    """Merge two groups recursively; ``above`` wins."""
     both = {
         field: _over(below[field], value)
         if field in GROUPS and isinstance(below.get(field), Mapping) and isinstance(value, Mapping)
@@ -234,7 +225,7 @@ def _read_toml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
 
 
 def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
-    """Yield where tables and plain keys stand; keys inside inline tables take their table's line."""
+    """Yield the lines of tables and plain keys; keys in inline tables take the table's line."""
     table: Location = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[+\s*([\w.\-]+)\s*\]+", line):
@@ -245,7 +236,7 @@ def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
 
 
 def parse_value(text: str, origin: str) -> Any:
-    """Return a value given on the command line, read as it would be in a spec; raise `SpecError` naming its origin."""
+    """Parse a command-line value as in a spec; raise `SpecError` naming its origin."""
     try:
         if len(text) > MOST_BYTES or not is_unicode(text):
             raise SpecError(f"{shortened(origin)}: the value must be a Unicode text of at most {MOST_BYTES:,} bytes")
@@ -272,7 +263,7 @@ def _override(data: dict[str, Any], override: str) -> Location:
 
 
 def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str) -> str:
-    """Return one validation problem as ``field = value: what is wrong (file:line)``."""
+    """Return a validation problem as ``field = value: problem (file:line)``."""
     wanted = list(problem["loc"])
     if problem["type"] == UNKNOWN_KEY:
         wanted.append(problem["ctx"]["key"])
@@ -283,7 +274,7 @@ def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str
             value = value[part]
         elif index == len(wanted) - 1 and problem["type"] == "missing":
             value = None
-        else:  # a tag of the model's own, which the file does not have
+        else:  # a tag of a pydantic union, which the file lacks
             continue
         location = (*location, part)
     field = ".".join(str(part) for part in location) or "spec"
@@ -302,7 +293,6 @@ def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str
 
 
 def _said(problem: Any) -> str:
-    """Return what a validation problem says; of what may be of several kinds, which there are."""
     if problem["type"] not in ("union_tag_invalid", "union_tag_not_found"):
         return problem_in_words(problem)
     context = problem["ctx"]
@@ -313,13 +303,11 @@ def _said(problem: Any) -> str:
     return f"{field} = {shortened(context['tag'])} must be one of {expected}" if expected else f"must have a {field}"
 
 
-# The spec that is stored with a study.
-
 NEWER = "a newer bssearch may have written it: upgrade this one"
 
 
 def spec_of(study: StudyRecord) -> StudySpec:
-    """Return the spec of a stored study; raise `DatabaseError` where it is none that this version knows."""
+    """Return a stored study's spec; raise `DatabaseError` if this version cannot read it."""
     try:
         spec = StudySpec.model_validate(study.spec)
     except ValidationError as error:
@@ -336,11 +324,8 @@ def spec_of(study: StudyRecord) -> StudySpec:
     return spec
 
 
-# The fields in which two specs differ.
-
-
 def changed_fields(old: Any, new: Any, path: str = "") -> dict[str, tuple[object, object]]:
-    """Return the dotted fields in which two JSON values differ, each with its (old, new) values."""
+    """Return the dotted fields that differ between two JSON values, as (old, new)."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         found: dict[str, tuple[object, object]] = {}
         for key in sorted({*old, *new}):

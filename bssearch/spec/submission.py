@@ -1,4 +1,4 @@
-"""What the queue holds: submissions, and the workers that serve them."""
+"""Records of the queue: submissions and workers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,18 @@ from bssearch.spec.reader import SUFFIXES
 from bssearch.spec.yaml_values import shortened
 
 Value = float | int | bool | str | list[int] | list[float]
-"""A value that a submission gives: a number, yes or no, one of the choices of a template, or a list of numbers."""
 
-Values = Mapping[str, Value]
-"""Values by the dotted key of the spec's field."""
+Values = Mapping[str, Value]  # values by dotted key of the spec
 
 LOWEST_PRIORITY = 1e-6
 HIGHEST_PRIORITY = 1e6
 MOST_TAGS = 20
 LONGEST_OWNER = 100
-"""Choices: far beyond what anybody needs."""
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
 
 EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
-LATEST = datetime(9999, 12, 30, tzinfo=UTC)
-"""Between which a moment can be written with any offset from UTC."""
+LATEST = datetime(9999, 12, 30, tzinfo=UTC)  # moments from EARLIEST to here can be written with any UTC offset
 
 TEMPLATE_NAME = (
     "a template's name is of at most 100 letters, digits, '_', '.' and '-', such as digits, and ends as no file does "
@@ -38,7 +34,7 @@ _TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class SubmissionState(StrEnum):
-    """WAITING: it is served, now or later. Who submitted it has it PAUSED or CANCELLED; a worker DONE or FAILED."""
+    """WAITING to be served; PAUSED or CANCELLED by its owner; DONE or FAILED by a worker."""
 
     WAITING = "waiting"
     PAUSED = "paused"
@@ -48,16 +44,15 @@ class SubmissionState(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody serves it any more, now or later."""
+        """Whether it is done, failed or cancelled."""
         return self not in {SubmissionState.WAITING, SubmissionState.PAUSED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSubmission:
-    """A study that somebody wants to be run: under a name, from a worker's template with these values.
+    """A study to run from a worker's template with values.
 
-    No worker serves it before the moment ``not_before``, nor one that lacks one of its ``tags``. A row may hold
-    anything: `check` is for what is to be stored.
+    Workers need all ``tags``, and serve it from ``not_before`` on. Stored rows may be invalid; `check` is for new ones.
     """
 
     name: str
@@ -69,7 +64,7 @@ class NewSubmission:
     not_before: datetime | None = None
 
     def check(self) -> None:
-        """Raise `UsageError` where something of it is out of bounds."""
+        """Raise `UsageError` for a field out of bounds."""
         if not LOWEST_PRIORITY <= self.priority <= HIGHEST_PRIORITY:
             raise UsageError(f"priority = {self.priority:g} must be from {LOWEST_PRIORITY:g} to {HIGHEST_PRIORITY:g}")
         if not self.owner.strip() or len(self.owner) > LONGEST_OWNER or not self.owner.isprintable():
@@ -89,9 +84,9 @@ class NewSubmission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission(NewSubmission):
-    """A submission as it is stored; ``login`` is who PostgreSQL saw submit it.
+    """A stored submission; ``login`` is PostgreSQL's user.
 
-    ``served_seconds`` are the slot seconds for which workers have served it; ``reason`` says why it is in its state.
+    ``served_seconds`` are slot seconds; ``reason`` explains its state.
     """
 
     login: str | None
@@ -103,11 +98,10 @@ class Submission(NewSubmission):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """A worker as others see it. ``name`` is its process's (`bssearch.search.leases`).
+    """A worker as others see it; for ``name`` see `bssearch.search.leases`.
 
-    ``templates`` are the values of each template that it offers, as `bssearch.spec.templates` writes their types;
-    ``serving`` is the study that it serves now, since ``serving_since``. One that has ended in good order ``left_at`` a
-    moment; ``is_here`` says whether it was seen lately and has not left.
+    ``templates`` are its offers, in the types of `bssearch.spec.templates`. It serves ``serving`` since
+    ``serving_since``. A worker that ended in order has ``left_at``; ``is_here``: seen lately and not left.
     """
 
     name: str
@@ -125,18 +119,18 @@ class WorkerRecord:
 
 
 def is_template_name(name: str) -> bool:
-    """Return whether a template may have a name: no path is one, nor what `queue submit` would read as a file."""
+    """Return whether a template name is valid: not like a path or file of `queue submit`."""
     return _TEMPLATE.fullmatch(name) is not None and not name.endswith(SUFFIXES)
 
 
 def check_template_name(name: str) -> None:
-    """Raise `UsageError` where a template may not have a name."""
+    """Raise `UsageError` for an invalid template name."""
     if not is_template_name(name):
         raise UsageError(f"{shortened(name)} is no name of a template", hint=TEMPLATE_NAME)
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Raise `UsageError` for a tag that is none."""
+    """Raise `UsageError` for an invalid tag."""
     if len(tags) > MOST_TAGS:
         raise UsageError(f"{len(tags)} tags are more than {MOST_TAGS}")
     for tag in tags:

@@ -1,7 +1,7 @@
-"""A worker's file of templates: what its operator lets others ask it to run, and with which values.
+"""A worker's template file: the studies and values that its operator allows others to run.
 
-A row of the queue names a template and gives values of the types stated here. It never carries a path, a folder, a
-command, or code: those stand in the specs that this file names, on the worker's own disk.
+A queue row gives only a template's name and typed values, never a path, folder, command or code: those are in specs on
+the worker's own disk.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from bssearch.spec.submission import TEMPLATE_NAME, Value, Values, is_template_n
 from bssearch.spec.yaml_values import read_yaml, shortened
 
 MOST_NUMBERS = 64
-"""Numbers of a list at most: a choice; a space has a dozen batch sizes."""
 
 MOST_CHOICES = 100
-"""Choices of a value at most: a choice."""
 
 Scalar = bool | int | float | str
 
@@ -36,7 +34,7 @@ class _Type(BaseModel):
 
 
 class NumberType(_Type):
-    """A number, or a list of numbers, each from ``low`` to ``high``; whole ones where the type says so."""
+    """A number or list of numbers in [``low``, ``high``], optionally whole."""
 
     type: Literal["integer", "number", "integers", "numbers"]
     low: float
@@ -120,7 +118,7 @@ ValueType = NumberType | BooleanType | ChoiceType
 
 
 def value_type(data: object) -> ValueType:
-    """Return the type that a template's file, or a worker's row, writes; raise `ValueError` where it writes none."""
+    """Return the type written in a template file or worker row; raise `ValueError`."""
     if not isinstance(data, Mapping):
         raise ValueError("a value's type is a mapping such as {type: integer, low: 1, high: 400}")
     kind: type[ValueType]
@@ -150,8 +148,8 @@ def _problem(problem: Any) -> str:
 
 
 def checked_values(template: str, types: Mapping[str, ValueType], values: Values) -> dict[str, Value]:
-    """Return the values that somebody gives a template; raise `UsageError` naming each that it does not take."""
-    if not isinstance(values, Mapping):  # in a row that something else has written
+    """Return a template's values; raise `UsageError` naming each rejected one."""
+    if not isinstance(values, Mapping):  # a row from elsewhere
         raise UsageError(f"values = {shortened(values)} must be a mapping of keys to values")
     problems = []
     for key, value in values.items():
@@ -165,39 +163,38 @@ def checked_values(template: str, types: Mapping[str, ValueType], values: Values
     return dict(values)
 
 
+# Fields closed to others: code, places, and use of the worker's machine.
 OFFERS_NONE = frozenset(
     {"name", "schema_version", "preset", "workload", "command", "arguments", "report", "executor", "log"}
 )
-"""Fields of a spec that no template lets others set: they name code, places, or what a worker does with its machine."""
 
 MOST_TEMPLATES = 200
 MOST_BYTES = 2**20
-"""Choices: far beyond what a worker offers."""
 
 _EXAMPLE = "templates: {digits: {spec: digits.yaml, values: {budget.trials: {type: integer, low: 1, high: 400}}}}"
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A spec on this machine, and the types of the values that others may give it, by dotted key."""
+    """A local spec, and the types of values that others may set, by dotted key."""
 
     name: str
     spec: Path
     values: Mapping[str, ValueType]
 
     def check(self, overrides: tuple[str, ...] = ()) -> None:
-        """Raise `SpecError`, or `NotFoundError`, where what is the operator's own makes no spec (any more)."""
+        """Raise `SpecError` or `NotFoundError` if the operator's part is invalid."""
         load_spec(self.spec, overrides)
 
     def check_keys(self, overrides: tuple[str, ...] = ()) -> None:
-        """Raise `SpecError` for a key that its spec has no field for; whether a value fits depends on the others."""
+        """Raise `SpecError` for a key without a field; value checks need the other values."""
         for key in self.values:
             problems = [self._unknown(key, given, overrides) for given in self._names_above(key)]
             if all(problems):
                 raise SpecError(f"values.{problems[0]}", hint="bssearch schema spec prints every field")
 
     def _names_above(self, key: str) -> Iterator[tuple[str, ...]]:
-        """Return nothing, then each name that others may give to what has the key, and that says which keys it has."""
+        """Yield (), then the settable names above the key that decide which keys exist."""
         yield ()
         parts = key.split(".")
         for depth in range(1, len(parts)):
@@ -206,11 +203,11 @@ class Template:
                 yield from ((f"{name}={json.dumps(choice)}",) for choice in type_.choices)
 
     def _unknown(self, key: str, given: tuple[str, ...], overrides: tuple[str, ...]) -> str:
-        """Return what is wrong with a key itself, beside what else is given; nothing where its spec has the field."""
+        """Return the problem of a key beside other values; empty if its spec has the field."""
         try:
             load_spec(self.spec, [*given, f"{key}={json.dumps(self.values[key].example)}", *overrides])
         except UnknownFieldError as error:
-            # Of another name the spec's own fields may be none: that is no fault of the key.
+            # Under another name the spec's own fields may be invalid; that is not the key's fault.
             of_key = [line for line in str(error).splitlines() if f" (--set {key}=" in line]
             return of_key[0].rpartition(" (--set ")[0] if of_key else ""
         except SpecError:
@@ -218,9 +215,9 @@ class Template:
         return ""
 
     def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
-        """Return the spec of a submission; ``overrides`` are the worker's own, as ``--set`` has them.
+        """Return a submission's spec; ``overrides`` are the worker's, as for ``--set``.
 
-        Raises `UsageError` for a value that the template does not take, `SpecError` where they make no spec.
+        Raises `UsageError` for a rejected value, `SpecError` for an invalid spec.
         """
         given = {**checked_values(self.name, self.values, values), "name": name}
         return load_spec(self.spec, [*(f"{key}={json.dumps(value)}" for key, value in given.items()), *overrides])
@@ -228,7 +225,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """The templates of a worker by name."""
+    """A worker's templates by name."""
 
     by_name: Mapping[str, Template]
 
@@ -238,7 +235,7 @@ class Templates:
         return self.by_name[name]
 
     def offered(self) -> dict[str, dict[str, object]]:
-        """Return what the worker tells others: for each template the types of its values, as JSON values."""
+        """Return the types of each template's values, as JSON values."""
         return {
             name: {key: type_.model_dump(mode="json") for key, type_ in template.values.items()}
             for name, template in self.by_name.items()
@@ -246,9 +243,9 @@ class Templates:
 
 
 def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
-    """Read a worker's file; ``overrides`` are the worker's own, which each of its specs must take.
+    """Read a worker's file; ``overrides`` must be valid for each spec.
 
-    Raises `SpecError` naming the file and what is wrong with it, and of a spec its fields.
+    Raises `SpecError` naming file and fields.
     """
     data = read_file(path, "file of templates", _EXAMPLE)
     if not isinstance(data, Mapping) or set(data) != {"templates"} or not isinstance(data["templates"], Mapping):
@@ -259,7 +256,7 @@ def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
 
 
 def read_file(path: Path, what: str, hint: str) -> Any:
-    """Return the value of a YAML file. Raises `NotFoundError` with the hint, and `SpecError` for any other problem."""
+    """Read a YAML file. Raises `NotFoundError` with the hint, else `SpecError`."""
     try:
         content = path.read_bytes()
         if len(content) > MOST_BYTES:
@@ -301,7 +298,6 @@ def _template(path: Path, name: object, data: object, overrides: tuple[str, ...]
 
 
 def _check_key(where: str, key: object) -> None:
-    """Raise `SpecError` for a key that is no field of a spec, or one that others must not set."""
     if not isinstance(key, str) or not all(key.split(".")):
         raise SpecError(f"{where}: {shortened(key)} is no key of a spec, such as budget.trials")
     field = key.split(".")[0]

@@ -1,4 +1,4 @@
-"""YAML as a spec needs it: values alone, of a bounded size, and every error with its line."""
+"""YAML restricted to values of bounded size; every error has a line."""
 
 from __future__ import annotations
 
@@ -9,26 +9,22 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-MOST_NODES = 20_000
-"""Values that a document may hold, an alias counted as what it stands for: a choice; a large spec has a few hundred."""
+MOST_NODES = 20_000  # most values of a document, aliases expanded; large specs have a few hundred
 
 MOST_LEVELS = 50
-"""Levels of lists and mappings in each other: a choice; a spec has five."""
 
-MOST_BITS = 1024
-"""Bits of a whole number: those of the largest double."""
+MOST_BITS = 1024  # bits of the largest double
 
 LONGEST_SHOWN = 120
-"""Characters of a value that an error shows: a choice."""
 
 TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge"))
 
 
 class Loader(yaml.SafeLoader):
-    """YAML 1.1 as `yaml.SafeLoader` reads it, but 1e-3 is a number, a date is a text, and a key twice is an error.
+    """YAML 1.1 as `yaml.SafeLoader` reads it, but 1e-3 is a number, a date is text, and a duplicate key is an error.
 
-    So are keys that are no scalars, tags of other types, aliases that lead into themselves, texts that are no Unicode,
-    and more than `MOST_NODES` values or `MOST_LEVELS` levels. All of them are a `yaml.MarkedYAMLError`.
+    Also errors: non-scalar keys, other tags, recursive aliases, invalid Unicode, and exceeding `MOST_NODES` or
+    `MOST_LEVELS`. All are `yaml.MarkedYAMLError`.
     """
 
     def __init__(self, text: str) -> None:
@@ -38,7 +34,7 @@ class Loader(yaml.SafeLoader):
         self._sizes: dict[int, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose a node, counting what it takes."""
+        """Compose a node and count it."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if self.check_event(yaml.AliasEvent):
             node = super().compose_node(parent, index)
@@ -65,7 +61,7 @@ class Loader(yaml.SafeLoader):
             raise ComposerError(None, None, f"it holds more than {MOST_NODES:,} values", event.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping of scalars to values."""
+        """Construct a mapping with scalar keys."""
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -76,7 +72,7 @@ class Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Construct a value of one of the types of `TAGS`."""
+        """Construct a value of a type in `TAGS`."""
         if node.tag not in TAGS:
             raise ConstructorError(None, None, f"the tag {shortened(node.tag)} is not known here", node.start_mark)
         try:
@@ -106,7 +102,7 @@ Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """Return the value of a document and its node, None for an empty one; raise `yaml.YAMLError`."""
+    """Return a document's value and node (None if empty); raise `yaml.YAMLError`."""
     loader = Loader(text)
     try:
         node = loader.get_single_node()
@@ -116,11 +112,11 @@ def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text can be written: it holds no half of a surrogate pair."""
+    """Return whether a text has no lone surrogates."""
     return not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def shortened(value: object) -> str:
-    """Return a value as an error shows it."""
+    """Return a value shortened for an error."""
     text = ascii(value) if isinstance(value, str) and not is_unicode(value) else repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

@@ -94,7 +94,7 @@ def test_deleting_without_a_terminal_takes_a_yes(folder: Path) -> None:
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
         observations = sum(map(len, store.curves("task", range(1, 6)).values()))
     what = f"study task with 5 trials and {observations} observations"
-    refuse(folder, "study", "delete", "task", code=2, said=f"{what} would be deleted for good")
+    refuse(folder, "study", "delete", "task", code=2, said=f"cannot ask before deleting {what}")
     assert what in printed(folder, "study", "delete", "task", "--yes")
     assert names(folder) == ["other"]
     assert len(read(folder, "trial", "list", "other")) == 5
@@ -114,7 +114,7 @@ def test_what_waited_of_a_deleted_study_goes_and_where_the_store_is_away_that_is
         store.is_away = True
         done = bssearch("study", "delete", "other", "--yes", cwd=folder)
     assert (done.returncode, names(folder)) == (0, [])
-    assert f"what waited of it may be left: the checkpoint store troubled://{tmp_path}/store: " in done.stderr
+    assert f"checkpoints of paused trials may remain: the checkpoint store troubled://{tmp_path}/store: " in done.stderr
 
 
 def test_at_a_terminal_deleting_asks_for_the_name(folder: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_link_to_itself_and_an_empty_path_are_refused(folder: Path, tmp_path: 
     assert f"{loop} cannot be written: its symbolic links lead round in a circle" in refused(
         folder, "report", "toy", option, loop, code=2
     )
-    assert "a path is empty" in refused(folder, "report", "toy", option, "", code=2)
+    assert "the path is empty" in refused(folder, "report", "toy", option, "", code=2)
     assert files(tmp_path) == {"loop"} and files(folder) == {"bssearch.db"}
 
 

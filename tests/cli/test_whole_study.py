@@ -263,7 +263,7 @@ def test_a_configuration_of_ones_own_is_tried_next_and_a_larger_budget_extends_t
         (["batch_size=100"], "batch_size = 100 is not one of 16, 32, 64"),
         (["learning_rate=7"], "learning_rate = 7 at batch_size 32 is not in [0.02, 1]"),
         (["warmup_epochs=0.5"], "warmup_epochs = 0.5 is not one of 0, 1"),
-        (["batch_size"], "it takes the form KEY=VALUE"),
+        (["batch_size"], "must have the form KEY=VALUE"),
     ],
 )
 def test_what_lies_outside_the_space_is_not_queued(folder: Path, values: list[str], said: str) -> None:

@@ -163,7 +163,7 @@ def test_a_read_only_database_is_read_but_not_written(tmp_path: Path) -> None:
 def test_usage_errors_exit_with_two(tmp_path: Path) -> None:
     assert bssearch("best", "--format", "xml", cwd=tmp_path).returncode == 2
     assert bssearch("frobnicate", cwd=tmp_path).returncode == 2
-    refuse(tmp_path, "trial", "show", "first", code=2, said="trial 'first'")
+    refuse(tmp_path, "trial", "show", "first", code=2, said="'first' is not the number of a trial")
 
 
 def test_dry_run_is_printed_in_the_format_that_is_asked_for(tmp_path: Path) -> None:
@@ -237,4 +237,4 @@ def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
 )
 def test_an_option_of_one_value_that_is_given_twice_is_refused(tmp_path: Path, words: str) -> None:
     option = "--from-batch" if "plan" in words else "--db"
-    refuse(tmp_path, *words.split(), code=2, said=f"{option} is given 2 times, and has one value")
+    refuse(tmp_path, *words.split(), code=2, said=f"{option} is given 2 times; it takes one value")

@@ -516,9 +516,9 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("words", "code", "said"),
         [
-            ("digits", 2, "a submission has a name"),
-            ("digits --name a b", 2, "it takes the form KEY=VALUE"),
-            ("digits --name a --not-before tomorrow", 2, "'tomorrow' is no moment"),
+            ("digits", 2, "a submission needs a name"),
+            ("digits --name a b", 2, "must have the form KEY=VALUE"),
+            ("digits --name a --not-before tomorrow", 2, "'tomorrow' is not a date and time"),
             ("digits --name a --not-before 2026-12-01T08:00", 2, "must say its offset from UTC"),
             ("digits --name a --priority 0", 2, "priority = 0 must be from 1e-06 to 1e+06"),
             ("digits --name a workload=x.py:X", 2, "workload cannot be submitted"),

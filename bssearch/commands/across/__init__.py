@@ -1,1 +1,1 @@
-"""What is asked of several databases, and of all studies in them that match."""
+"""Questions to several databases at once."""

@@ -1,4 +1,4 @@
-"""``best`` without a study: what all studies that match have found, and whether they agree."""
+"""``best`` without a study: answers of matching studies, and their agreement."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from bssearch.workloads.base import SHIPPED
 
 
 class Question(Model):
-    """What an answer is an answer to: two of them compare where these are the same.
+    """A study's question; only equal questions are compared.
 
-    ``workload`` is without the folder of its file, ``device`` the kind of the device; an empty one is not known.
+    ``workload`` is without its folder, ``device`` a kind; empty if unknown.
     """
 
     workload: str
@@ -42,7 +42,7 @@ class Question(Model):
 
     @property
     def in_words(self) -> dict[str, str]:
-        """Return what people are told of it, by what it is about."""
+        """Return the fields in words."""
         return {
             "workload": self.workload,
             "target": f"{self.metric} {self.goal.sign} {self.target:g}",
@@ -54,7 +54,7 @@ class Question(Model):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A study with its answer, and the database that it is in."""
+    """A study with its answer and its database."""
 
     study: StudyRecord
     database: str
@@ -62,19 +62,19 @@ class Finding:
 
     @property
     def acceptable(self) -> set[int]:
-        """Return the batch sizes that the answer has within 5 % of the least."""
+        """Return the batch sizes within 5 % of the best."""
         low, high = self.answer.flat_range
         flat = {row.batch_size for row in self.answer.batches if low <= row.batch_size <= high}
         return {self.answer.optimal.batch_size, *flat, *self.answer.tied}
 
     def accepts(self, batch_size: int) -> bool:
-        """Return whether the answer has a batch size within 5 % of the least, be it one that it did not try."""
+        """Return whether a batch size, tried or not, is within 5 %."""
         low, high = self.answer.flat_range
         return low <= batch_size <= high or batch_size in self.acceptable
 
     @property
     def question(self) -> Question:
-        """Return what the answer is an answer to."""
+        """Return the question of the answer."""
         target = self.answer.target
         return Question(
             workload=_without_folder(str(self.study.spec.get("workload", ""))),
@@ -88,15 +88,14 @@ class Finding:
 
 
 def _without_folder(workload: str) -> str:
-    """Return a workload's file and class, wherever the file lies; of a shipped one its module and class."""
     location, separator, attribute = SHIPPED.get(workload, workload).rpartition(":")
     return f"{PurePath(location).name}:{attribute}" if separator else workload
 
 
 def without_copies(found: Sequence[Finding]) -> list[Finding]:
-    """Return findings with one for each study: of copies in several databases that of the most trials, else the first.
+    """Keep one finding per study: the copy with the most trials, else the first.
 
-    Copies are made by the same person, at the same moment, of the same question, whatever they are called.
+    Copies have equal creator, creation time and question.
     """
     kept: dict[str, Finding] = {}
     for one in found:
@@ -110,24 +109,20 @@ def _trials(found: Finding) -> int:
     return sum(row.trials for row in found.answer.batches)
 
 
-MOST_DIFFERENCES = 5
-"""Differences between two studies that a sentence names at most: a choice."""
+MOST_DIFFERENCES = 5  # the most differences between two studies that a sentence names
 
-LONGEST_VALUE = 40
-"""Characters of a value that a sentence shows at most: a choice."""
+LONGEST_VALUE = 40  # the most characters of a value in a sentence
 
 OF_DEVICE = ("device_name", "precision", "compile_mode")
 OF_VERSIONS = ("torch_version", "cuda_version", "cudnn_version", "driver_version", "python_version")
+# Environment fields that distinguish two studies beside their questions; the host comes last.
 OF_CODE = ("workload_revision", "git_revision")
-"""What of an environment tells two studies apart beside their questions; the host comes last."""
 
 
 class Disagreement(Model):
-    """Two studies that do not agree, ``about`` the batch size, or about the figure at it: their intervals are apart.
+    """Studies that disagree ``about`` the batch size, or the figure at it.
 
-    More than two are named where each two of them share a batch size, and all of them none. ``between`` names the
-    studies, with their databases where a name is in several. ``differences`` are what differs between their questions,
-    devices and versions, the likely cause; ``message`` says all of it.
+    Two studies, or more if they agree only in pairs. ``differences`` are likely causes.
     """
 
     between: list[str]
@@ -137,7 +132,7 @@ class Disagreement(Model):
 
 
 class QuestionAgreement(Model):
-    """Whether the answers to one ``question`` agree; the other fields are those of `Agreement`."""
+    """Whether the answers to one ``question`` agree; see `Agreement`."""
 
     question: Question
     studies: list[str]
@@ -148,12 +143,10 @@ class QuestionAgreement(Model):
 
 
 class Agreement(Model):
-    """Whether several studies ``agree``: to one question, on a batch size within 5 % in all, and on what it takes.
+    """Whether studies ``agree``: one question, a common batch size within 5 %, overlapping figures.
 
-    ``batch_size`` is one that all of them have within 5 %, ``flat_range``
-    what their ranges have in common; null where they have none, and where the answers are to several ``questions``:
-    these are not compared with each other, so that ``agree`` is false then. ``disagreements`` are those within each.
-    Copies of a study count once.
+    ``flat_range`` is the common range, or null. ``agree`` is false if there are several ``questions``;
+    ``disagreements`` are within a question. Copies count once.
     """
 
     agree: bool
@@ -164,7 +157,7 @@ class Agreement(Model):
 
 
 def agreement_of(found: Sequence[Finding]) -> Agreement:
-    """Return whether findings, of which there is one at least, agree: those of one question, each two of them."""
+    """Return whether findings (at least one) agree, compared in pairs."""
     asked: dict[tuple[str, ...], list[tuple[str, Finding]]] = {}
     for label, one in labelled(without_copies(found)):
         asked.setdefault(tuple(one.question.in_words.values()), []).append((label, one))
@@ -180,13 +173,13 @@ def agreement_of(found: Sequence[Finding]) -> Agreement:
 
 
 def labelled(found: Sequence[Finding]) -> list[tuple[str, Finding]]:
-    """Return findings with the names of their studies, with their databases where a name is in several."""
+    """Pair findings with study names, with databases if ambiguous."""
     counts = Counter(one.study.name for one in found)
     return [(one.study.name if counts[one.study.name] == 1 else in_database(one), one) for one in found]
 
 
 def in_database(found: Finding) -> str:
-    """Return the name of a finding's study with its database."""
+    """Return the study's name with its database."""
     return f"{found.study.name} in {found.database}"
 
 
@@ -209,10 +202,7 @@ def _of_one_question(named: Sequence[tuple[str, Finding]]) -> QuestionAgreement:
 
 
 def _common_size(found: Sequence[Finding]) -> int | None:
-    """Return the batch size that most of the findings recommend and all have within 5 %; else the smallest such one.
-
-    One that all have tried comes before others. None where there is none.
-    """
+    """Return the batch size that most recommend and all accept, tried ones first; else None."""
     recommended = Counter(one.answer.optimal.batch_size for one in found)
     known = set().union(*(one.acceptable | set(one.answer.flat_range) for one in found))
     common = [size for size in known if all(one.accepts(size) for one in found)]
@@ -221,7 +211,6 @@ def _common_size(found: Sequence[Finding]) -> int | None:
 
 
 def _among_all(named: Sequence[tuple[str, Finding]]) -> Disagreement:
-    """Return the disagreement of findings of which each two share a batch size, and all of them none."""
     pairs = combinations([one for _, one in named], 2)
     differences = list(dict.fromkeys(told for pair in pairs for told in differing(*pair)))
     recommended = ", ".join(f"{name} {_recommends(one)}" for name, one in named)
@@ -235,7 +224,6 @@ def _among_all(named: Sequence[tuple[str, Finding]]) -> Disagreement:
 
 
 def _between(name: str, one: Finding, other_name: str, other: Finding) -> Disagreement | None:
-    """Return in what two findings do not agree, None where they do."""
     about: list[Literal["batch_size", "figure"]] = []
     if _common_size([one, other]) is None:
         about.append("batch_size")
@@ -256,14 +244,13 @@ def _between(name: str, one: Finding, other_name: str, other: Finding) -> Disagr
 
 
 def _figures_are_apart(one: Finding, other: Finding) -> bool:
-    """Return whether two figures of one question compare and their 95 % intervals do not overlap."""
     if objective_in(one.answer).unit != objective_in(other.answer).unit or one.answer.clock != other.answer.clock:
         return False
     first, second = one.answer.optimal.objective_value, other.answer.optimal.objective_value
     if first is None or second is None:
         return False
     if first.low is None or first.high is None or second.low is None or second.high is None:
-        return False  # too few runs to say how sure a figure is
+        return False  # too few runs for an interval
     return max(first.low, second.low) > min(first.high, second.high)
 
 
@@ -289,7 +276,7 @@ def _likely_cause(differences: Sequence[str]) -> str:
 
 
 def differing(one: Finding, other: Finding) -> Iterator[str]:
-    """Yield in what two studies differ: device, question, versions, code, and the machine."""
+    """Yield differences of device, question, versions, code and host."""
     yield from _of_environments(one, other, OF_DEVICE)
     specs = [spec_of(one.study), spec_of(other.study)]
     changes = changed_fields(specs[0].question, specs[1].question)
@@ -319,7 +306,7 @@ def _short(value: object) -> str:
 
 
 def in_words(agreement: Agreement) -> list[str]:
-    """Return in sentences what the answers agree on, or that they do not: of several questions a line for each."""
+    """Return sentences on the agreement."""
     asked = agreement.questions
     if len(asked) == 1:
         return [_told_of(asked[0])]
@@ -336,7 +323,6 @@ def in_words(agreement: Agreement) -> list[str]:
 
 
 def _told_of(one: QuestionAgreement) -> str:
-    """Return in a sentence or two what the answers to a question agree on, or that they do not."""
     size, flat, answers = one.batch_size, one.flat_range, len(one.studies)
     within = "" if flat is None or flat[0] == flat[1] else f": anything from {flat[0]} to {flat[1]} is within 5 %"
     if answers == 1:
@@ -360,15 +346,13 @@ ANSWERED = (
     "within 5 %",
     "provisional",
 )
-"""The headings of what all studies that match have found."""
 
 
 class StudyAnswer(Model):
-    """What one of the studies that match has found.
+    """The answer of one matching study.
 
-    ``database`` is a URL without its password. ``unit`` is that of the objective's figure, empty where it has none.
-    From ``optimal`` on the fields are those of `bssearch.best`; they are null where the study has no answer yet, and
-    ``note`` says why. ``copy_of`` names the study that counts, with its database, where this is a copy of it.
+    ``database`` has no password. From ``optimal`` on the fields are those of `bssearch.best`; null without an answer,
+    see ``note``. ``copy_of`` names the copy that counts.
     """
 
     study: str
@@ -391,7 +375,7 @@ class StudyAnswer(Model):
 
 
 class AcrossAnswer(Model):
-    """What the studies that match a ``query`` have found, and whether they agree."""
+    """Answers to a ``query``, and whether they agree."""
 
     schema_version: Literal[1] = 1
     query: dict[str, Any]
@@ -408,11 +392,15 @@ def best_across(
     objective: str | None = None,
     precision: str | None = None,
 ) -> AcrossAnswer:
-    """Return what all studies that match have found, the oldest of each database first, and whether they agree.
+    """Return all matching studies' answers, and whether they agree.
 
-    ``db`` is one database URL or several. The conditions are those of `StudyFilter`; ``target`` is a value or
-    ``METRIC=VALUE``. Archived studies are left out. Raises `UsageError` without any condition, `NotFoundError` where no
-    study matches, naming what there is, `TargetNotReachedError` where none that matches has an answer, and
+    Archived studies are left out. Conditions are those of `StudyFilter`.
+
+    Args:
+        db: one database URL or several.
+        target: a value or ``METRIC=VALUE``.
+
+    Raises `UsageError` without a condition, `NotFoundError`, `TargetNotReachedError` without any answer,
     `DatabaseError`.
     """
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
@@ -423,7 +411,7 @@ def best_across(
 
 
 def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
-    """Return what the studies of open stores that match have found; see `best_across`."""
+    """Return the answers from open stores; see `best_across`."""
     listed: list[StudyRecord] = []
     found: list[tuple[StudyAnswer, Finding | None]] = []
     for store in stores:
@@ -454,7 +442,6 @@ def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
 
 
 def _with_copies(found: Sequence[tuple[StudyAnswer, Finding | None]]) -> list[StudyAnswer]:
-    """Return the rows of studies, each copy with the name of what counts in its stead."""
     counted = without_copies([finding for _, finding in found if finding is not None])
     kept = {one.study.mark: one for one in counted}
     return [
@@ -466,7 +453,6 @@ def _with_copies(found: Sequence[tuple[StudyAnswer, Finding | None]]) -> list[St
 
 
 def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | None]:
-    """Return what a study has found; a note where its target was not reached, or its spec cannot be read."""
     row = StudyAnswer(
         study=study.name,
         database=store.masked_url,
@@ -480,7 +466,7 @@ def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | 
     )
     try:
         spec_of(study)
-    except DatabaseError as error:  # others are not concerned
+    except DatabaseError as error:  # concerns this study alone
         return row.model_copy(update={"note": error.message}), None
     try:
         found = answer(store, study.name)
@@ -498,7 +484,7 @@ def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | 
 
 
 def answered_row(one: StudyAnswer) -> dict[str, Any]:
-    """Return the row of one of the studies that match a question."""
+    """Return a study's answer as a row."""
     row = {"study": one.study, "database": one.database, "device": one.device, "who": one.created_by}
     row["when"] = one.created_at[:10]
     if one.optimal is None or one.flat_range is None:

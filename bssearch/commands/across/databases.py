@@ -1,4 +1,4 @@
-"""Several databases that are read together, and which of them holds a study."""
+"""Read several databases, and find the one that holds a study."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from bssearch.storage.repository import Store, open_store
 
 @contextmanager
 def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
-    """Give the stores of databases, each once, for reading; without ``urls`` that of `settings.database_url` alone.
+    """Open databases for reading, each once; by default `settings.database_url`.
 
-    All of them or none: an answer from some would be taken for one from all. Raises what `open_store` raises, with the
-    name of the database, and closes the stores at the end.
+    All or none, because a partial answer would look complete. Raises as `open_store`.
     """
     with ExitStack() as stack:
         stores = []
@@ -29,7 +28,7 @@ def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
 
 @contextmanager
 def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[Store, str]]:
-    """Give the store that holds a study, and the study's name: see `open_databases` and `found_study`."""
+    """Give a study's store and name; see `open_databases` and `found_study`."""
     with open_databases(urls) as stores:
         store, name = found_study(stores, given)
         with store:
@@ -37,10 +36,9 @@ def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[St
 
 
 def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]:
-    """Return the store that holds the study that is named, or the only study there is, and its name.
+    """Return the store and name of the given or only study.
 
-    Where there is one store a name is not looked up. Raises `NotFoundError` where no store has it, and `UsageError`
-    where several have, or where there are several studies to choose from.
+    With one store a name is not looked up. Raises `NotFoundError`, or `UsageError` if ambiguous.
     """
     if given is None:
         return _only_study(stores)
@@ -84,7 +82,6 @@ def _listed(stores: Sequence[Store]) -> str:
 
 
 def _each_once(urls: Sequence[str]) -> list[str]:
-    """Return URLs without those of a database that an earlier one names, whoever logs in there."""
     found: dict[object, str] = {}
     for text in urls:
         url = parse_url(text)
@@ -95,7 +92,6 @@ def _each_once(urls: Sequence[str]) -> list[str]:
 
 
 def _opened(url: str, *, is_only: bool) -> Store:
-    """Open a database; where there are others, an error names it."""
     try:
         return open_store(url, write=False)
     except BSSearchError as error:

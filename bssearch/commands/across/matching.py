@@ -1,4 +1,4 @@
-"""Which studies a question about many of them is about: of a workload, on a device, to a target."""
+"""Filters for studies."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ from bssearch.records import StudyRecord
 from bssearch.storage.repository import Store
 from bssearch.workloads.base import SHIPPED
 
-MOST_NAMED = 8
-"""Values of a condition that an error names at most: a choice."""
+MOST_NAMED = 8  # the most values of a condition that an error lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFilter:
-    """What a study must be; None where it does not matter.
+    """Conditions on a study; None matches everything.
 
-    ``workload`` is its name in the spec, its file, its class, or a shipped workload's name; ``device`` a part of the
-    device's name, in letters of either case; ``target`` the value to reach, as `study list` shows it, and ``metric``
-    its metric.
+    ``workload`` is a name, file, class or shipped workload; ``device`` a case-insensitive part of its name.
     """
 
     workload: str | None = None
@@ -44,7 +41,7 @@ class StudyFilter:
         objective: str | None = None,
         precision: str | None = None,
     ) -> Self:
-        """Return the filter of what is given; ``target`` as `target_of` reads it. Raises `UsageError`."""
+        """Make a filter; `target_of` parses ``target``. Raises `UsageError`."""
         metric, value = (None, None) if target is None else target_of(target)
         return cls(
             workload=workload, device=device, target=value, metric=metric, objective=objective, precision=precision
@@ -52,7 +49,7 @@ class StudyFilter:
 
     @property
     def conditions(self) -> Mapping[str, Callable[[StudyRecord], bool]]:
-        """Return the conditions that are set, by what they are about."""
+        """Return the given conditions by name."""
         asked: dict[str, tuple[object, Callable[[StudyRecord], bool]]] = {
             "workload": (self.workload, lambda study: self.workload in workload_names(study)),
             "device": (self.device, lambda study: str(self.device).lower() in device_of(study).lower()),
@@ -75,7 +72,7 @@ class StudyFilter:
         return not self.unmet(study)
 
     def unmet(self, study: StudyRecord) -> set[str]:
-        """Return the conditions that a study does not meet."""
+        """Return the unmet conditions."""
         return {name for name, holds in self.conditions.items() if not holds(study)}
 
     def _has_target(self, study: StudyRecord) -> bool:
@@ -85,9 +82,9 @@ class StudyFilter:
 
 
 def target_of(text: str | float) -> tuple[str | None, float]:
-    """Return the metric, None where it is not named, and the value of ``VALUE`` or ``METRIC=VALUE``.
+    """Parse ``VALUE`` or ``METRIC=VALUE``; the metric may be None.
 
-    Raises `UsageError` where the value is no finite number.
+    Raises `UsageError` for a non-finite number.
     """
     metric, _, number = str(text).rpartition("=")
     try:
@@ -100,10 +97,10 @@ def target_of(text: str | float) -> tuple[str | None, float]:
 
 
 def workload_names(study: StudyRecord) -> set[str]:
-    """Return what the workload of a study may be called.
+    """Return the names by which a study's workload may be given.
 
-    ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``; a shipped
-    one has its name, a command those of the scripts that it runs.
+    ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``; a command
+    has the names of its scripts.
     """
     named = str(study.spec.get("workload", ""))
     location, _, attribute = named.rpartition(":")
@@ -120,17 +117,17 @@ def workload_names(study: StudyRecord) -> set[str]:
 
 
 def device_of(study: StudyRecord) -> str:
-    """Return the name of the device that a study is bound to, an empty one before its first run."""
+    """Return the device's name, empty before the first run."""
     return "" if study.environment is None else study.environment.device_name
 
 
 def precision_of(study: StudyRecord) -> str:
-    """Return the precision that a study's trials were really run in, an empty one before its first run."""
+    """Return the actual precision, empty before the first run."""
     return "" if study.environment is None else study.environment.precision
 
 
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
-    """Return the error where no study meets all conditions: of each the values that there are."""
+    """Return the error for no match, with existing values."""
     if not studies:
         return NotFoundError("there is no study yet", hint="bssearch run SPEC makes one; --db names another database")
     there_are = "; ".join(_there_are(asked, studies))
@@ -138,7 +135,6 @@ def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFo
 
 
 def _there_are(asked: StudyFilter, studies: Sequence[StudyRecord]) -> Iterator[str]:
-    """Yield the values of each condition among the studies that meet all others, where some do."""
     for name in asked.conditions:
         near = [study for study in studies if asked.unmet(study) == {name}]
         values = (_VALUES[name](study) for study in near or studies)
@@ -162,14 +158,14 @@ _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
 
 
 def study_rows(store: Store, asked: StudyFilter, *, archived: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield a flat row for each study that matches, the oldest first: the contract of ``studies --format json``.
+    """Yield a row per matching study, oldest first: the contract of ``studies --format json``.
 
-    ``archived`` ones only where they are asked for. The store is closed.
+    Closes the store.
     """
     with store:
         records = {one.name: one for one in store.study_records()}
         for one in store.studies():
-            study = records.get(one.name)  # None of one that was made in this moment
+            study = records.get(one.name)  # None if the study was created just now
             if study is None or not asked.matches(study) or (one.archived_at is not None and not archived):
                 continue
             yield {

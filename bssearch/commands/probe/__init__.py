@@ -1,1 +1,1 @@
-"""``probe``: measurements of a study's device and model; `bssearch.training.probes` makes them in a worker."""
+"""Measurements of a study's device and model, made by `bssearch.training.probes`."""

@@ -1,4 +1,4 @@
-"""``probe branch``: the local critical batch size of a run that is too large to search, from its checkpoints."""
+"""``probe branch``: the local critical batch size of a large run, from its checkpoints."""
 
 from __future__ import annotations
 
@@ -44,15 +44,13 @@ from bssearch.spec import StudySpec
 from bssearch.spec.space import choose_micro_batch, split_batch
 
 MOST_SAMPLES = 2**63 - 1
-"""The largest number that a database keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A checkpoint: its file, the digest of its content, and the samples that the run had seen there.
+    """A checkpoint: file, content digest, samples seen.
 
-    ``samples`` is None where nobody says; ``has_optimizer`` is None where only the user's own program reads the file.
-    ``learning_rate`` is the run's when it was saved, None where it does not say.
+    ``samples`` and ``learning_rate`` are None if unknown, ``has_optimizer`` if only the user's program reads the file.
     """
 
     path: Path
@@ -64,16 +62,14 @@ class BranchPoint:
 
     @property
     def where(self) -> str:
-        """Return the place in the run, in words."""
+        """Return its position in words."""
         return self.path.name if self.samples is None else f"after {self.samples} samples ({self.path.name})"
 
 
 def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | None) -> list[BranchPoint]:
-    """Return the checkpoints in the order of training.
+    """Return the checkpoints in training order; ``at`` overrides samples.
 
-    ``at`` says the samples at each, in the order of ``paths``, in the place of what the files say. Raises what
-    `bssearch.training.branch.read_checkpoint` does, and `UsageError` where the position is needed and not
-    known, or is that of another checkpoint too.
+    Raises as `read_checkpoint`, and `UsageError` for an unknown or repeated position.
     """
     if at and len(at) != len(paths):
         raise UsageError(f"--at is given {len(at)} times; it must be once for each of the {len(paths)} --checkpoint")
@@ -88,7 +84,7 @@ def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | No
 
 
 def check_room(spec: StudySpec, points: Sequence[BranchPoint], samples: int) -> None:
-    """Raise `UsageError` where a branch of so many samples would go beyond the horizon of the spec's schedule."""
+    """Raise `UsageError` if branches outlast the schedule."""
     horizon = _horizon(spec)
     for point in points:
         if horizon is not None and point.samples is not None and point.samples + samples > horizon:
@@ -132,13 +128,12 @@ def _check_known(spec: StudySpec, point: BranchPoint, *, several: bool) -> None:
 
 
 def _horizon(spec: StudySpec) -> float | None:
-    """Return the samples at which the schedule of bssearch ends; a program's own is its own."""
     horizon = spec.default_configuration.parameters.get("horizon_samples")
     return None if horizon is None or spec.is_program else float(horizon)
 
 
 def _file_digest(path: Path) -> str:
-    """Return a digest of a file's content; of a folder, of the names, sizes and times of its files."""
+    """Hash a file's content; for a folder, the names, sizes and times of its files."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -155,7 +150,7 @@ COLUMNS = ("checkpoint", "samples", "batch", "learning_rate", "end", "holds")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedCheckpoint:
-    """What the branches of one checkpoint say: ``start`` is the metric there, ``notice`` what ended the range early."""
+    """A checkpoint's branches: ``start`` is its metric, ``notice`` why the range ended early."""
 
     point: BranchPoint
     plan: BranchPlan
@@ -166,10 +161,7 @@ class BranchedCheckpoint:
 
 
 def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
-    """Return how the learning rate follows the batch size, and whether anybody says so.
-
-    The rule that the spec's space writes, else that of the default's optimizer, else the square root.
-    """
+    """Return the learning-rate rule (the space's, the optimizer's, or square root), and whether it was stated."""
     rate = spec.space.learning_rate
     written: LearningRateRule | None = getattr(rate, "rule", None)
     if written is not None and "rule" in getattr(rate, "model_fields_set", ()):
@@ -179,10 +171,7 @@ def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
 
 
 def configuration_at(spec: StudySpec, batch_size: int, micro_batch_size: int, rule: LearningRateRule) -> Configuration:
-    """Return the default at another batch size: rate by the rule, the rest by the space's ``batch_rules``.
-
-    It runs in micro-batches of at most ``micro_batch_size``.
-    """
+    """Return the default at another batch size by the rules, in micro-batches."""
     default = spec.default_configuration
     factor = learning_rate_factor(rule, batch_size, default.batch_size)
     ratio = batch_size / default.batch_size
@@ -210,7 +199,7 @@ def report(
     tokens_per_sample: int | None,
     notes: Sequence[str],
 ) -> ProbeReport:
-    """Return the figures of all checkpoints, in the order of training."""
+    """Return the figures of all checkpoints."""
     plan, rules = found[0].plan, spec.space.batch_rules
     rows = [row for one in found for row in _rows(spec, one, rule)]
     document = {
@@ -253,7 +242,7 @@ def report(
 
 
 def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int) -> Iterator[str]:
-    """Yield the answer of each checkpoint, whether the batch sizes rise, and what they rest on."""
+    """Yield answers, their trend and evidence."""
     for one in found:
         yield f"{one.point.where}: {answer(one.found, one.plan.batch_sizes[0])}"
         if one.notice is not None:
@@ -278,10 +267,7 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
 
 
 def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
-    """Return the schedule of rising batch sizes as ``bssearch trial add`` takes it: from each checkpoint on its own.
-
-    Until the first one it is the run's own, that of the branches at B.
-    """
+    """Return the schedule for ``bssearch trial add``; it begins with B."""
     begins = [(0, found[0].plan.batch_sizes[0])]
     for one in found:
         size, samples = one.found.batch_size, one.point.samples
@@ -292,7 +278,7 @@ def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
 
 
 def answer(found: LocalCriticalBatch, base: int) -> str:
-    """Return the local critical batch size of a checkpoint as a sentence."""
+    """Return a checkpoint's answer as a sentence."""
     match found.verdict:
         case "found":
             return f"the local critical batch size is {found.low}: {found.high} loses."
@@ -340,14 +326,11 @@ def _rows(spec: StudySpec, one: BranchedCheckpoint, rule: LearningRateRule) -> I
         }
 
 
-OCTAVES = 6
-"""How far batch sizes are doubled where nobody says otherwise: a choice; the range mostly ends before."""
+OCTAVES = 6  # default number of doublings
 
-NO_LIMIT_SECONDS = 1e9
-"""Train seconds that no branch takes: its samples end it."""
+NO_LIMIT_SECONDS = 1e9  # never reached: branches end by samples
 
-SAME_RATE = 1.1
-"""Learning rates within this factor pass for the same: a choice."""
+SAME_RATE = 1.1  # learning rates within this factor count as equal
 
 RAN = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
 
@@ -374,11 +357,10 @@ def branch(
         int, Option("Let the learning rate rise over so many steps of B: for an optimizer that begins anew.", min=0)
     ] = 0,
 ) -> ProbeReport:
-    """Find a run's critical batch size by branches from its checkpoints.
+    """Find a run's critical batch size by branches from checkpoints.
 
-    The run may be too large to search. Each branch goes on from the checkpoint for the same samples, at the default's
-    batch size B, at 2B, 4B, … with the learning rate by the optimizer's rule. The answer is the largest batch size that
-    loses nothing by it.
+    Useful for runs too large to search. Branches train on the same number of samples at the default's batch size B, 2B,
+    4B, … with the learning rate by the optimizer's rule. The answer is the largest batch size without loss.
     """
     if spec.command:
         raise UsageError(
@@ -401,7 +383,7 @@ def branch(
 
 
 def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
-    """Return the samples of so many tokens; raise `UsageError` where they are fewer than ``least``, a step of 2B."""
+    """Convert ``tokens``; raise `UsageError` below ``least``, a step of 2B."""
     if tokens_per_sample is None:
         return tokens
     if tokens < least * tokens_per_sample:
@@ -413,7 +395,7 @@ def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
 
 
 class Branching:
-    """Trains the branches of checkpoints one by one, and stores each; what is stored is not trained again."""
+    """Trains and stores missing branches one by one."""
 
     def __init__(
         self, study: OpenStudy, rule: LearningRateRule, plan: BranchPlan, repeats: int, *, rise_samples: int
@@ -428,7 +410,7 @@ class Branching:
         self._most_at_once = study.spec.space.max_micro_batch_size
 
     def at(self, point: BranchPoint) -> BranchedCheckpoint:
-        """Branch at B, 2B, 4B, … until one does not hold; raise `LaunchError` where B itself does not run."""
+        """Branch at B, 2B, 4B, … until one is worse; raise `LaunchError` if B fails."""
         base_size, *larger = self._plan.batch_sizes
         measured = self._size(point, base_size)
         if isinstance(measured, str):
@@ -449,7 +431,6 @@ class Branching:
         )
 
     def _double(self, point: BranchPoint, larger: Sequence[int], sizes: list[BranchedSize], bound: float) -> str | None:
-        """Add larger batch sizes until one does not hold; return what ended the range before that."""
         for batch_size in larger:
             measured = self._size(point, batch_size)
             if isinstance(measured, str):
@@ -460,7 +441,6 @@ class Branching:
         return None
 
     def _size(self, point: BranchPoint, batch_size: int) -> list[BranchMeasurement] | str:
-        """Return the repeated branches at a batch size; in words where memory ran out."""
         found = []
         for repeat in range(self._repeats):
             one = self._branch(point, batch_size, repeat)
@@ -468,7 +448,7 @@ class Branching:
                 return one
             found.append(one)
             if one.metric is None:
-                break  # one that diverges decides
+                break  # one diverged branch decides
         return found
 
     def _branch(self, point: BranchPoint, batch_size: int, repeat: int) -> BranchMeasurement | str:
@@ -480,7 +460,7 @@ class Branching:
             return stored[0]
         outcome, curve = run_request(self._study.executor, request)
         if outcome.state is TrialState.OOM and request.plan.configuration.micro_batch_size > self._plan.batch_sizes[0]:
-            self._most_at_once = self._plan.batch_sizes[0]  # in micro-batches of what B fits, all fit
+            self._most_at_once = self._plan.batch_sizes[0]  # micro-batches that fit at B
             return self._branch(point, batch_size, repeat)
         if outcome.state is TrialState.OOM:
             return f"ran out of memory ({outcome.reason})"
@@ -539,7 +519,7 @@ def notices(
     points: Sequence[BranchPoint],
     tokens_per_sample: int | None,
 ) -> Iterator[str]:
-    """Yield what must be known of the branches before they run."""
+    """Yield caveats before the branches run."""
     if tokens_per_sample is None:
         yield "the workload has no tokens_per_sample: --tokens counts samples"
     optimizer = spec.default_configuration.optimizer
@@ -565,7 +545,7 @@ def _ends(batch_size: int, measured: Sequence[BranchMeasurement]) -> BranchedSiz
 
 
 def _digest(point: BranchPoint, request: TrialRequest) -> str:
-    """Return a digest of all that decides how a branch ends; where the checkpoint lies does not."""
+    """Hash what determines a branch; the checkpoint's path does not."""
     assert request.branch is not None, "a branch is requested"
     anywhere = replace(request, branch=replace(request.branch, checkpoint=point.digest))
     return hashlib.sha256(to_json(anywhere).encode()).hexdigest()[:32]

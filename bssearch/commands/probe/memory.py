@@ -1,10 +1,8 @@
-"""``probe memory``: the largest micro-batch that fits, sizes doubled, then bisected, each run in a process of its own.
+"""``probe memory``: the largest micro-batch that fits, by doubling and bisection, one process per size.
 
-No size is named that was not run: what is between the largest that fits and the smallest that does not is not known.
-
-A size fits if it leaves the reserve of `bssearch.training.probes.memory` free; it does not if all of the memory is too
-little. One in between is neither, for processes that do the same differ by a little: it is *marginal*. Where marginal
-sizes alone span more than `BRACKET`, both of its ends are brought next to them instead, within `FINE`.
+A size fits if it leaves the reserve of `bssearch.training.probes.memory` free, and does not fit if it exhausts all
+memory. Sizes in between are *marginal*, because equal processes differ slightly. If marginal sizes span more than
+`BRACKET`, both of their ends are bisected to `FINE` instead. Only sizes that ran are reported.
 """
 
 from __future__ import annotations
@@ -23,12 +21,9 @@ from bssearch.search.calibration import default_at, nothing_fits
 from bssearch.spec import StudySpec
 from bssearch.spec.space import MemoryBoundary
 
-BRACKET = 1.05
-"""The search ends where the smallest size that does not fit is at most this many times the largest that fits: a
-choice."""
+BRACKET = 1.05  # largest final ratio of the smallest failing to the largest fitting size
 
-FINE = 1.01
-"""The same ratio on both sides of marginal sizes: a choice, as these are narrower than `BRACKET` themselves."""
+FINE = 1.01  # the ratio on both sides of marginal sizes, which span less than `BRACKET` themselves
 
 GIB, MIB = 2**30, 2**20
 COLUMNS = ("micro_batch", "fits", "peak_gib", "reason")
@@ -36,10 +31,9 @@ COLUMNS = ("micro_batch", "fits", "peak_gib", "reason")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProbe:
-    """The micro-batch sizes that were run, those known from before first, and what they say.
+    """The micro-batch sizes that ran, and their boundary.
 
-    ``smallest_that_does_not`` is None where ``ceiling``, the number of training samples, fits. ``fit`` is None below
-    three sizes with a known peak. ``marginal`` are sizes that ran, but left no reserve: they are not stored.
+    ``ceiling`` is the number of training samples. ``fit`` needs three known peaks. ``marginal`` sizes are not stored.
     """
 
     uses: tuple[MemoryUse, ...]
@@ -51,7 +45,7 @@ class MemoryProbe:
 
     @property
     def whole_training_part_fits(self) -> bool:
-        """Whether even all training samples at once fit."""
+        """Whether all training samples fit at once."""
         return self.largest_that_fits >= self.ceiling
 
 
@@ -92,7 +86,7 @@ def memory(
 
 
 def sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
-    """Yield the boundary between the sizes, the line through their peaks, and what the peaks are."""
+    """Yield the boundary, the line through peaks, and their meaning."""
     if found.whole_training_part_fits:
         yield f"The whole training part fits at once: {found.ceiling} samples."
     else:
@@ -112,10 +106,9 @@ def sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
 
 
 def probe_memory(study: OpenStudy) -> MemoryProbe:
-    """Find the largest micro-batch of a study's default configuration that fits; see `bssearch.training.probes.memory`.
+    """Find and store the largest micro-batch that fits.
 
-    Each size is stored, and told to the study's listener, as soon as it has been run, and none is run again on a device
-    of the same kind and memory. Raises `LaunchError` where not even one sample fits.
+    Sizes known on an equal device are not repeated. Raises `LaunchError` if one sample does not fit.
     """
     spec, executor, store, environment = study.spec, study.executor, study.store, study.environment
 
@@ -154,12 +147,10 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
 
 
 def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, marginal: Collection[int] = ()) -> int | None:
-    """Return the micro-batch size to run next, between 1 and the ceiling; None where the boundary is known.
+    """Return the next size in [1, ceiling], None once the boundary is known.
 
-    The smallest first; then twice the largest that fits, or half the smallest that does not, until there are both;
-    then the middle of them until they are within `BRACKET`, or next to each other. Where sizes between them are
-    marginal it is the middle of the wider of the two gaps beside those, until both are within `FINE`; the gap above is
-    found by steps that double.
+    First ``smallest``, then double or halve until one fits and one does not, then bisect to `BRACKET`; with marginal
+    sizes in between, bisect both gaps to `FINE`.
     """
     memory = boundary_of(uses)
     fits, too_large = memory.fits, memory.too_large
@@ -186,12 +177,12 @@ def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, margina
 
 
 def sizes_of(uses: Sequence[MemoryUse]) -> list[int]:
-    """Return the micro-batch sizes of what was run."""
+    """Return the micro-batch sizes that ran."""
     return [use.micro_batch_size for use in uses]
 
 
 def boundary_of(uses: Sequence[MemoryUse]) -> MemoryBoundary:
-    """Return the boundary that sizes which were run give."""
+    """Return the boundary of the sizes that ran."""
     return MemoryBoundary.of(
         (use.micro_batch_size for use in uses if use.fits), (use.micro_batch_size for use in uses if not use.fits)
     )

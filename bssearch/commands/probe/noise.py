@@ -1,4 +1,4 @@
-"""``probe noise``: the gradient noise scale of a study's best known configuration, measured near its target."""
+"""``probe noise``: the gradient noise scale near the target."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from bssearch.registry import Option
 from bssearch.search.history import trial_seed
 from bssearch.spec import StudySpec
 
-NOISE_SECONDS = 30.0
-"""Seconds after which the measurement ends where nobody says otherwise, however wide its interval is: a choice."""
+NOISE_SECONDS = 30.0  # default limit of the measurement, however wide its interval
 
 
 def noise(
@@ -37,7 +36,7 @@ def noise(
 
 
 def sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
-    """Yield the noise scale, the place in the training where it was measured, and whether that is near the target."""
+    """Yield the noise scale, its position, and nearness to the target."""
     noise = found.noise
     if noise.low is None:
         yield f"The gradient could not be told from its noise in {noise.passes or 'so few'} passes."
@@ -54,10 +53,10 @@ def sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
 def probe_noise(
     study: OpenStudy, seconds_limit: float = NOISE_SECONDS, *, train_seconds_limit: float = math.inf
 ) -> NoiseMeasurement:
-    """Measure the noise scale near the target, store it with the study, and return it.
+    """Measure and store the noise scale near the target.
 
-    The noise scale depends on the learning rate (Gray et al. 2024), so it is that of the configuration of the fastest
-    trial, and of the default where none has reached the target. Raises `LaunchError` where it does not fit into memory.
+    It depends on the learning rate (Gray et al. 2024): the fastest trial's configuration, else the default. Raises
+    `LaunchError` if it does not fit.
     """
     spec = study.spec
     configuration, eval_every_steps = _best_known(study)
@@ -77,7 +76,6 @@ def probe_noise(
 
 
 def _best_known(study: OpenStudy) -> tuple[Configuration, int]:
-    """Return the fastest trial's configuration, else the default, and the steps between two of its evaluations."""
     spec, store, environment = study.spec, study.store, study.environment
     trial = fastest(store.trials(spec.name))
     configuration = spec.default_configuration if trial is None else trial.configuration

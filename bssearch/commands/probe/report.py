@@ -1,4 +1,4 @@
-"""What a probe hands to whoever prints it, and what a probe is."""
+"""The interface and the result of a probe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bssearch.spec import StudySpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """A probe's figures: a JSON document and rows for programs, a table with ``columns`` and sentences for people."""
+    """A probe's JSON document, rows, table ``columns``, and sentences."""
 
     document: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
@@ -22,11 +22,10 @@ class ProbeReport:
 
 
 class Probe(Protocol):
-    """Measures something of a spec's study and stores it: a function, registered in `bssearch.registry`.
+    """A registered function that measures and stores.
 
-    Its docstring is its help. Its further parameters, keyword-only and annotated with `bssearch.registry.Option`, are
-    its options on the command line.
+    Its docstring is its help; keyword-only parameters with a `bssearch.registry.Option` are its options.
     """
 
     def __call__(self, spec: StudySpec, launch: Launch) -> ProbeReport:
-        """Open the study, measure, store, and return the figures."""
+        """Measure, store and return the figures."""

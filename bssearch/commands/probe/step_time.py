@@ -1,4 +1,4 @@
-"""``probe step-time``: every batch size timed alone on the device, and for longer than a run would."""
+"""``probe step-time``: time every batch size alone on the device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from bssearch.registry import Option
 from bssearch.search.calibration import measure_step_time_at
 from bssearch.spec import StudySpec
 
-SECONDS_LIMIT = 5.0
-"""The longest that one batch size is timed where nobody says otherwise: a choice, under a minute for ten sizes."""
+SECONDS_LIMIT = 5.0  # default limit per batch size
 
 COLUMNS = ("batch", "ms/step", "ms_low", "ms_high", "steps", "samples/s")
 
@@ -63,8 +62,6 @@ def _sentences(fit: StepTimeFit | None, knee: int | None) -> Sequence[str]:
 
 
 def _row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any]:
-    """Return the times of a batch size as a row for people, in milliseconds."""
-
     def ms(seconds: float | None) -> float | None:
         return None if seconds is None else 1000 * seconds
 
@@ -89,15 +86,10 @@ def _row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any]:
 
 
 def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> list[ProbeRecord]:
-    """Time the default configuration at every batch size of a stored study; return the measurements, ascending.
+    """Time the default at every batch size; return the measurements, ascending.
 
-    Each size is timed until its median is known within 2 %, or for ``seconds_limit`` seconds of steps, and then told to
-    the study's listener. A size that does not fit at once is timed in the largest micro-batches that do; one for which
-    there are none is left out. Sizes that run out of memory are stored as such.
-
-    It is one more visit to all of them: the returned step times are those of all visits so far. The evaluation cadence
-    of trials follows from the first and stays. A `run` that follows visits only the sizes that have had too few.
-    Raises `LaunchError` where the worker dies, `WorkloadError` where the user's code fails.
+    Each until its median is known within 2 %, or for ``seconds_limit``; in the largest micro-batches that fit, if any.
+    Times pool all visits; the evaluation cadence stays the first visit's. Raises `LaunchError`, `WorkloadError`.
     """
     spec, store, environment = study.spec, study.store, study.environment
 

@@ -1,1 +1,1 @@
-"""The queue that nodes serve: studies submitted, listed, paused and resumed; and the worker of a node."""
+"""The queue of studies and the workers that serve it."""

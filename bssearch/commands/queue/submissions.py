@@ -1,4 +1,4 @@
-"""What people do with the queue: submit a study, list what is queued, cancel, pause and resume."""
+"""Submit, list, pause, resume and cancel queued studies."""
 
 from __future__ import annotations
 
@@ -24,53 +24,46 @@ from bssearch.storage.statements import StudySummary
 
 
 def cancel_study(store: Store, study: str) -> Submission:
-    """Cancel a submission: what runs of it is stopped, what waits of it does not go on.
-
-    Raises `NotFoundError` where nobody submitted it, `UsageError` where it is done.
-    """
+    """Cancel a submission and its trials; raise `NotFoundError`, or `UsageError` if done."""
     found = store.set_submission(study, SubmissionState.CANCELLED, f"cancelled by {user_name()}")
     if study not in _served(store):
-        settle_cancelled(store, study)  # Else those that serve it do, once what runs has ended.
+        settle_cancelled(store, study)  # Otherwise its workers settle it once its trials have ended.
     return found
 
 
 def pause_study(store: Store, study: str) -> Submission:
-    """Pause a submission: what runs of it is saved and waits. Raises `NotFoundError`, `UsageError` where it is over."""
+    """Pause a submission; raise `NotFoundError`, or `UsageError` if over."""
     return store.set_submission(study, SubmissionState.PAUSED, f"paused by {user_name()}")
 
 
 def resume_study(store: Store, study: str) -> Submission:
-    """Have a submission wait again that is not done; raises `NotFoundError`, and `UsageError` where it is done."""
+    """Requeue a submission; raise `NotFoundError`, or `UsageError` if done."""
     return store.set_submission(study, SubmissionState.WAITING, "")
 
 
 def settle_cancelled(store: Store, study: str) -> None:
-    """End the trials of a cancelled study that wait, or whose driver is gone; forget what is saved of them here."""
+    """End a cancelled study's paused and orphaned trials, and delete local checkpoints."""
     record = store.find_study(study)
     if record is not None:
         store.mark_lost(study, is_alive=is_alive)
         store.settle_paused(study, state=TrialState.CANCELLED)
-        with suppress(CheckpointError):  # what a store elsewhere does not delete now is of no use to anybody
+        with suppress(CheckpointError):  # a remote checkpoint that cannot be deleted now does no harm
             Checkpoints(record).clear()
 
 
 def settle_left_behind(store: Store) -> dict[str, str]:
-    """Settle the cancelled studies that a worker which was killed has left; none that any driver is at work on.
-
-    Returns of which that failed, and why.
-    """
+    """Settle cancelled studies of killed workers; return failures by study."""
     problems: dict[str, str] = {}
     left = store.unsettled()
     for study in {*left} - _served(store) if left else ():
         try:
             _settle_left_behind(store, study, left[study])
-        except Exception as error:  # what somebody has written there, or deleted now, concerns no other study
+        except Exception as error:  # a bad or deleted row concerns no other study
             problems[study] = f"{type(error).__name__}: {error}"
     return problems
 
 
 def _settle_left_behind(store: Store, study: str, numbers: Collection[int]) -> None:
-    """End some trials of a study, those that wait and those whose driver is gone; forget what is saved of them here."""
     store.mark_lost(study, is_alive=is_alive)
     time = store.time()
     if any(until > time and is_alive(owner) is not False for owner, until in store.leases(study).items()):
@@ -83,7 +76,6 @@ def _settle_left_behind(store: Store, study: str, numbers: Collection[int]) -> N
 
 
 def _served(store: Store) -> set[str]:
-    """Return the studies that workers serve now."""
     return {worker.serving for worker in store.workers() if worker.is_here and worker.serving is not None}
 
 
@@ -92,7 +84,7 @@ CODE = frozenset({"workload", "command", "arguments", "report", "preset"})
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A template with values by dotted key, and the name of the study where a file gives one."""
+    """A template, values by dotted key, and perhaps a study's name."""
 
     template: str
     values: Mapping[str, Value]
@@ -110,12 +102,10 @@ def submit_study(
     tags: Sequence[str] = (),
     not_before: datetime | None = None,
 ) -> Submission:
-    """Queue a study that a worker shall run from its template, with these values by dotted key of the spec.
+    """Queue a study for workers that offer its template.
 
-    The owner is who asks, where none is given. Owners share the workers alike, the studies of one in proportion to
-    ``priority``. Only a worker with all of the ``tags`` serves it, and none before the moment ``not_before``. Where
-    workers have been seen, one of them must offer the template and take the values. Raises `UsageError` where none
-    does, naming what there is, and where the name is taken.
+    Owners get equal shares of the workers; an owner's studies share by ``priority``. Workers need all ``tags``, and
+    start after ``not_before``. Raises `UsageError` if the name is taken, or known workers all reject the values.
     """
     new = NewSubmission(
         name=name,
@@ -133,7 +123,7 @@ def submit_study(
 
 
 def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> UsageError | None:
-    """Return why none of the workers takes the values of a template; None if one does, or there is no worker."""
+    """Return why all workers reject the values, or None; None without workers."""
     offers = [worker for worker in workers if template in worker.templates]
     if workers and not offers:
         known = ", ".join(sorted({name for worker in workers for name in worker.templates})) or "none"
@@ -144,7 +134,7 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
             types = {key: value_type(one) for key, one in dict(worker.templates[template]).items()}
             checked_values(template, types, values)
             return None
-        except (ValueError, TypeError):  # written by something else than a worker
+        except (ValueError, TypeError):  # not written by a worker
             continue
         except UsageError as error:
             problems.append(error)
@@ -152,7 +142,7 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
 
 
 def asked_in_file(path: Path) -> Asked:
-    """Read a file of a submission: ``template``, ``name``, and values as a spec has them; raise `SpecError`."""
+    """Read a submission file; raise `SpecError`."""
     data = read_file(path, "file of a submission", "a template is named without a suffix")
     if not isinstance(data, Mapping):
         raise SpecError(f"{path}: a submission is a mapping: template, name, and values as a spec has them")
@@ -186,7 +176,7 @@ def _leaves(path: Path, data: Mapping[Any, Any], prefix: str = "") -> Iterator[t
 
 
 def checked_value(key: str, value: Any, where: str) -> Value:
-    """Return a value that a submission may carry; raise `SpecError` for one of no such type, or of no such field."""
+    """Return a submission's value; raise `SpecError` for a wrong type or key."""
     field = key.split(".")[0]
     if field in OFFERS_NONE:
         raise SpecError(f"{where}: {key} cannot be submitted: {field} is the worker's operator's")
@@ -200,7 +190,7 @@ def checked_value(key: str, value: Any, where: str) -> Value:
 
 
 class QueuedStudy(BaseModel):
-    """A submission: ``position`` among those that wait, and the slot seconds for which it was served."""
+    """A submission with its queue ``position`` and served slot seconds."""
 
     study: str
     state: SubmissionState
@@ -221,7 +211,7 @@ class QueuedStudy(BaseModel):
 
 
 class SeenWorker(BaseModel):
-    """A worker: whether it ``is_here``, what it serves, and what it offers."""
+    """A worker, its study and its templates."""
 
     worker: str
     host: str
@@ -237,16 +227,16 @@ class SeenWorker(BaseModel):
 
 
 class QueueListing(BaseModel):
-    """The queue, those first that are served next, and the workers seen in the last days."""
+    """The queue in service order, and recent workers."""
 
     submissions: list[QueuedStudy]
     workers: list[SeenWorker]
 
 
 def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
-    """Return the queue; with ``everything`` submissions that are done or cancelled, and workers that are gone, too.
+    """Return the queue; ``everything`` adds finished submissions and departed workers.
 
-    The reason of one that waits says why no worker that is here can serve it, or what kept the last one from it.
+    A waiting study's reason says why no worker serves it.
     """
     places = {name: number for number, name in enumerate(store.waiting(), start=1)}
     counts = {one.name: one for one in store.studies()}
@@ -262,7 +252,6 @@ def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
 def _queued(
     one: Submission, study: StudySummary | None, here: Sequence[WorkerRecord], position: int | None
 ) -> QueuedStudy:
-    """Return a submission as it is listed; ``here`` are the workers that there are."""
     serving = [worker.host for worker in here if worker.serving == one.name]
     waits_alone = one.state is SubmissionState.WAITING and not serving and not one.reason
     return QueuedStudy(
@@ -286,7 +275,6 @@ def _queued(
 
 
 def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
-    """Return why no worker that is here can serve a submission; nothing where one can, or none is here."""
     if (problem := why_not_offered(here, one.template, one.values)) is not None:
         return f"of the workers that are here none serves it: {problem}"
     takers = [worker for worker in here if why_not_offered([worker], one.template, one.values) is None]

@@ -1,4 +1,4 @@
-"""``worker``: a node serves the queue, one shift on a study after the other, until it is told to stop."""
+"""``worker``: serve the queue on a node until stopped."""
 
 from __future__ import annotations
 
@@ -45,19 +45,17 @@ from bssearch.spec.submission import Submission, SubmissionState, WorkerRecord, 
 from bssearch.spec.templates import Templates, load_templates
 from bssearch.storage.repository import Store, open_store
 
-STOPS_WITHIN_S = 25.0
-"""Seconds that trials have to be saved and given back, before they are killed: a scheduler gives 30 at least."""
+STOPS_WITHIN_S = 25.0  # time to save and return trials before they are killed; schedulers allow at least 30 s
 
-LEAVES_WITHIN_S = 3.0
-"""Seconds after that in which the process ends by itself; then it is ended."""
+LEAVES_WITHIN_S = 3.0  # seconds after STOPS_WITHIN_S until the process ends itself or is ended
 
 _LOOK_SECONDS = 0.1
 
 
 class Stop:
-    """SIGTERM, and Ctrl-C, while it is entered; ``obey`` is called soon after one, from a thread, then ``kill``.
+    """Handles SIGTERM and Ctrl-C: calls ``obey`` from a thread, later ``kill``.
 
-    Outside the main thread, where Python allows no handlers, only `ask` stops.
+    Python allows signal handlers only in the main thread; elsewhere use `ask`.
     """
 
     def __init__(self, obey: Callable[[], None], kill: Callable[[], None], within: float = STOPS_WITHIN_S) -> None:
@@ -81,16 +79,16 @@ class Stop:
 
     @property
     def is_asked(self) -> bool:
-        """Return whether somebody wants the worker to stop."""
+        """Return whether a stop was requested."""
         return self._asked_at is not None
 
     def ask(self) -> None:
-        """Have the worker stop."""
+        """Request a stop."""
         if self._asked_at is None:
             self._asked_at = time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        """Wait, at most until somebody asks."""
+        """Wait for ``seconds`` or a stop."""
         until = time.monotonic() + seconds
         while not self.is_asked and (left := until - time.monotonic()) > 0:
             time.sleep(min(_LOOK_SECONDS, left))
@@ -99,7 +97,6 @@ class Stop:
         self.ask()
 
     def _guard(self) -> None:
-        """Have the request obeyed, and end the process where nothing else does."""
         while self._asked_at is None:
             if self._is_over.wait(_LOOK_SECONDS):
                 return
@@ -112,26 +109,25 @@ class Stop:
             os._exit(1)
 
 
+# How long a worker skips a study that it cannot run, so that a repaired node takes it again.
 REFUSED_FOR_S = 600.0
-"""Seconds for which a worker leaves alone what it cannot run: a choice, so that a node that is repaired takes it."""
 
+# Seconds to skip a study after a process or device failed; each failure in a row multiplies by `LONGER`, up to
+# `REFUSED_FOR_S`.
 FAILED_FOR_S = 15.0
-"""Seconds for which it leaves alone what a process or a device of its machine failed at; each time in a row for
-`LONGER` times as long, up to `REFUSED_FOR_S`. Choices: a process that was killed once is no reason to go for long."""
 
 LONGER = 4
 
 AWAY_FOR_S = 60.0
-"""Seconds for which it does after the database was away for longer than anybody waits: a choice."""
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a shift ended: the state of the submission then, why, and for how long this worker leaves it alone.
+    """A shift's end: new state, reason, and how long to skip the study.
 
-    What has ``failed_here`` may do so again: then for longer.
+    ``failed_here``: may recur on this machine, so repetition lengthens the time.
     """
 
     state: SubmissionState
@@ -140,15 +136,12 @@ class End:
     failed_here: bool = False
 
     def alone_after(self, failures: int) -> float:
-        """Return for how many seconds it is left alone after so many ``failures`` in a row."""
+        """Return the seconds to skip after ``failures`` in a row."""
         return min(REFUSED_FOR_S, self.alone_seconds * LONGER ** (failures - 1)) if failures else self.alone_seconds
 
 
 class Meter(Listener):
-    """Counts the slot seconds of a shift: those of its trials, and those without a trial as of one.
-
-    It tells the lines of a run.
-    """
+    """Counts a shift's slot seconds (time without trials as one slot)."""
 
     def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._clock = tell, clock
@@ -158,26 +151,26 @@ class Meter(Listener):
         self._used = 0.0
 
     def take(self) -> float:
-        """Return the slot seconds since this was last asked."""
+        """Return slot seconds since the last call."""
         with self._lock:
             self._count()
             used, self._used = self._used, 0.0
             return used
 
     def note(self, message: str) -> None:
-        """Tell a line, but not what to press: nobody sits at a worker."""
+        """Forward a line without hints about keys."""
         if "Ctrl-C" not in message:
             self._tell(message)
 
     def started(self, trial: TrialRecord, history: History) -> None:
-        """Count a trial from now on."""
+        """Start counting a trial."""
         with self._lock:
             self._count()
             self._running.add(trial.number)
         self._tell(f"trial {trial.number} runs: batch {trial.configuration.batch_size}")
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """Count a trial no more."""
+        """Stop counting a trial."""
         with self._lock:
             self._count()
             self._running.discard(trial.number)
@@ -190,10 +183,7 @@ class Meter(Listener):
 
 
 class ServedStudy:
-    """A study that is run in a thread, by a launch with a shift; `end` is there once it ``is_over``.
-
-    ``device_name`` is known once the study is open.
-    """
+    """A study in a thread; `end` is set once it ``is_over``."""
 
     def __init__(self, spec: StudySpec, launch: Launch, tell: Tell) -> None:
         self._spec, self._launch, self._tell = spec, launch, tell
@@ -202,11 +192,11 @@ class ServedStudy:
         self._thread = threading.Thread(target=self._run, name=f"bssearch serves {spec.name}", daemon=True)
 
     def start(self) -> None:
-        """Run the study from now on."""
+        """Start the thread."""
         self._thread.start()
 
     def is_over(self, wait_seconds: float) -> bool:
-        """Return whether it has ended, waiting a little for that."""
+        """Return whether it ended, after a short wait."""
         self._thread.join(wait_seconds)
         return not self._thread.is_alive()
 
@@ -223,12 +213,12 @@ class ServedStudy:
 
 
 def ended_by(error: BaseException) -> End:
-    """Return what an error makes of a submission.
+    """Return the end for an error.
 
-    What is wrong with what was asked ends it; of what is wrong with this worker's machine others know nothing.
+    A bad request ends the submission; problems of this machine do not.
     """
     said = str(error)
-    ends: dict[type[BaseException] | tuple[type[BaseException], ...], End] = {  # the first that fits
+    ends: dict[type[BaseException] | tuple[type[BaseException], ...], End] = {  # the first match counts
         (InterruptedRunError, KeyboardInterrupt): End(SubmissionState.WAITING),
         TargetNotReachedError: End(SubmissionState.DONE, said),
         LaunchError: End(SubmissionState.WAITING, said, FAILED_FOR_S, failed_here=True),
@@ -240,31 +230,24 @@ def ended_by(error: BaseException) -> End:
     return next(end for kinds, end in ends.items() if isinstance(error, kinds))
 
 
-TURN_SECONDS = 300.0
-"""Seconds after which a study makes room for one that comes before it: a choice, many times what it takes to load a
-workload."""
+TURN_SECONDS = 300.0  # after this a study yields to the next one; much longer than loading a workload
 
-LOOK_SECONDS = 2.0
-"""How often a worker looks whether its study was paused or cancelled, or whether there is something to serve."""
+LOOK_SECONDS = 2.0  # poll interval for paused or cancelled studies and new work
 
-WAITS_AT_MOST_S = 5.0
-"""Seconds for which a study that only waits for other drivers keeps a worker from other studies: a choice."""
+WAITS_AT_MOST_S = 5.0  # how long a study that only waits for other drivers may block a worker
 
 BACK_AFTER_S = 15.0
-"""Seconds after which a worker looks at such a study again: a choice."""
 
-SETTLE_SECONDS = 15.0
-"""How often a worker looks whether one that was killed has left something of a cancelled study: a choice."""
+SETTLE_SECONDS = 15.0  # interval of the check for cancelled studies that killed workers left
 
 _TICK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What a worker serves, and for how long. ``slots`` and ``device`` go before those of the specs.
+    """What a worker serves; ``slots`` and ``device`` override specs.
 
-    Only submissions whose tags are all among ``tags`` are served. After ``turn_seconds`` a study makes room for one
-    that comes first by then. With ``until_empty`` the worker stops once nothing is left to serve.
+    Submissions may only have tags in ``tags``. Studies yield after ``turn_seconds``.
     """
 
     tags: tuple[str, ...] = ()
@@ -282,24 +265,21 @@ class Serving:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Return what stands over the specs, as ``--set`` has it."""
+        """Return overrides as for ``--set``."""
         slots = () if self.slots is None else (f"executor.slots={self.slots}",)
         return slots if self.device is None else (*slots, f"executor.device={self.device}")
 
 
 ALL = Serving()
-"""All submissions without tags, until the worker is told to stop."""
 
 
 def run_worker(
     templates: Path | str, launch: Launch = HERE, serving: Serving = ALL, *, tell: Tell = lambda line: None
 ) -> None:
-    """Serve the queue from the templates of a file until SIGTERM or Ctrl-C.
+    """Serve the queue from a file's templates until SIGTERM or Ctrl-C.
 
-    A worker serves one study at a time: the one of the highest priority, and of those the oldest. When the worker is
-    told to stop, its trials are paused, with their checkpoints, and given back. ``tell`` gets a line for each event.
-    Raises `SpecError` and `NotFoundError` for what is wrong with the file, and `DatabaseError` if the database cannot
-    be written at the start; later the worker waits for it.
+    On a stop, trials are paused and given back. Raises `SpecError`, `NotFoundError`, and `DatabaseError` if the
+    database is not writable at the start; later the worker waits for it.
     """
     offered = load_templates(Path(templates), serving.overrides)
     with open_store(launch.db, notify=tell) as store:
@@ -307,7 +287,7 @@ def run_worker(
 
 
 class Worker:
-    """A worker of one process."""
+    """A worker in one process."""
 
     def __init__(self, templates: Templates, serving: Serving, store: Store, launch: Launch, tell: Tell) -> None:
         self._templates, self._serving, self._store, self._launch = templates, serving, store, launch
@@ -322,7 +302,7 @@ class Worker:
         self._stop = Stop(self._obey, lambda: self._shift.kill())
 
     def run(self) -> None:
-        """Serve one study after the other."""
+        """Serve studies until stopped."""
         self._store.keep_worker(self._record)
         offered = ", ".join(self._templates.by_name)
         self._tell(
@@ -338,7 +318,6 @@ class Worker:
         self._tell("has stopped")
 
     def _serve(self) -> None:
-        """Serve what comes, until somebody asks to stop; the queue may be away meanwhile."""
         while not self._stop.is_asked:
             try:
                 self._settle()
@@ -348,7 +327,7 @@ class Worker:
                     self._tell("nothing is left to serve")
                     return
                 self._stop.wait(LOOK_SECONDS)
-            except Exception as error:  # a row that something else has written keeps no node from the others for good
+            except Exception as error:  # one bad row must not block the queue
                 is_away = isinstance(error, DatabaseError)
                 problem = "the queue cannot be used now" if is_away else "unexpected"
                 said = str(error) if is_away else f"{type(error).__name__}: {error}"
@@ -356,9 +335,8 @@ class Worker:
                 self._stop.wait(AWAY_FOR_S)
 
     def _settle(self) -> None:
-        """Now and then end what is left of cancelled studies."""
         if time.monotonic() >= self._next_settling:
-            # Where that fails what waits is served all the same: only a later pass settles again.
+            # If this fails, the queue is still served; a later pass settles again.
             self._next_settling = time.monotonic() + AWAY_FOR_S + SETTLE_SECONDS
             problems = settle_left_behind(self._store)
             for study, problem in problems.items():
@@ -368,14 +346,12 @@ class Worker:
             self._next_settling = time.monotonic() + SETTLE_SECONDS
 
     def _obey(self) -> None:
-        """Give back what runs; a database that is away is waited for no more."""
         self._tell("told to stop: trials are paused and given back")
         self._shift.interrupt()
         if self._store.is_waiting:
             self._store.give_up()
 
     def _serve_next(self) -> bool:
-        """Serve the study that comes next for one shift; return whether there was one."""
         one = self._store.begin_shift(self._name, self._eligible())
         if one is None:
             return False
@@ -390,7 +366,7 @@ class Worker:
         reason = f"on {self._record.host}: {end.reason}" if is_left else end.reason
         self._store.end_shift(self._name, meter.take(), end.state, reason)
         if self._record != before:
-            self._store.keep_worker(self._record)  # which device it has is known from now on
+            self._store.keep_worker(self._record)  # its device is now known
         found = self._found(one.name)
         if found is None:
             self._tell(f"{one.name}: deleted")
@@ -403,13 +379,11 @@ class Worker:
         return True
 
     def _eligible(self) -> set[str]:
-        """Return the submissions that this worker may serve now."""
         now = time.monotonic()
         self._alone_until = {name: until for name, until in self._alone_until.items() if until > now}
         return {one.name for one in self._servable() if one.name not in self._alone_until}
 
     def _servable(self) -> list[Submission]:
-        """Return the submissions that wait for a worker like this, those too that it leaves alone for a while."""
         tags = {*self._record.tags}
         return [
             one
@@ -418,16 +392,14 @@ class Worker:
         ]
 
     def _may_come(self) -> bool:
-        """Return whether there may soon be something to serve: what only waits for others, or for its hour, counts."""
         soon = time.monotonic() + BACK_AFTER_S
         return any(self._alone_until.get(one.name, 0.0) <= soon for one in self._servable())
 
     def _served(self, one: Submission, meter: Meter) -> End:
-        """Run a study until it is done, or has to make room; return how it went."""
         template = self._templates[one.template]
         try:
             template.check(self._serving.overrides)
-        except (SpecError, NotFoundError) as error:  # its operator's doing, since the start
+        except (SpecError, NotFoundError) as error:  # the operator changed the file since the start
             reason = f"the template {one.template!r} cannot be used now: {error}"
             return End(SubmissionState.WAITING, reason, REFUSED_FOR_S)
         try:
@@ -448,15 +420,13 @@ class Worker:
         return replace(end, alone_seconds=max(alone, end.alone_seconds))
 
     def _refused(self, one: Submission, error: UsageError) -> End:
-        """Return the end of a submission that this worker does not take; where another one here does, it waits."""
         others = [worker for worker in self._store.workers() if worker.is_here and worker.name != self._name]
         if not others or why_not_offered(others, one.template, one.values) is not None:
             return End(SubmissionState.FAILED, str(error))
         return End(SubmissionState.WAITING, str(error), REFUSED_FOR_S)
 
     def _watch(self, one: Submission, study: ServedStudy, shift: Shift, meter: Meter) -> float:
-        """Look after a study while it runs; return for how long it is then to be left alone."""
-        turn_ends = math.inf  # until the study is open: a turn that is spent with loading gets nowhere
+        turn_ends = math.inf  # until the study is open, so that loading does not use up the turn
         next_look = time.monotonic() + LOOK_SECONDS
         alone, is_stopping = 0.0, False
         while not study.is_over(_TICK_SECONDS):
@@ -464,7 +434,7 @@ class Worker:
             if turn_ends == math.inf and study.device_name is not None:
                 turn_ends = now + self._serving.turn_seconds
             if self._stop.is_asked:
-                shift.interrupt()  # again: what loads had perhaps no process yet that could be ended
+                shift.interrupt()  # again, because a loading study may not have had a process to end before
                 continue
             if now < next_look and now < turn_ends:
                 continue
@@ -495,7 +465,6 @@ class Worker:
         return alone
 
     def _found(self, name: str) -> Submission | None:
-        """Return a submission as it is now, None where it was deleted."""
         try:
             return self._store.submission(name)
         except NotFoundError:

@@ -1,8 +1,7 @@
-"""The search space: what may vary between trials, in the coordinates in which it is searched.
+"""The search space: parameters that vary between trials, and their search coordinates.
 
-The batch size is a ladder. The learning rate is searched relative to its rule: what is sampled is the learning rate
-at the reference batch, and the rule gives the one at the trial's batch, so that what is learned at one batch size
-helps at the next. Every other parameter is fixed (a scalar), a range (``{low, high}``) or a list of choices.
+The batch size is a ladder. Learning rates are sampled at the reference batch and carried to the trial's batch by a
+rule, so that results transfer between batch sizes. Other parameters are fixed, a range (``{low, high}``) or choices.
 """
 
 from bssearch.spec.space.domains import (

@@ -1,4 +1,4 @@
-"""What a parameter may be: fixed, a range, or a list of choices, within what the parameter can be at all."""
+"""Domains of parameters: fixed, range or choices, within absolute limits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from pydantic_core import PydanticCustomError
 
 from bssearch.records import ParameterValue
 
-UNKNOWN_KEY: Final = "unknown_key"
-"""The type of pydantic's error where a part of a spec has a key that it does not know."""
+UNKNOWN_KEY: Final = "unknown_key"  # Pydantic's error type for an unknown key
 
 
 class StrictModel(BaseModel):
-    """A part of a spec: unknown keys are errors, values do not change, infinities are no numbers."""
+    """A frozen part of a spec that rejects unknown keys and infinities."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
@@ -35,7 +34,7 @@ class StrictModel(BaseModel):
 
 
 class Range(StrictModel):
-    """A continuous range, searched on a log scale where ``log`` is true (default: where low > 0)."""
+    """A continuous range, searched on a log scale if ``log`` (default: if low > 0)."""
 
     low: float
     high: float
@@ -59,7 +58,7 @@ Scalar = bool | int | float
 
 
 def domain_kind(value: Any) -> str:
-    """Return which form a value in a spec has: range (a mapping), choices (a list) or fixed."""
+    """Return the form of a value in a spec: range (a mapping), choices (a list) or fixed."""
     if isinstance(value, Mapping | BaseModel):
         return "range"
     return "choices" if isinstance(value, list | tuple) else "fixed"
@@ -86,22 +85,22 @@ LIMITS: dict[str, tuple[float, float, str]] = {
     "decay_share": (math.nextafter(0.0, 1.0), 1.0, "must be in (0, 1]"),
 }
 TRAINING_PARAMETERS = ("warmup_epochs", "weight_decay", "dropout", "label_smoothing")
+# Parameters that only the workload's ``build_model`` or ``loss`` uses.
 WORKLOAD_PARAMETERS = ("dropout", "label_smoothing")
-"""Training parameters that bssearch only hands on: ``build_model`` or ``loss`` of the workload is to use them."""
 
+# Parameters that disable their step if missing: clipping, weight averaging.
 OPTIONAL = ("clip_norm", "ema_decay")
-"""Parameters without which their step is left out: no clipping, no average of the weights."""
 
 
 def bounds(domain: Domain) -> tuple[float, float]:
-    """Return the least and the greatest value of a domain."""
+    """Return a domain's least and greatest value."""
     if isinstance(domain, Range):
         return domain.low, domain.high
     return (min(domain), max(domain)) if isinstance(domain, tuple) else (domain, domain)
 
 
 def holds(domain: Any, value: Any) -> bool:
-    """Return whether a value lies in a domain; at its ends up to rounding. Without a domain nothing does."""
+    """Return whether a domain contains a value, up to rounding at its ends."""
     if isinstance(domain, Range):
         inside = domain.low <= value <= domain.high
         return inside or any(math.isclose(value, end, rel_tol=1e-9) for end in (domain.low, domain.high))
@@ -130,14 +129,14 @@ def _is_number(value: Any) -> bool:
 
 
 def within_limits(domain: Domain | None, info: ValidationInfo) -> Domain | None:
-    """Return the domain of a parameter; raise ValueError where it leaves what the parameter can be."""
+    """Return the domain; raise ValueError outside the parameter's limits."""
     if domain is not None and info.field_name is not None:
         check_bounds(domain, LIMITS[info.field_name])
     return domain
 
 
 def check_bounds(domain: Domain, limits: tuple[float, float, str]) -> None:
-    """Raise ValueError where a domain leaves the limits: least value, greatest value, and that in words."""
+    """Raise ValueError if a domain exceeds (least, greatest, description)."""
     low, high, rule = limits
     for value in bounds(domain):
         if not low <= value <= high:
@@ -146,7 +145,7 @@ def check_bounds(domain: Domain, limits: tuple[float, float, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One searched coordinate: a range (low, high, log) or choices; an ``integer`` range is of whole numbers."""
+    """A searched coordinate: a range (low, high, log, ``integer``) or choices."""
 
     name: str
     low: float = 0.0
@@ -156,7 +155,7 @@ class Dimension:
     integer: bool = False
 
     def holds(self, value: object) -> bool:
-        """Return whether the dimension has a value; numbers equal true and false nowhere."""
+        """Return whether a value is inside; booleans never equal numbers."""
         if self.choices:
             return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in self.choices)
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -165,11 +164,11 @@ class Dimension:
 
     @property
     def any_value(self) -> ParameterValue:
-        """Return some value of the dimension, for a coordinate that a configuration does not use."""
+        """Return a value for a coordinate that a configuration does not use."""
         return self.choices[0] if self.choices else self.low
 
     def other_than(self, value: ParameterValue) -> ParameterValue:
-        """Return the end of a range that is farther from a value, or a choice that is another: the farthest number."""
+        """Return the farther end of a range, or another choice (the farthest number)."""
         if not self.choices:
             ends = (self.nearest(self.low), self.nearest(self.high))
             return max(ends, key=lambda end: abs(float(end or 0.0) - float(value or 0.0)))
@@ -179,14 +178,14 @@ class Dimension:
         return max(others, key=lambda choice: abs(float(choice or 0.0) - float(value or 0.0)))
 
     def nearest(self, value: ParameterValue) -> ParameterValue:
-        """Return the value itself where it lies in the dimension, else the nearest number or the first choice."""
+        """Return the value if inside, else the nearest number or the first choice."""
         if self.choices:
             return value if value in self.choices else self._nearest_choice(value)
         number = min(max(float(value or 0.0), self.low), self.high)
         return round(number) if self.integer else number
 
     def at_share(self, share: float) -> ParameterValue:
-        """Return the number at a share of the range, from 0 to 1, on its scale."""
+        """Return the number at a share in [0, 1] of the range, on its scale."""
         low, high = self.low, self.high
         return self.nearest(low * (high / low) ** share if self.log else low + (high - low) * share)
 
@@ -204,7 +203,7 @@ class Dimension:
 
 
 def are_coordinates(sampled: Mapping[str, ParameterValue] | None, dimensions: Sequence[Dimension]) -> bool:
-    """Return whether ``sampled`` holds a value of each dimension and nothing else."""
+    """Return whether ``sampled`` holds a valid value of each dimension and nothing else."""
     if not isinstance(sampled, Mapping) or {*sampled} != {one.name for one in dimensions}:
         return False
     return all(one.holds(sampled[one.name]) for one in dimensions)

@@ -1,7 +1,7 @@
-"""The split of a batch into micro-batches that fit into memory.
+"""Split batches into micro-batches that fit into memory.
 
-The boundary is monotone: where a micro-batch ran out of memory, so does every larger one. A batch that does not fit at
-once accumulates smaller micro-batches, so that only a model of which not even one sample fits cannot run.
+The boundary is monotone: if a micro-batch runs out of memory, so does every larger one. A batch that does not fit
+accumulates smaller micro-batches, so only a model that does not fit one sample cannot run.
 """
 
 from __future__ import annotations
@@ -31,25 +31,22 @@ from bssearch.spec.space.parts import BatchSize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBoundary:
-    """The bounds of the micro-batch size: the largest that ``fits`` and the smallest that is ``too_large``.
-
-    Either is None where no size is known to be so; nothing is known of the sizes between them.
-    """
+    """Bounds of the micro-batch size: largest that ``fits`` and smallest ``too_large``, None if unknown."""
 
     fits: int | None = None
     too_large: int | None = None
 
     @classmethod
     def of(cls, fitting: Iterable[int], too_large: Iterable[int]) -> Self:
-        """Return the boundary that micro-batch sizes which ran, and which ran out of memory, give.
+        """Make it from sizes that ran and sizes that ran out of memory.
 
-        A size that ran, but no smaller than one that ran out of memory, does not count as fitting.
+        A size that ran, but is not below a failed one, does not count as fitting.
         """
         bound = min(too_large, default=None)
         return cls(fits=max((size for size in fitting if bound is None or size < bound), default=None), too_large=bound)
 
     def may_fit(self, micro_batch_size: int) -> bool:
-        """Return whether a size is smaller than all that ran out of memory."""
+        """Return whether a size is below all that failed."""
         return self.too_large is None or micro_batch_size < self.too_large
 
     def without(self, micro_batch_size: int) -> MemoryBoundary:
@@ -60,16 +57,15 @@ class MemoryBoundary:
 
     @property
     def nothing_fits(self) -> bool:
-        """Whether not even a micro-batch of one sample fits."""
+        """Whether not even one sample fits."""
         return self.too_large is not None and self.too_large <= 1
 
 
 UNKNOWN = MemoryBoundary()
-"""The boundary where nothing was ever run."""
 
 
 def split_batch(batch_size: int, max_micro_batch_size: int | None) -> tuple[int, int]:
-    """Return (micro-batch, accumulation steps): the largest divisor of the batch size that may run at once."""
+    """Return (micro-batch, accumulation steps) with the largest allowed divisor."""
     if max_micro_batch_size is None or batch_size <= max_micro_batch_size:
         return batch_size, 1
     micro = _largest_divisor(batch_size, max_micro_batch_size)
@@ -77,7 +73,7 @@ def split_batch(batch_size: int, max_micro_batch_size: int | None) -> tuple[int,
 
 
 def _largest_divisor(number: int, most: int) -> int:
-    """Return the largest divisor of a number up to ``most``, which is below it, in about √number divisions."""
+    """Return a number's largest divisor ≤ ``most``, in about √number divisions."""
     root = isqrt(number)
     for count in range(-(-number // most), root + 1):
         if number % count == 0:
@@ -86,10 +82,10 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory: MemoryBoundary) -> int | None:
-    """Return the micro-batch size to run a batch size with, None where nothing fits.
+    """Return the micro-batch size for a batch size, None if nothing fits.
 
-    It is the largest divisor below the boundary and within the given maximum. Where the boundary is known, and that
-    divisor is not known to fit, the largest that is known to fit is taken instead, unless it is less than half of it.
+    The largest divisor below the boundary and the maximum; but if it is unproven, the largest proven one unless that is
+    less than half.
     """
     if memory.nothing_fits:
         return None
@@ -104,11 +100,10 @@ def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory
 
 
 def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, ProbeRecord]:
-    """Return by batch size the step time of the split that its trials run with, of all that were timed.
+    """Return, by batch size, the measured step time of the split that trials use.
 
-    It is the one with the largest micro-batch below the boundary; of several with it the first that had the device to
-    itself, else the first; always with the first one's cadence, which trials keep. Batch sizes of which no such split
-    was timed are left out.
+    That has the largest micro-batch below the boundary, timed alone if possible, else the first; its cadence is the
+    first one's, which trials keep. Batch sizes without such a split are left out.
     """
     found: dict[int, ProbeRecord] = {}
     for probe in timed:
@@ -122,17 +117,14 @@ def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, 
     return found
 
 
-# How betas, the average of the weights and weight decay follow the batch size, where a space says so.
-
-
 class BatchRules(StrictModel):
-    """Rules that carry what a space gives at ``learning_rate.reference_batch`` over to another batch size.
+    """Rules that carry values from ``learning_rate.reference_batch`` to another batch size.
 
-    κ is the batch size over the reference batch, η/η0 the factor of the learning rate's own rule.
+    κ is the batch ratio, η/η0 the learning rate's factor.
 
-    - ``betas``: ``half_life`` makes β₂ into β₂^κ, whose half-life in samples stays (Marek et al. 2025, arXiv
-      2507.07101); ``sde`` makes both β into 1 − κ(1 − β), at least 0, and ε into ε/√κ, which with the learning rate ∝
-      √κ keeps Adam's stochastic differential equation (Malladi et al. 2022, arXiv 2205.10287).
+    - ``betas``: ``half_life`` makes β₂ into β₂^κ, constant half-life in samples (Marek et al. 2025, arXiv 2507.07101);
+      ``sde`` makes both β into max(0, 1 − κ(1 − β)) and ε into ε/√κ, which with learning rate ∝ √κ keeps Adam's SDE
+      (Malladi et al. 2022, arXiv 2205.10287).
     - ``ema_decay``: ``half_life`` makes ρ into ρ^κ (Busbridge et al. 2023, arXiv 2307.13813).
     - ``weight_decay``: ``sqrt`` makes λ into λ√κ; ``timescale`` into λκ·η0/η, which keeps AdamW's averaging time (Wang
       & Aitchison 2024, arXiv 2405.13698).
@@ -144,13 +136,13 @@ class BatchRules(StrictModel):
 
     @property
     def followed(self) -> dict[str, str]:
-        """Return the rules in force, by the names of their fields."""
+        """Return the active rules by field."""
         return {name: rule for name, rule in self if rule != "none"}
 
     def carried(self, values: Mapping[str, Any], ratio: float, rate_factor: float) -> dict[str, Any]:
-        """Return values by their bare names with those that a rule is about made what they are at κ = ``ratio``.
+        """Apply the rules to values at κ = ``ratio``; invert with 1/κ and η0/η.
 
-        ``rate_factor`` is η/η0. The way back is that with 1/κ and η0/η.
+        ``rate_factor`` is η/η0.
         """
         rules = self._rules(ratio, rate_factor)
         return {
@@ -158,7 +150,7 @@ class BatchRules(StrictModel):
         }
 
     def check(self, parameters: Collection[str]) -> None:
-        """Raise `ValueError` for a rule about what no trial of the space has; ``parameters`` are what some have."""
+        """Raise `ValueError` for a rule without its parameter in the space."""
         for field, about in (("betas", "beta2"), ("ema_decay", "ema_decay"), ("weight_decay", "weight_decay")):
             if field in self.followed and about not in parameters:
                 raise ValueError(f"batch_rules.{field} = {self.followed[field]}: the space has no {about}")
@@ -179,10 +171,8 @@ class BatchRules(StrictModel):
         return found
 
 
-# How batch normalisation distorts a comparison of batch sizes.
-
+# Below this many samples batch-normalisation statistics are poor (Wu & He 2018, arXiv 1803.08494, figure 1).
 TINY_BATCH = 16
-"""Below this many samples batch normalisation's statistics are poor (Wu & He 2018, arXiv 1803.08494, figure 1)."""
 
 REMEDY = "GroupNorm, or a fixed training.ghost_batch_size, compares batch sizes fairly"
 
@@ -192,8 +182,7 @@ def batch_norm_caveats(
 ) -> Iterator[tuple[str, str]]:
     """Yield how batch normalisation distorts a comparison at a micro-batch size, as (code, sentence).
 
-    With ghost batches the statistics are over ``ghost_batch_size`` samples, or over the micro-batch where that is
-    smaller.
+    Ghost batches have ``ghost_batch_size`` samples, at most the micro-batch.
     """
     if not layers:
         return
@@ -218,12 +207,10 @@ def batch_norm_caveats(
         )
 
 
-# The space of batches that grow during a trial: where they begin, where they end, and when.
-
 SHARES = (0.0, 100.0, "must be in [0, 100]")
 NOISE_SHARES = (math.nextafter(0.0, 1.0), math.inf, "must be > 0")
+# Range of the factor on the first batch size's best known learning rate.
 RETUNED = Range(low=0.5, high=2.0, log=True)
-"""What the learning rate of the first batch size is multiplied by, beside the best that is known there: a choice."""
 
 Milestones = Annotated[
     dict[Annotated[int, Field(ge=1, lt=10**15)], BatchSize], Field(min_length=1, max_length=MOST_STAGES - 1)
@@ -232,13 +219,12 @@ BatchSizes = BatchSize | Annotated[tuple[BatchSize, ...], Field(min_length=1)]
 
 
 class BatchGrowth(StrictModel):
-    """How batches may grow, along the sizes of ``space.batch_size``, in trials that follow the search.
+    """How batches may grow along ``space.batch_size``, in trials after the search.
 
-    ``geometric`` and ``linear`` rise from ``start`` to ``end``, sizes of the space (default: any), between ``begin``
-    and ``until``: shares of the samples that the tuned batch size that stays takes to the target. ``milestones`` gives
-    the size from so many samples on, ``noise_scale`` the largest size within ``noise_share`` × the gradient noise scale
-    as the trial measures it. The learning rate follows ``rate_rule`` from one size to the next (default: the space's
-    rule), and is tuned anew for the first.
+    ``geometric`` and ``linear`` rise from ``start`` to ``end`` (default: any) between ``begin`` and ``until``, shares
+    of the samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts; ``noise_scale``
+    takes the largest size ≤ ``noise_share`` × the measured gradient noise scale. The learning rate follows
+    ``rate_rule`` (default: the space's) and is retuned for the first size.
     """
 
     name: (
@@ -279,11 +265,11 @@ class BatchGrowth(StrictModel):
 
     @property
     def names(self) -> tuple[BatchScheduleName, ...]:
-        """Return the kinds of schedule to choose from."""
+        """Return the schedule kinds to choose from."""
         return self.name if isinstance(self.name, tuple) else (self.name,)
 
     def check(self, rungs: Sequence[int]) -> None:
-        """Raise `ValueError` where sizes are named that the space has not, or nothing can grow."""
+        """Raise `ValueError` for unknown sizes, or if nothing can grow."""
         for name, size in self._named():
             if size not in rungs:
                 raise ValueError(f"batch_schedule.{name}: {size} is not one of {', '.join(map(str, rungs))}")
@@ -302,15 +288,15 @@ class BatchGrowth(StrictModel):
                 )
 
     def starts(self, rungs: Sequence[int]) -> tuple[int, ...]:
-        """Return the sizes with which a trial may begin, ascending."""
+        """Return the possible first sizes, ascending."""
         return _listed(self.start, rungs)
 
     def ends(self, rungs: Sequence[int]) -> tuple[int, ...]:
-        """Return the sizes to which it may grow, ascending."""
+        """Return the possible last sizes, ascending."""
         return _listed(self.end, rungs)
 
     def pairs(self, rungs: Sequence[int]) -> list[tuple[int, int]]:
-        """Return each start with each end above it."""
+        """Return all (start, end) pairs with start < end."""
         return [(start, end) for start in self.starts(rungs) for end in self.ends(rungs) if start < end]
 
     def _named(self) -> Iterator[tuple[str, int]]:

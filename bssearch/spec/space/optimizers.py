@@ -1,7 +1,6 @@
-"""The optimizers that a space can name, each with its own options and the library's defaults for them.
+"""Optimizers of a space, with their options and the library's defaults.
 
-Weight decay is the space's ``weight_decay``, the learning rate the space's ``learning_rate`` times
-``learning_rate_scale``: neither is an option here.
+Weight decay and learning rate are the space's, the latter times ``learning_rate_scale``; they are no options here.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from pydantic_core import PydanticCustomError
 
 from bssearch.spec.space.domains import LIMITS, UNKNOWN_KEY, Domain, StrictModel, bounds, check_bounds, domain_kind
 
-OPTIMIZER_SETTINGS = {"name", "learning_rate_scale"}
-"""Fields of every optimizer; all others are its options."""
+OPTIMIZER_SETTINGS = {"name", "learning_rate_scale"}  # fields of every optimizer; others are options
 
+# Absolute limits of numeric options: least, greatest, in words.
 OPTION_LIMITS: dict[str, tuple[float, float, str]] = {
     **{name: LIMITS[name] for name in ("momentum", "beta1", "beta2", "epsilon")},
     "alpha": LIMITS["beta2"],
@@ -30,17 +29,15 @@ OPTION_LIMITS: dict[str, tuple[float, float, str]] = {
     "max_gradient_norm": LIMITS["clip_norm"],
     "trust_coefficient": LIMITS["epsilon"],
 }
-"""What each number among the options can be at all: least, greatest, and that in words."""
 
 Switch = Annotated[
     Annotated[bool, Tag("fixed")] | Annotated[tuple[bool, ...], Field(min_length=1), Tag("choices")],
     Discriminator(domain_kind),
 ]
-"""True, false, or both to choose from."""
 
 
 class OptimizerOptions(StrictModel):
-    """What all optimizers have in common: a name, and a factor on the learning rate of the space."""
+    """Common fields: name, and a factor on the space's learning rate."""
 
     name: str
     learning_rate_scale: float = Field(default=1.0, gt=0)
@@ -48,7 +45,6 @@ class OptimizerOptions(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, data: Any) -> Any:
-        """Refuse an option that the optimizer does not have with those that it has."""
         unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, Mapping) else []
         if unknown:
             has = ", ".join(cls.option_defaults())
@@ -65,23 +61,21 @@ class OptimizerOptions(StrictModel):
 
     @classmethod
     def optimizer_name(cls) -> str:
-        """Return the name by which a spec names the optimizer."""
+        """Return the optimizer's name in a spec."""
         return str(get_args(cls.model_fields["name"].annotation)[0])
 
     @classmethod
     def option_defaults(cls) -> dict[str, Any]:
-        """Return the optimizer's own options and their defaults."""
+        """Return the optimizer's own options and defaults."""
         return {name: field.default for name, field in cls.model_fields.items() if name not in OPTIMIZER_SETTINGS}
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the domains of the optimizer's own options by name."""
+        """Return the domains of the optimizer's own options."""
         return {name: getattr(self, name) for name in self.option_defaults()}
 
 
 class _Momentum(OptimizerOptions):
-    """Momentum, and Nesterov's kind of it, which takes some."""
-
     momentum: Domain = 0.9
     nesterov: Switch = True
 
@@ -93,21 +87,19 @@ class _Momentum(OptimizerOptions):
 
 
 class _Moments(OptimizerOptions):
-    """Running means of the gradient (``beta1``) and of its square (``beta2``)."""
-
     beta1: Domain = 0.9
     beta2: Domain = 0.999
     epsilon: Domain = 1e-8
 
 
 class Sgd(_Momentum):
-    """Stochastic gradient descent with (Nesterov) momentum."""
+    """SGD with (Nesterov) momentum."""
 
     name: Literal["sgd"] = "sgd"
 
 
 class Adam(_Moments):
-    """Adam (Kingma & Ba 2015, arXiv 1412.6980), its weight decay as L2 in the gradient."""
+    """Adam (Kingma & Ba 2015, arXiv 1412.6980); weight decay is L2 in the gradient."""
 
     name: Literal["adam"]
 
@@ -119,13 +111,13 @@ class AdamW(_Moments):
 
 
 class Adamax(_Moments):
-    """Adam with the largest gradient in the place of the mean square (Kingma & Ba 2015, § 7.1)."""
+    """Adam with the largest gradient instead of the mean square (Kingma & Ba 2015, § 7.1)."""
 
     name: Literal["adamax"]
 
 
 class NAdam(_Moments):
-    """Adam with Nesterov momentum (Dozat 2016), by default with weight decay as L2 in the gradient."""
+    """Adam with Nesterov momentum (Dozat 2016); weight decay is L2 by default."""
 
     name: Literal["nadam"]
     momentum_decay: Domain = 4e-3
@@ -133,14 +125,14 @@ class NAdam(_Moments):
 
 
 class RAdam(_Moments):
-    """Adam whose first steps are rectified (Liu et al. 2020, arXiv 1908.03265), by default with weight decay as L2."""
+    """Rectified Adam (Liu et al. 2020, arXiv 1908.03265); weight decay is L2 by default."""
 
     name: Literal["radam"]
     decoupled_weight_decay: Switch = False
 
 
 class RmsProp(OptimizerOptions):
-    """RMSprop: ``alpha`` is that of the running mean square; ``centered`` takes the variance in its place."""
+    """RMSprop: ``alpha`` decays the mean square; ``centered`` uses the variance."""
 
     name: Literal["rmsprop"]
     alpha: Domain = 0.99
@@ -150,7 +142,7 @@ class RmsProp(OptimizerOptions):
 
 
 class Adagrad(OptimizerOptions):
-    """Adagrad (Duchi et al. 2011): gradients over the root of the sum of all their squares."""
+    """Adagrad (Duchi et al. 2011): gradients over the root of their summed squares."""
 
     name: Literal["adagrad"]
     epsilon: Domain = 1e-10
@@ -158,10 +150,9 @@ class Adagrad(OptimizerOptions):
 
 
 class Adafactor(OptimizerOptions):
-    """Adafactor (Shazeer & Stern 2018, arXiv 1804.04235): steps relative to each tensor's root mean square.
+    """Adafactor (Shazeer & Stern 2018, arXiv 1804.04235): steps relative to each tensor's RMS.
 
-    In PyTorch the learning rate is the largest relative step: step t takes min(rate, 1/√t) × max(``epsilon2``, RMS).
-    ``clipping_threshold`` is the paper's d.
+    In PyTorch step t takes min(rate, 1/√t) × max(``epsilon2``, RMS). ``clipping_threshold`` is the paper's d.
     """
 
     name: Literal["adafactor"]
@@ -171,12 +162,11 @@ class Adafactor(OptimizerOptions):
 
 
 class Muon(OptimizerOptions):
-    """Muon (Jordan et al. 2024) for weight matrices, and AdamW for all else, in one.
+    """Muon (Jordan et al. 2024) for weight matrices, AdamW for the rest.
 
-    ``adjustment`` fits the rate to a matrix's shape. Under ``match_rms_adamw`` an update has the root mean square of
-    one of AdamW, so that both take one rate and one weight decay (Liu et al. 2025, arXiv 2502.16982, § 2.2): hence
-    ``adamw_learning_rate_scale`` = 1. Under ``original`` Muon's rates are larger: PyTorch's example has 0.02, and AdamW
-    at 0.015 of it. ``beta1``, ``beta2`` and ``epsilon`` are AdamW's.
+    ``adjustment: match_rms_adamw`` gives updates AdamW's RMS, so both share rate and weight decay (Liu et al. 2025,
+    arXiv 2502.16982, § 2.2), with ``adamw_learning_rate_scale`` = 1. ``original`` needs larger Muon rates: PyTorch's
+    example has 0.02, and AdamW at 0.015 of it. ``beta1``, ``beta2`` and ``epsilon`` are AdamW's.
     """
 
     name: Literal["muon"]
@@ -191,9 +181,9 @@ class Muon(OptimizerOptions):
 
 
 class Lamb(_Moments):
-    """LAMB (You et al. 2020, arXiv 1904.00962), as timm has it: AdamW's update times each tensor's trust ratio.
+    """LAMB (You et al. 2020, arXiv 1904.00962), as in timm: AdamW's update times a trust ratio per tensor.
 
-    The gradient's norm is clipped to ``max_gradient_norm`` first, and after the space's ``clip_norm``.
+    Clips the gradient's norm to ``max_gradient_norm`` first, and after the space's ``clip_norm``.
     """
 
     name: Literal["lamb"]
@@ -203,10 +193,10 @@ class Lamb(_Moments):
 
 
 class Lars(_Momentum):
-    """LARS (You et al. 2017, arXiv 1708.03888), as timm has it: SGD with a rate for each tensor.
+    """LARS (You et al. 2017, arXiv 1708.03888), as in timm: SGD with a rate per tensor.
 
-    That is ``trust_coefficient`` × ‖w‖ / ‖gradient‖ times the learning rate, and with ``trust_clip`` at most the
-    learning rate (LARC). Momentum is the paper's, 0.9; timm's own default is none.
+    The rate is multiplied by ``trust_coefficient`` × ‖w‖ / ‖gradient‖; ``trust_clip`` caps it at the learning rate
+    (LARC). Momentum is the paper's 0.9; timm's default is 0.
     """
 
     name: Literal["lars"]
@@ -223,14 +213,12 @@ Optimizer = Annotated[
 OPTIMIZERS: dict[str, type[OptimizerOptions]] = {
     kind.optimizer_name(): kind for kind in get_args(get_args(Optimizer)[0])
 }
-"""The options of each optimizer by its name."""
 
-
-# Learning rates that are usual from scratch and for fine-tuning, by optimizer.
 
 FINE_TUNING = "fine_tuning"
-"""The preset of a training that begins with a pretrained model."""
 
+# Usual rates from scratch: SGD with momentum 0.1 at batch 256 (Goyal et al. 2017, arXiv 1706.02677), Adam 0.001 and
+# Adamax 0.002 (Kingma & Ba 2015, arXiv 1412.6980, algorithms 1 and 2), others by PyTorch's and timm's defaults.
 SCRATCH_RATES = {
     "sgd": 0.1,
     "adam": 1e-3,
@@ -245,10 +233,7 @@ SCRATCH_RATES = {
     "lamb": 1e-3,
     "lars": 1.0,
 }
-"""Learning rates usual from scratch: with SGD and momentum 0.1 at batch 256 (Goyal et al. 2017, arXiv 1706.02677), with
-Adam 0.001 and Adamax 0.002 (Kingma & Ba 2015, arXiv 1412.6980, algorithms 1 and 2), with the others the defaults of
-PyTorch and of timm."""
 
+# Fine-tuning rates are at least this much smaller: BERT uses 2e-5 to 5e-5 with Adam (Devlin et al. 2019, arXiv
+# 1810.04805, A.3), 20 to 50 times less.
 FINE_TUNING_FACTOR = 10
-"""Fine-tuning takes learning rates 10 to 100 times smaller, as the preset has them: at least so many times. A choice;
-BERT is fine-tuned at 2e-5 to 5e-5 with Adam (Devlin et al. 2019, arXiv 1810.04805, A.3), 20 to 50 times smaller."""

@@ -1,4 +1,4 @@
-"""Hyperparameters of the user's own: what a spec may say of them under ``model`` and ``loss``."""
+"""The user's own hyperparameters, under ``model`` and ``loss`` of a spec."""
 
 from __future__ import annotations
 
@@ -16,21 +16,17 @@ from bssearch.spec.space.domains import LIMITS, OPTIONAL, TRAINING_PARAMETERS, U
 from bssearch.spec.space.optimizers import AdamW, Sgd
 
 MOST_OWN = 32
-"""Own parameters that a spec may have, ``model`` and ``loss`` together: a choice."""
 
 MOST_CHOICES = 256
-"""Choices that a list of an own parameter may have: a choice."""
 
 LONGEST_NAME = 50
-LONGEST_TEXT = 100
-"""Characters of a name, and of a choice that is a text: choices."""
+LONGEST_TEXT = 100  # longest name or text choice, in characters
 
-LARGEST_WHOLE = 2**53
-"""The largest absolute value of a whole number: up to it each is a double, too."""
+LARGEST_WHOLE = 2**53  # every whole number up to here is an exact double
 
-LARGEST_NUMBER = 1e100
-"""The largest absolute value of a number: a choice; products of such stay finite in double precision."""
+LARGEST_NUMBER = 1e100  # products of such numbers stay finite in double precision
 
+# Names that bssearch uses itself.
 RESERVED = frozenset(
     {
         *("batch_size", "micro_batch_size", "max_micro_batch_size", "accumulation_steps", "world_size"),
@@ -43,7 +39,6 @@ RESERVED = frozenset(
         *AdamW.model_fields,
     }
 )
-"""Names that bssearch gives itself, to the workload or in a spec."""
 
 OwnValue = bool | int | float | str
 Kind = Literal["a number", "true or false", "a text"]
@@ -59,9 +54,9 @@ def _checked_number(value: Any) -> int | float:
 
 
 def _checked_value(value: Any) -> OwnValue:
-    """Return a value that an own parameter may have; raise `ValueError` naming the bound otherwise.
+    """Return an own parameter's value; raise `ValueError` naming the bound.
 
-    A text starts with a letter, a digit, ``_``, ``.`` or ``/``: no table takes it for a formula.
+    Texts must start so that no spreadsheet reads them as a formula.
     """
     if isinstance(value, bool):
         return value
@@ -82,9 +77,9 @@ Scalar = Annotated[OwnValue, PlainValidator(_checked_value), WithJsonSchema({"ty
 
 
 class OwnRange(Range):
-    """A range of an own parameter, on a log scale where ``log`` is true (default: where low > 0).
+    """A range of an own parameter, searched in log if ``log`` (default: if low > 0).
 
-    ``integer``: it gives whole numbers (default: where both ends are written without a point, as in {low: 1, high: 4}).
+    ``integer``: whole numbers only (default: if both ends have no decimal point).
     """
 
     low: Number
@@ -107,7 +102,6 @@ class OwnRange(Range):
 
 
 def _choices(values: tuple[OwnValue, ...]) -> tuple[OwnValue, ...]:
-    """Return a list of choices; raise `ValueError` where they are of several kinds, or one stands twice."""
     if len({kind_of_value(value) for value in values}) > 1:
         raise ValueError("its choices must all be numbers, all true or false, or all texts")
     for place, value in enumerate(values):
@@ -127,7 +121,7 @@ OwnDomain = Annotated[
 
 
 def checked_names(given: Mapping[str, Any] | None) -> Any:
-    """Return a group of own parameters, None where it is empty; raise an error naming a key that is no name for one."""
+    """Return a group of own parameters, None if empty; raise for an invalid name."""
     for name in given or {}:
         if problem := _problem(name):
             raise PydanticCustomError(UNKNOWN_KEY, "{advice}", {"key": name, "advice": problem})
@@ -135,7 +129,6 @@ def checked_names(given: Mapping[str, Any] | None) -> Any:
 
 
 def _problem(name: str) -> str | None:
-    """Return what is wrong with the name of an own parameter, None where it is fine."""
     if len(name) > LONGEST_NAME:
         return f"a name must have at most {LONGEST_NAME} characters"
     if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
@@ -148,7 +141,7 @@ OwnValues = Annotated[dict[str, Scalar] | None, AfterValidator(checked_names)]
 
 
 def check_groups(model: Mapping[str, Any] | None, loss: Mapping[str, Any] | None) -> None:
-    """Raise `ValueError` where a name stands in both groups, or there are more than `MOST_OWN`."""
+    """Raise `ValueError` for a name in both groups, or more than `MOST_OWN`."""
     model, loss = model or {}, loss or {}
     if both := sorted(model.keys() & loss.keys()):
         raise ValueError(f"{both[0]} stands under model and under loss; it must be a name of one of them")
@@ -157,16 +150,16 @@ def check_groups(model: Mapping[str, Any] | None, loss: Mapping[str, Any] | None
 
 
 def kind_of_value(value: ParameterValue) -> Kind:
-    """Return of which kind a value is."""
+    """Return the kind of a value."""
     if isinstance(value, bool):
         return "true or false"
     return "a text" if isinstance(value, str) else "a number"
 
 
 def as_in_domain(name: str, value: Any, domain: Any) -> ParameterValue:
-    """Return a value as a domain gives it: a whole number where it gives these, a choice as it is written there.
+    """Convert a value to its domain's type; it may be out of range.
 
-    It need not lie in the domain. Raises `ValueError` where it is of another kind.
+    Raises `ValueError` for another kind.
     """
     some = domain.low if isinstance(domain, Range) else domain[0] if isinstance(domain, tuple) else domain
     if kind_of_value(value) != kind_of_value(some):
@@ -182,7 +175,7 @@ def as_in_domain(name: str, value: Any, domain: Any) -> ParameterValue:
 
 
 def from_coordinate(value: ParameterValue, domain: Domain | OwnDomain) -> ParameterValue:
-    """Return the value of a coordinate: a whole number, within its range, where the domain gives these."""
+    """Return a coordinate's value, rounded within its range if the domain is integer."""
     if not isinstance(domain, OwnRange) or isinstance(value, str | None):
         return value
     return min(max(round(value), round(domain.low)), round(domain.high)) if domain.is_integer else float(value)

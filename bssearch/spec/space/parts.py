@@ -1,4 +1,4 @@
-"""The parts of a space that are more than a domain: ladder, relative learning rate, schedule."""
+"""Composite parts of a space: batch ladder, relative learning rate, schedule."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BatchSize = Annotated[int, Field(ge=1)]
 
 
 class RelativeLearningRate(StrictModel):
-    """The learning rate at ``reference_batch``, from low to high on a log scale, and the rule that carries it over."""
+    """The learning rate at ``reference_batch``, in log scale, and its scaling rule."""
 
     low: float = Field(gt=0)
     high: float = Field(gt=0)
@@ -53,16 +53,15 @@ PositiveRate = Annotated[float, Field(gt=0)]
 
 
 ScheduleName = Literal["constant", "cosine", "linear", "one_cycle", "warmup_stable_decay"]
+# Default decay share of ``warmup_stable_decay`` (Hägele et al. 2024).
 DECAY_SHARE = 0.2
-"""The share of its horizon in which ``warmup_stable_decay`` decays, where none is given (Hägele et al. 2024)."""
 
 
 class Schedule(StrictModel):
-    """What the learning rate does after warmup; `bssearch.training.schedule.Schedule` has the formulas.
+    """The learning rate after warmup; see `bssearch.training.schedule.Schedule` for formulas.
 
-    But under ``constant`` it falls to zero, or nearly so, at ``horizon_samples``, where the trial ends; the horizon is
-    in samples, so that every batch size sees as much data. Under ``warmup_stable_decay`` it falls in the last
-    ``decay_share`` of them (default `DECAY_SHARE`).
+    Except under ``constant`` it decays to about zero at ``horizon_samples``, where the trial ends; samples, so that all
+    batch sizes see equal data. ``warmup_stable_decay`` decays in the last ``decay_share`` (default `DECAY_SHARE`).
     """
 
     name: (

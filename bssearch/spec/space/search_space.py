@@ -1,4 +1,4 @@
-"""The search space as a whole: its coordinates, and the way from them to a configuration and back."""
+"""The search space as a whole, and conversion between coordinates and configurations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REFERENCE_LEARNING_RATE = "reference_learning_rate"
 
 
 class SearchSpace(StrictModel):
-    """Everything that trials may differ in."""
+    """All parameters that may differ between trials."""
 
     batch_size: Annotated[
         Annotated[BatchSize, Tag("fixed")]
@@ -97,7 +97,7 @@ class SearchSpace(StrictModel):
 
     @property
     def own_domains(self) -> dict[str, Any]:
-        """Return the domains of the user's own parameters by ``model.NAME`` and ``loss.NAME``."""
+        """Return the domains of own parameters by ``model.NAME`` and ``loss.NAME``."""
         return {
             f"{group}.{name}": domain for group in OWN_GROUPS for name, domain in (getattr(self, group) or {}).items()
         }
@@ -109,29 +109,29 @@ class SearchSpace(StrictModel):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Return the batch sizes to try, ascending, each once."""
+        """Return the distinct batch sizes to try, ascending."""
         if isinstance(self.batch_size, BatchLadder):
             return self.batch_size.rungs
         return tuple(sorted(set((self.batch_size,) if isinstance(self.batch_size, int) else self.batch_size)))
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """Return the learning rates as the space has them: the two ends of a range, else all, ascending, each once."""
+        """Return a range's two ends, else all distinct learning rates, ascending."""
         rate = self.learning_rate
         if isinstance(rate, RelativeLearningRate):
             return rate.low, rate.high
         return tuple(sorted(set(rate))) if isinstance(rate, tuple) else (rate,)
 
     def dimensions(self) -> tuple[Dimension, ...]:
-        """Return the coordinates searched at each batch size; fixed parameters are no dimensions."""
+        """Return the searched coordinates, without fixed parameters."""
         return tuple(dimension for name, domain in self._domains() if (dimension := _dimension(name, domain)))
 
     def candidates(self, batch_sizes: Sequence[int]) -> Any:
-        """Return the points at some batch sizes if a sampler's model may choose no others, else None."""
+        """Return the points at some batch sizes if a model may choose no others, else None."""
         return None
 
     def decode(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> Configuration:
-        """Return the configuration to run at a batch size for sampled coordinates; the fixed ones are filled in."""
+        """Return the configuration at a batch size for sampled coordinates."""
         values: dict[str, Any] = {name: sampled.get(name, domain) for name, domain in self._domains()}
         optimizer = self._optimizer(values["optimizer"])
         parameters = {name: values[self._coordinate(optimizer, name)] for name in optimizer.options}
@@ -156,20 +156,16 @@ class SearchSpace(StrictModel):
         )
 
     def encode(self, configuration: Configuration) -> dict[str, ParameterValue] | None:
-        """Return a configuration in the space's coordinates, or None where it lies outside the space.
-
-        Into which micro-batches it is split makes no difference.
-        """
+        """Return a configuration's coordinates, or None outside the space; micro-batches are ignored."""
         if configuration.batch_size not in self.rungs or configuration.optimizer not in self._optimizer_names:
             return None
         sampled = self._nearest(self._coordinates(configuration))
         return sampled if _is_alike(self.decode(configuration.batch_size, sampled), configuration) else None
 
     def with_all_regularisation(self, configuration: Configuration) -> Configuration:
-        """Return a configuration in which dropout and label smoothing are on where the space can switch them on.
+        """Switch on dropout and label smoothing if the space can.
 
-        Both make a step dearer by some per cent, and dropout takes memory: step time and memory are measured once,
-        for all trials, and so with both.
+        Step time and memory are measured once for all trials; both cost some time, and dropout takes memory.
         """
         switched_on: dict[str, Any] = {
             name: high
@@ -179,7 +175,7 @@ class SearchSpace(StrictModel):
         return replace(configuration, **switched_on)
 
     def outside(self, configuration: Configuration) -> list[str]:
-        """Return why a configuration lies outside the space, each reason as ``name = value is not …``; often none."""
+        """Return why a configuration is outside the space, as ``name = value is not …``."""
         found = []
         if configuration.batch_size not in self.rungs:
             found.append(f"batch_size = {configuration.batch_size} is not one of {', '.join(map(str, self.rungs))}")
@@ -204,7 +200,7 @@ class SearchSpace(StrictModel):
         return found
 
     def at_edge(self, configuration: Configuration) -> bool:
-        """Return whether the learning rate lies within 5 % (in log) of an end of its range, or beyond it."""
+        """Return whether the learning rate is within 5 % (log) of an end of its range, or beyond."""
         if not isinstance(self.learning_rate, RelativeLearningRate):
             return False
         optimizer = self._optimizer(configuration.optimizer)
@@ -213,16 +209,16 @@ class SearchSpace(StrictModel):
         return not 0.05 < (math.log(rate) - low) / (high - low) < 0.95
 
     def learning_rate_factor(self, batch_size: int, optimizer: str) -> float:
-        """Return the factor on the reference learning rate at a batch size, for an offered optimizer."""
+        """Return the factor on the reference learning rate at a batch size."""
         return self._learning_rate_factor(batch_size, self._optimizer(optimizer))
 
     def rate_rule(self, optimizer: str) -> LearningRateRule:
-        """Return how the learning rate follows the batch size: as the space says, else as an optimizer's does."""
+        """Return the learning-rate rule: the space's, else the optimizer's."""
         rate = self.learning_rate
         return rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(optimizer)
 
     def plain_learning_rate(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> float:
-        """Return the learning rate of coordinates without the optimizer's own scale, to compare it with others'."""
+        """Return the learning rate without the optimizer's scale, for comparison."""
         rate = self.learning_rate
         if isinstance(rate, RelativeLearningRate):
             factor = learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
@@ -230,7 +226,7 @@ class SearchSpace(StrictModel):
         return float(sampled.get(REFERENCE_LEARNING_RATE, rate[0] if isinstance(rate, tuple) else rate) or 0.0)
 
     def nearest(self, configuration: Configuration) -> tuple[int, dict[str, ParameterValue]]:
-        """Return the batch size and the coordinates of the space that are nearest to a configuration."""
+        """Return the batch size and coordinates nearest to a configuration."""
         batch_size = min(self.rungs, key=lambda size: abs(math.log(size / configuration.batch_size)))
         factor = self._learning_rate_factor(batch_size, self._optimizer(configuration.optimizer))
         values = {**self._coordinates(configuration), REFERENCE_LEARNING_RATE: configuration.learning_rate / factor}
@@ -243,7 +239,6 @@ class SearchSpace(StrictModel):
         }
 
     def _coordinates(self, configuration: Configuration) -> dict[str, ParameterValue]:
-        """Return all of a configuration by the names of the space's coordinates; its optimizer must be offered."""
         optimizer, batch_size = self._optimizer(configuration.optimizer), configuration.batch_size
         factor = self._learning_rate_factor(batch_size, optimizer)
         regular = {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
@@ -256,7 +251,7 @@ class SearchSpace(StrictModel):
         }
 
     def carried(self, values: Mapping[str, Any], batch_size: int, *, back: bool = False) -> dict[str, Any]:
-        """Return values at the reference batch as the rules have them at a batch size, or ``back``."""
+        """Carry values from the reference batch to a batch size, or ``back``."""
         rate = self.learning_rate
         if not self.batch_rules.followed or not isinstance(rate, RelativeLearningRate):
             return dict(values)
@@ -303,7 +298,7 @@ class SearchSpace(StrictModel):
 
 
 def _is_alike(one: Configuration, other: Configuration) -> bool:
-    """Return whether two configurations train the same, their numbers up to rounding, however they split a batch."""
+    """Compare what is trained, up to rounding; micro-batches are ignored."""
 
     def near(mine: Any, theirs: Any) -> bool:
         both = isinstance(mine, float) and isinstance(theirs, float)

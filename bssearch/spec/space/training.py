@@ -1,4 +1,4 @@
-"""How a study's steps are computed: the same for all its trials, probes and slots."""
+"""How a study's steps are computed, equal for all trials and probes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from bssearch.spec.space.domains import StrictModel
 class TrainingSpec(StrictModel):
     """How the steps are computed.
 
-    ``precision: auto`` is bf16 on a CUDA device that has it, else fp32. ``compile`` is a mode of ``torch.compile``.
-    ``fused`` optimizers: null uses them on CUDA only. ``data`` keeps the training part on the ``device`` or on the
-    ``host``, streamed by ``loader_workers`` processes; ``auto`` keeps it on the device if it fits. Batch normalisation
-    takes its statistics over ``ghost_batch_size`` samples, null for the whole micro-batch. ``measure_noise`` measures
-    the gradient noise scale beside the training.
+    ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``compile`` is a mode of ``torch.compile``.
+    ``fused``: null means CUDA only. ``data`` is kept on the ``device`` (``auto``: if it fits) or streamed from
+    the ``host`` by ``loader_workers``. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch).
+    ``measure_noise`` measures the gradient noise scale during training.
     """
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
