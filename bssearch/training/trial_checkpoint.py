@@ -91,7 +91,7 @@ class Checkpoint:
         self._on_progress = on_progress
 
     def save(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Write the file, replacing an earlier one; ``measured`` states are JSON values. A failure leaves no partial file."""
+        """Write or replace the file; ``measured`` states are JSON values. A failure leaves no partial file."""
         part = self._path.with_name(self._path.name + ".part")
         file = new_guarded_file(part)
         archive = zipfile.ZipFile(file, "w")
