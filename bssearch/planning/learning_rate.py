@@ -1,4 +1,4 @@
-"""A configuration for another batch size from one that was tuned, by each rule there is, and where that rule holds."""
+"""Rules of thumb that carry a tuned configuration to another batch size, with their limits."""
 
 from __future__ import annotations
 
@@ -32,22 +32,18 @@ from bssearch.records.scaling import (
 from bssearch.registry import Option
 from bssearch.spec.space import OPTIMIZERS, BatchRules
 
-WARMUP_EPOCHS = 5.0
-"""Epochs of gradual warmup where one is said to be needed and none is given: of 90 (Goyal et al. 2017, § 2.2)."""
+WARMUP_EPOCHS = 5.0  # of gradual warmup if one is needed and none is given; of 90 (Goyal et al. 2017, § 2.2)
 
-LABEL_SMOOTHING = 0.1
-"""The label smoothing said to go with large batches (Szegedy et al. 2016, arXiv 1512.00567, § 7)."""
+LABEL_SMOOTHING = 0.1  # said to go with large batches (Szegedy et al. 2016, arXiv 1512.00567, § 7)
 
-ROUNDING = 1e-9
-"""κ(1 − β) this close to 1 is 1: above the rounding of double precision. A choice."""
+ROUNDING = 1e-9  # κ(1 − β) this close to 1 counts as 1; above double-precision rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOfThumb:
-    """A rule: what it says of each parameter, where it is known to hold or to break, and its source.
+    """A rule: its effect on each parameter, when it is known to hold or break, and its source.
 
-    ``rate`` is how the learning rate follows; where None it goes as it usually does with the optimizer. ``audited_as``
-    are the names of the rules that `bssearch study audit` holds it against.
+    ``rate`` None means the optimizer's usual rule. ``audited_as`` names the rules of `bssearch study audit`.
     """
 
     rate: LearningRateRule | None = None
@@ -148,7 +144,7 @@ def _listed(given: Any) -> Any:
 
 
 class LearningRateRequest(Request):
-    """A configuration that was tuned at ``from_batch`` samples, and the ``batch`` to train with."""
+    """A configuration tuned at ``from_batch`` samples, and the ``batch`` to train with."""
 
     from_batch: Annotated[
         Count, Option("The batch size at which the configuration was tuned.", label="Tuned at batch", unit="samples")
@@ -207,7 +203,7 @@ class LearningRateRequest(Request):
 
     @property
     def rules(self) -> list[str]:
-        """The rules that are asked for, each once."""
+        """The requested rules, without duplicates."""
         return list(dict.fromkeys(self.rule or RULES_OF_THUMB))
 
     @property
@@ -216,7 +212,7 @@ class LearningRateRequest(Request):
 
     @property
     def tuned(self) -> dict[str, Any]:
-        """What a rule may carry over, with the optimizer's own β and ε unless they are given."""
+        """Values that a rule may carry over, by default the optimizer's β and ε."""
         names = ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")
         given = {name: getattr(self, name) for name in names}
         return {name: self._own.get(name) if value is None else value for name, value in given.items()}
@@ -224,7 +220,7 @@ class LearningRateRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedRule:
-    """What an audit of a ``study`` said of a rule at a batch size; ``regret`` is null where there is none."""
+    """An audit's verdict on a rule in a ``study`` at a batch size; ``regret`` is None if unknown."""
 
     study: str
     rule: str
@@ -236,9 +232,9 @@ class AuditedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledConfiguration:
-    """What a rule gives at the batch size, beside it where it holds and breaks.
+    """A rule's configuration at the batch size, and when the rule holds and breaks.
 
-    ``caveats`` are what is wrong with it in this very case, ``audits`` what was found in one's own studies.
+    ``caveats`` are problems in this case, ``audits`` results of the user's studies.
     """
 
     learning_rate: float
@@ -270,11 +266,10 @@ class LearningRatePlan(Plan):
 
 
 def plan_rules(asked: LearningRateRequest, audits: Sequence[AuditedRule] = ()) -> LearningRatePlan:
-    """Return what each rule makes of a tuned configuration at another batch size.
+    """Return each rule's configuration at another batch size; parameters outside the rule stay.
 
-    Under rules that say nothing of the learning rate it follows ``rate_rule``: by default linearly with SGD and LARS,
-    else by the root. What a rule does not speak of stays, except the warmup: every rule but ``none`` has at least
-    `WARMUP_EPOCHS` from 8 times the batch on.
+    Rules without a learning rate follow ``rate_rule``, by default linear with SGD and LARS, else square root. From 8
+    times the batch on, every rule but ``none`` has at least `WARMUP_EPOCHS`.
     """
     default = LearningRateRule(asked.rate_rule) if asked.rate_rule else rule_of_optimizer(asked.optimizer)
     rules = {name: RULES_OF_THUMB[name] for name in asked.rules}
