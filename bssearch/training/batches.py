@@ -1,7 +1,4 @@
-"""Placement of the training part, and its micro-batches in the order that the seed fixes.
-
-A training part on the host is gathered by loader processes in the same order as on the device.
-"""
+"""Placement of the training part, and its micro-batches in the order that the seed fixes."""
 
 from __future__ import annotations
 
@@ -45,12 +42,9 @@ Rows = npt.NDArray[np.int64]
 
 
 def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
-    """Return the data placed for training, and the placement of the training part.
+    """Return the data placed for training, and the training part's placement.
 
-    Args:
-        data: Parts on the host. Validation and test always move to the device.
-        computation: Its ``data`` setting places the training part.
-        memory_bytes: Usable device memory; None for all.
+    ``memory_bytes`` is the usable device memory; None for all.
     """
     device = computation.device
     to_device = computation.settings.data == "device" or (
@@ -62,7 +56,7 @@ def place(data: Data, computation: Computation, memory_bytes: int | None = None)
 
 
 def fits_on_device(train: Part, device: torch.device, memory_bytes: int | None = None) -> bool:
-    """Return whether the part takes at most `DATA_SHARE` of device memory; always True on the CPU."""
+    """Return whether the part takes at most `DATA_SHARE` of device memory; always on the CPU."""
     if device.type == "cpu":
         return True
     if memory_bytes is None:
@@ -71,7 +65,7 @@ def fits_on_device(train: Part, device: torch.device, memory_bytes: int | None =
 
 
 def placement_of(train: Part, computation: Computation) -> Placement:
-    """Return the placement of a training part; on the CPU the ``data`` setting decides."""
+    """Return a training part's placement; on the CPU the ``data`` setting decides."""
     if isinstance(train, HostPart):
         return "host"
     if train.device.type != "cpu":
@@ -91,16 +85,9 @@ def micro_batches(
 ) -> Generator[Batch, None, None]:
     """Yield the (inputs, targets) of each micro-batch on the device, without end.
 
-    Each epoch is a new permutation, without the last incomplete batch, drawn by a separate CPU generator, so that the
-    order depends on neither device nor dropout. Close the generator to end the loader processes.
-
-    Args:
-        train: A `BatchStream` keeps its own order.
-        configuration: Gives batch and micro-batch sizes.
-        computation: Gives device and loader settings.
-        seed: Seed of the order.
-        after_steps: Optimizer steps to skip without gathering.
-        growth: Position to start from if the batch size grows.
+    A separate CPU generator permutes each epoch, so the order depends on neither device nor dropout; the last
+    incomplete batch is dropped. ``after_steps`` skips optimizer steps without gathering; ``growth`` is the start if the
+    batch grows. Close the generator to end the loader processes.
     """
     if growth is not None and growth.schedule is not None:
         return _growing_micro_batches(train, computation, seed, growth)
@@ -157,7 +144,7 @@ def rows_on_device(
 ) -> Generator[torch.Tensor, None, None]:
     """Yield the rows (micro-batch size,) of each micro-batch on the device.
 
-    A thread draws the next epoch into pinned memory for a GPU; a draw on the GPU would depend on its kind.
+    A thread draws for a GPU, because a draw on the GPU would depend on its kind.
     """
     epochs = _ready(_epochs(len(train), configuration.batch_size, seed, after_steps), computation)
     return _split(epochs, configuration.micro_batch_size)
@@ -166,7 +153,7 @@ def rows_on_device(
 def drawn_ahead(
     epochs: Iterator[torch.Tensor], prepare: Callable[[torch.Tensor], torch.Tensor]
 ) -> Generator[torch.Tensor, None, None]:
-    """Return the epochs in order; a thread prepares the next one while one is used. Close it to end the thread."""
+    """Return the epochs in order, the next prepared by a thread; closing ends the thread."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="epoch-order")
 
     def draw() -> torch.Tensor:
@@ -233,10 +220,9 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 
 
 def start_method(train: Part, device: torch.device, shared_memory: Path = SHARED_MEMORY) -> StartMethod:
-    """Return the start method of loader processes: forkserver if plain tensors fit shared memory, else the default.
+    """Return how loader processes start: forkserver if plain tensors fit shared memory twice, else the default.
 
-    A fork copies the locks of CUDA's threads and may hang. A forkserver needs picklable samples, and must leave half of
-    shared memory to the batches.
+    A fork copies the locks of CUDA's threads and may hang; user classes cannot be pickled.
     """
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
@@ -321,8 +307,6 @@ class _Samples(Dataset[Batch]):
 
 
 class _MicroBatchRows:
-    """Rows as arrays; tensors would travel to loader processes through shared memory."""
-
     def __init__(self, epochs: Iterator[torch.Tensor], micro_batch_size: int) -> None:
         self._epochs = epochs
         self._micro_batch_size = micro_batch_size
@@ -354,11 +338,7 @@ class CollatedSamples(Dataset[Batch]):
 def streamed(
     stream: BatchStream, micro_batch_size: int, device: torch.device, seed: int, *, skip: int
 ) -> Generator[Batch, None, None]:
-    """Return the workload's own micro-batches on the device; the first ``skip`` are made and dropped now.
-
-    Raises:
-        WorkloadError: A batch has the wrong size, or an epoch has no batch.
-    """
+    """Return the workload's micro-batches on the device; the first ``skip`` are made and dropped now."""
     batches = _endless(stream, micro_batch_size, device, seed)
     for _ in range(skip):
         next(batches)
@@ -437,11 +417,10 @@ def seeded(seed: int, position: int) -> Iterator[None]:
 
 
 class Growth:
-    """Position of a trial in its batch schedule; without a schedule there is one stage.
+    """Position of a trial in its batch schedule.
 
-    ``samples`` and ``micro_batches`` count the past; the next step is in stage ``place``, at sample ``offset`` of
-    ``epoch``. ``train_samples`` is None if the workload makes its own batches. An epoch ends if fewer samples than the
-    next batch are left.
+    The next step is in stage ``place``, at sample ``offset`` of ``epoch``, which ends if fewer samples than a batch are
+    left. ``train_samples`` is None if the workload makes its batches.
     """
 
     def __init__(self, configuration: Configuration, train_samples: int | None) -> None:
@@ -465,7 +444,7 @@ class Growth:
 
     @property
     def position(self) -> int:
-        """Return ``samples`` in steps of the first batch size, as the learning rate schedule counts."""
+        """Return the position in steps of the first batch size."""
         return self.samples // self.stages[0].batch_size
 
     @property
@@ -531,7 +510,7 @@ def growing_rows(
 ) -> Generator[torch.Tensor, None, None]:
     """Yield the rows (micro-batch size,) of each micro-batch from the trial's position on.
 
-    ``epochs`` gives orders (training samples,). With ``ahead`` the generator advances ``growth``.
+    With ``ahead`` the generator advances ``growth``.
     """
     try:
         for epoch, order in zip(itertools.count(growth.epoch), epochs):

@@ -1,7 +1,7 @@
-"""The clock of a trial: four ledgers, timed separately, and the wall time that they must add up to.
+"""The clock of a trial: four ledgers, and the wall time that they must add up to.
 
-Only ``train`` counts toward time-to-target, one segment between two evaluations. On CUDA two events time a segment and
-one synchronisation ends it. The host may be `RUN_AHEAD` micro-batches ahead, which delays stops and limits.
+Only ``train`` counts toward time-to-target. On CUDA one synchronisation ends each of its segments; the host may be
+`RUN_AHEAD` micro-batches ahead, which delays stops and limits.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ class SegmentMeter(Protocol):
 class Clock:
     """Times a trial on the CPU.
 
-    Args:
-        now: Returns wall seconds.
-        cpu_now: Returns this thread's CPU seconds.
-        delay_now: Returns this thread's seconds of waiting for a CPU; None if unknown.
+    ``now`` returns wall seconds, ``cpu_now`` this thread's CPU seconds, ``delay_now`` its waits for a CPU, if known.
     """
 
     def __init__(
@@ -87,7 +84,7 @@ class Clock:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add seconds of an earlier part; time between parts is in no ledger."""
+        """Add seconds of an earlier part."""
         for name in LEDGERS:
             self._seconds[name] += state["seconds"][name]
         self._cpu_seconds += state["cpu_seconds"]
@@ -149,11 +146,11 @@ class Clock:
         return self._cpu_seconds / self._host_train_seconds if self._host_train_seconds > 0 else None
 
     def undelayed_train_seconds(self, threads: int) -> float | None:
-        """Return the train seconds without waits for a CPU; None if several threads or a GPU worked."""
+        """Return the train seconds without waits for a CPU, if one thread worked."""
         return self._undelayed_seconds if threads == 1 and self.cpu_share is not None else None
 
     def counted_train_seconds(self, threads: int) -> float:
-        """Return the train seconds by which trials compete, without waits for a CPU if the kernel counts them."""
+        """Return the train seconds by which trials compete, without known waits for a CPU."""
         if not self._knows_delays or threads != 1:
             return self.train_seconds_so_far
         seconds, delayed = self._seconds["train"], self._host_train_seconds - self._undelayed_seconds
@@ -165,7 +162,7 @@ class Clock:
         return max(0.0, seconds - delayed)
 
     def is_contended(self, threads: int) -> bool:
-        """Return whether other programs took the CPU from a single-threaded trial; waits for data do not count."""
+        """Return whether other programs took the CPU from a single-threaded trial."""
         share = self.cpu_share
         if share is not None and self._knows_delays:
             share = self._undelayed_seconds / self._host_train_seconds
@@ -198,10 +195,7 @@ class Clock:
                 self.meter.end()
 
     def _look(self) -> tuple[float, float | None]:
-        """Return the time and the CPU waits up to it.
-
-        Reading the account often causes a wait; counted in only one of the two, it may exceed a short segment.
-        """
+        """Retry, because a wait between reading time and account may exceed a short segment."""
         delay = self._delay_now()
         for _ in range(LOOKS):
             before, now, delay = delay, self._now(), self._delay_now()
@@ -292,12 +286,9 @@ class CudaClock(Clock):
     def host_bound_share(self) -> float | None:
         """Return 1 − (seconds the host waited for the device) ÷ train seconds, or None.
 
-        Near 1 if the device waits for launches or data; it bounds the gain from a faster host. Other waits than `pace`,
-        `waiting` and the segment's end count as work, such as reading a loss.
-
-        Short segments bias it low, by at most one device step. The driver blocks unseen after about a thousand
-        launches, so if the device lags more than a step at a segment's end, every step counts as the first, which met
-        an empty queue. A single step with more launches biases it high.
+        Near 1 if the device waits for launches or data. Only waits in `pace`, `waiting` and the segment's end are seen.
+        The driver blocks unseen after about a thousand launches, so if the device lags over a step at the end, every
+        step counts as the first, which met an empty queue.
         """
         if self._watched_seconds == 0:
             return None

@@ -26,16 +26,8 @@ NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 class Computation:
     """The training settings of a study, resolved for one device; a worker keeps it for all its trials.
 
-    Construction sets process-wide switches: tf32, cuDNN benchmarking, deterministic algorithms.
-
-    Attributes:
-        precision, fused: The resolved settings.
-        compiles: Whether models are compiled; `fallback` ends this and sets ``given_up``.
-        warnings: Sentences for every trial from now on.
-        core: Pace of the CPU core; None on a GPU.
-
-    Raises:
-        LaunchError: The device lacks the precision.
+    Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). `fallback` ends
+    ``compiles`` and sets ``given_up``; ``warnings`` apply to every later trial.
     """
 
     def __init__(self, device: torch.device, settings: TrainingSpec | None = None) -> None:
@@ -63,8 +55,7 @@ class Computation:
     ) -> nn.Module:
         """Return a freshly initialised model in training mode on the device; the caller sets the seed.
 
-        With CUDA graphs it takes over the memory of the previous model, which becomes unusable. If ``torch.compile``
-        raises, the model stays uncompiled. ``own`` has the user's model parameters by bare name.
+        With CUDA graphs the previous model becomes unusable. The model stays uncompiled if ``torch.compile`` raises.
         """
         settings = self.settings
         build: Any = workload.build_model
@@ -186,11 +177,7 @@ GRAPHS_PER_FUNCTION = 4096
 
 
 def compile_in_place(model: nn.Module, mode: str) -> None:
-    """Compile a model's forward pass, one graph per input shape.
-
-    The model stays the same object with the same names, because workloads may look into it. It is unchanged if
-    ``torch.compile`` raises.
-    """
+    """Compile a model's forward pass, one graph per input shape; the object and its names stay."""
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = GRAPHS_PER_FUNCTION
@@ -205,9 +192,9 @@ def compile_in_place(model: nn.Module, mode: str) -> None:
 
 
 def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
-    """Move a model's tensors, by name, into the memory of the previous model, which loses its values.
+    """Move a model's tensors into the previous model's memory, whose addresses CUDA graphs recorded.
 
-    A CUDA graph reads weights at the recorded addresses. The first model fills ``places``.
+    The first model fills ``places``; the previous model loses its values.
     """
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         place = places.setdefault(name, tensor.detach())
@@ -217,7 +204,7 @@ def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
 
 
 class TracedDropout(nn.Dropout):
-    """Dropout with its probability as data, so one graph serves all values. ``keep`` is 1 − p, shape ()."""
+    """Dropout with its probability as data: one graph serves all. ``keep`` is 1 − p, shape ()."""
 
     keep: torch.Tensor
 
@@ -255,7 +242,7 @@ def available_precisions(device: torch.device) -> tuple[str, ...]:
 
 
 def resolve_precision(wanted: str, device: torch.device) -> str:
-    """Return the precision to compute in; ``auto`` is bf16 on CUDA devices that have it, else fp32.
+    """Return the precision to compute in; ``auto`` is bf16 on capable CUDA devices, else fp32.
 
     Raises:
         LaunchError: The device lacks the precision.
@@ -273,7 +260,7 @@ def resolve_precision(wanted: str, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device, *, keep_casts: bool = True) -> AbstractContextManager[object]:
-    """Return the context for a forward pass and its loss; with ``keep_casts``, weights must not change inside."""
+    """Return the context of a forward pass and loss; with ``keep_casts``, weights must not change inside."""
     dtype = _AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=keep_casts)
 
@@ -294,10 +281,7 @@ def _describe(device: torch.device) -> str:
 def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
     """Recompute the activations of ``workload.checkpointed_modules(model)`` in the backward pass.
 
-    The second run uses the same random numbers and does not count running statistics again.
-
-    Raises:
-        WorkloadError: The workload names no modules.
+    Random numbers repeat; running statistics do not count twice.
     """
     checkpointed_modules = getattr(workload, "checkpointed_modules", None)
     if checkpointed_modules is None:
@@ -361,11 +345,8 @@ def convert_batch_norms(model: nn.Module, ghost_batch_size: int) -> int:
 class GhostNorm:
     """Mixed in before a batch norm's class: normalises each ``ghost_batch_size`` consecutive samples separately.
 
-    The remaining samples form a smaller group; a single one joins the last group. Running statistics move, by the
-    norm's momentum, toward the groups' mean of means and of unbiased variances. Evaluation is unchanged.
-
-    Raises:
-        ValueError: A batch has one value per channel.
+    Remaining samples form a smaller group; a single one joins the last. Running statistics follow the groups' mean of
+    means and of unbiased variances.
     """
 
     ghost_batch_size: int
@@ -398,7 +379,6 @@ class GhostNorm:
         return self.running_mean.repeat(groups), self.running_var.repeat(groups)
 
     def _normalise(self: Any, input: torch.Tensor, groups: int, running: Running, momentum: float) -> torch.Tensor:
-        """Normalise equal groups side by side, as channels of one batch norm."""
         channels, rest = input.shape[1], input.shape[2:]
         side_by_side = input.reshape(groups, -1, channels, *rest).transpose(0, 1).flatten(1, 2)
         scale, shift = (self.weight.repeat(groups), self.bias.repeat(groups)) if self.affine else (None, None)

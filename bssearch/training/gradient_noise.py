@@ -1,8 +1,7 @@
 """The gradient noise scale of a model in training, measured in separate passes.
 
-A pass computes gradients of a few small batches, in fp32 and uncompiled, at the current weights. It leaves gradients,
-running statistics and random states unchanged. Trials with time for an interval make long passes; shorter ones make
-passes of two small batches, pooled over trials (`bssearch.records.noise_scale.pooled`).
+A pass computes gradients of a few small batches in fp32, uncompiled, and changes no training state. Short passes are
+pooled over trials (`bssearch.records.noise_scale.pooled`).
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ PASSES_AT_ONCE = 2 * FEWEST_PASSES  # the most passes after one evaluation, so t
 
 
 def small_batch_size(configuration: Configuration, samples: int, small_batches: int = SMALL_BATCHES) -> int:
-    """Return the samples of a small batch, at most one micro-batch; 0 if the training part is too small.
+    """Return the samples of a small batch; 0 if the training part is too small.
 
-    At a given cost the variance of ‖G‖² falls faster with the small batch than with the number of passes, so short
-    passes use half a micro-batch, long ones an eighth.
+    ‖G‖²'s variance falls faster with the small batch than with passes: short passes use half a micro-batch, long ones
+    1/8.
     """
     micro = configuration.micro_batch_size
     return min(micro, max(SMALLEST, micro // min(small_batches, SMALL_BATCHES)), LARGEST, samples // small_batches)
@@ -161,10 +160,9 @@ class GradientPasses:
 
 
 class NoiseBudget:
-    """Seconds for passes in one process: `NOISE_SHARE` of the train seconds of all its trials.
+    """Seconds for passes in one process: `NOISE_SHARE` of all trials' train seconds.
 
-    Trials far from the target pay for the first pass of others. A pass is expected to take as long as the last of its
-    shape (small batches, samples of each).
+    A pass should take as long as the last of its shape (small batches, samples of each).
     """
 
     def __init__(self) -> None:
@@ -191,10 +189,7 @@ class NoiseBudget:
 
 
 class NoiseMeter:
-    """Measures the noise scale of one trial after evaluations near the target, within `NOISE_SHARE`.
-
-    It ends when the target is met or memory runs out. ``budget`` is shared by the process; ``now`` gives seconds.
-    """
+    """Measures a trial's noise scale after evaluations near the target, within `NOISE_SHARE`."""
 
     def __init__(
         self,
@@ -270,17 +265,15 @@ class NoiseMeter:
         self._small_batches, self._earned = state["small_batches"], state["earned"]
 
     def result(self) -> GradientNoise:
-        """Return the noise scale and its moments, without an interval if too few passes were made."""
+        """Return the noise scale and its moments."""
         return gradient_noise(self._passes, self._spent if self._made else None)
 
     def _chosen_length(self, train_seconds: float) -> int:
-        """Long passes if the trial can afford enough of them for an interval."""
         is_long = self._make.small_batch(SMALL_BATCHES) > 0
         interval_seconds = FEWEST_PASSES * self._expected_seconds(SMALL_BATCHES, train_seconds)
         return SMALL_BATCHES if is_long and interval_seconds <= NOISE_SHARE * train_seconds else FEWEST_SMALL_BATCHES
 
     def _affords_a_pass(self, small_batches: int, train_seconds: float) -> bool:
-        """The trial's own seconds pay for a pass; the process's may pay for its first."""
         seconds = self._expected_seconds(small_batches, train_seconds)
         is_within_own_share = self._spent + seconds <= NOISE_SHARE * train_seconds
         return seconds > 0 and self._budget.affords(seconds) and (is_within_own_share or not self._made)
@@ -387,8 +380,7 @@ REMEMBERED = 8  # newest passes whose moments are averaged; the noise scale grow
 class NoiseGrowth:
     """Grows a trial's batch, after evaluations, to the largest size within a share of the noise scale.
 
-    With Adam it is the noise scale of its divided gradients. The number of passes is fixed, so a request repeats its
-    steps.
+    The number of passes is fixed, so a request repeats its steps.
     """
 
     def __init__(self, passes: GradientPasses, growth: Growth) -> None:
@@ -447,11 +439,7 @@ def noise_meter(
 def noise_growth(
     request: TrialRequest, workload: Workload, computation: Computation, trainer: Trainer, train: Part
 ) -> NoiseGrowth | None:
-    """Return the batch growth by noise scale; None if the schedule does not use it.
-
-    Raises:
-        WorkloadError: The noise scale cannot be measured.
-    """
+    """Return the batch growth by noise scale, or None; `WorkloadError` if it cannot be measured."""
     if not trainer.growth.is_measured:
         return None
     small = small_batch_size(request.plan.configuration, len(train)) if trainer.has_noise else 0

@@ -98,13 +98,7 @@ class Trial:
     def observations(self) -> Generator[Observation, None, TrialOutcome]:
         """Train; yield each evaluation (never a NaN) and return the outcome.
 
-        The caller's time between evaluations counts as other. Exceptions of the workload pass through, except out of
-        memory.
-
-        Raises:
-            WorkloadError: The workload or batch size cannot be trained.
-            UsageError: The configuration is invalid.
-            CheckpointError: The paused trial cannot resume.
+        Exceptions pass through, except out of memory.
         """
         self._clock.start()
         with self._clock.ledger("other"):
@@ -196,10 +190,9 @@ class Trial:
         return training, measured
 
     def train_segment(self, trainer: Trainer) -> Ending | None:
-        """Train until the next evaluation is due; return the ending if the trial ends before it.
+        """Train until the next evaluation; return the ending if the trial ends before it.
 
-        A due evaluation precedes the time limit, so that the last step's microseconds do not decide whether a crossing
-        counts.
+        A due evaluation precedes the time limit, so that microseconds do not decide whether a crossing counts.
         """
         with self._clock.ledger("train"):
             while True:

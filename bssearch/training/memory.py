@@ -15,10 +15,9 @@ import torch
 from bssearch.records import MemoryBasis
 
 MMAP_THRESHOLD_BYTES = 2**20
-"""Under a memory limit on the CPU, blocks of this size or more are separate mappings, which a free returns.
+"""Under a memory limit on the CPU, larger blocks are separate mappings, which a free returns.
 
-glibc otherwise raises the threshold up to 32 MiB, and the heap fragments: the perceptron of
-`studies/fashion_mnist_cpu.yaml` took 1.21 GiB in a used worker and 0.96 in a new one.
+glibc raises the threshold up to 32 MiB, and the heap fragments: 1.21 GiB in a used worker for 0.96 in a new one.
 """
 
 _M_MMAP_THRESHOLD = -3  # mallopt(3)
@@ -104,9 +103,9 @@ class DeviceMemoryMeter:
 
 
 class ResidentMemoryMeter:
-    """Growth of the resident set to the kernel's high-water mark, which can be reset (proc_pid_clear_refs(5)).
+    """Growth of the resident set to the kernel's high-water mark (proc_pid_clear_refs(5)).
 
-    Memory freed by earlier trials is returned to the system first; a trial would otherwise reuse it unnoticed.
+    Freed memory is returned to the system first; a trial would otherwise reuse it unnoticed.
     """
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT
@@ -200,10 +199,10 @@ def _reset_high_water_mark(clear_refs: Path) -> None:
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
-    """Cap this process's memory, as on a smaller device; no effect above the physical size.
+    """Cap this process's memory; no effect above the physical size.
 
-    On a GPU it limits PyTorch's reserved memory. On the CPU it limits the data segment (``RLIMIT_DATA``: heap and
-    private writable mappings, touched or not), because resident memory has no limit; see also `MMAP_THRESHOLD_BYTES`.
+    On the CPU it is the data segment (``RLIMIT_DATA``: heap and private writable mappings, touched or not), because
+    resident memory has no limit.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -227,10 +226,7 @@ def allocation_retries(device: torch.device) -> int:
 
 
 def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
-    """Return a warning if the allocator held much more of a GPU than tensors did (`UNUSED_SHARE`), else None.
-
-    Holes between tensors and workspaces of benchmarked kernels are lost to larger micro-batches.
-    """
+    """Return a warning if the allocator held `UNUSED_SHARE` of a GPU more than tensors did, else None."""
     if device.type != "cuda" or peak_bytes is None:
         return None
     reserved = torch.cuda.max_memory_reserved(device)

@@ -45,8 +45,7 @@ def other_processes(device: torch.device) -> list[tuple[int, str]]:
 def known_other_processes(device: torch.device) -> list[tuple[int, str]] | None:
     """Return id and name of unrelated programs computing on a device; None if unknown.
 
-    Ancestors, descendants and workers of our driver are related. In a container, ids may be the host's: unseen
-    processes are left out, and the list is useless if this process uses the device but is missing.
+    In a container, ids may be the host's: the list is useless if it lacks this process.
     """
     listed = listed_processes(device)
     if listed is None or (os.getpid() not in listed and torch.cuda.memory_reserved(device) > 0):
@@ -55,10 +54,7 @@ def known_other_processes(device: torch.device) -> list[tuple[int, str]] | None:
 
 
 def computing_processes(device: torch.device, since: float) -> list[tuple[int, str]]:
-    """Return the `known_other_processes` that computed since a `time.time`, even without memory of their own.
-
-    NVML keeps samples for some seconds.
-    """
+    """Return the `known_other_processes` that computed since a `time.time`, even without memory."""
 
     def read(library: Any, handle: Any) -> set[int]:
         samples = library.nvmlDeviceGetProcessUtilization(handle, int(since * 1e6))
@@ -184,11 +180,7 @@ def _name(pid: int) -> str | None:
 
 
 class DeviceMeter:
-    """Reads a device's counters over a trial; without NVML all values are None.
-
-    Call `start`, then `begin` and `end` around train segments, `sample` at evaluations while the device is warm,
-    `stop`.
-    """
+    """Reads a device's counters over a trial and its segments; without NVML all values are None."""
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
@@ -236,11 +228,7 @@ class DeviceMeter:
             self._reasons = dict.fromkeys(state["reasons"]) | (self._reasons or {})
 
     def stop(self) -> DeviceUse:
-        """Return the use since the start.
-
-        The energy is the whole device's in train segments only; None if the counter, which some devices update a few
-        times a second, did not move.
-        """
+        """Return the use since the start; no energy if the counter, which some devices update rarely, did not move."""
         joules = self._joules if self._joules > 0 else None
         return DeviceUse(
             energy_joules=joules,

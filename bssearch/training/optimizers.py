@@ -96,11 +96,8 @@ def muon_with_adamw(
 ) -> torch.optim.Optimizer:
     """Return Muon over weight matrices outside embeddings, and AdamW over the rest at its learning rate scale.
 
-    PyTorch's Muon takes two-dimensional parameters only, so convolution filters go to AdamW. An output layer is a
-    matrix like any other unless it shares its weights with an embedding.
-
-    Raises:
-        UsageError: The model has no such matrix.
+    PyTorch's Muon takes two dimensions only, so convolution filters go to AdamW. An output layer counts as a matrix
+    unless it shares an embedding's weights.
     """
     embeddings = _embeddings(model)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -168,11 +165,7 @@ KEYWORDS = {
 def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool = False) -> torch.optim.Optimizer:
     """Return the optimizer over a model's trainable parameters, at the peak learning rate.
 
-    ``fused`` asks for one kernel for all parameters if the optimizer has it on every device.
-
-    Raises:
-        UsageError: The optimizer is unknown, or the model has no trainable parameter.
-        LaunchError: Its library is missing.
+    ``fused`` asks for one kernel if the optimizer has it on every device.
     """
     options = _options(configuration)
     groups = parameter_groups(model.parameters(), configuration.weight_decay)
@@ -227,12 +220,7 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 
 
 def built_optimizers(workload: Workload, model: nn.Module, configuration: Configuration, fused: bool) -> Any:
-    """Return the workload's optimizers as it returns them, else bssearch's optimizer.
-
-    Raises:
-        UsageError: The optimizer is unknown.
-        LaunchError: Its library is missing.
-    """
+    """Return the workload's optimizers as it returns them, else bssearch's optimizer."""
     build = getattr(workload, "build_optimizer", None)
     if build is None:
         return build_optimizer(model, configuration, fused=fused)
@@ -240,11 +228,7 @@ def built_optimizers(workload: Workload, model: nn.Module, configuration: Config
 
 
 def check_libraries(workload: Workload, names: Iterable[str]) -> None:
-    """Check the libraries of these optimizers, unless the workload builds its own.
-
-    Raises:
-        LaunchError: A library is missing or too old.
-    """
+    """Check the libraries of these optimizers, unless the workload builds its own."""
     if getattr(workload, "build_optimizer", None) is None:
         for name in OF_TIMM:
             if name in names:
@@ -252,11 +236,7 @@ def check_libraries(workload: Workload, names: Iterable[str]) -> None:
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:
-    """Return the optimizers of a tuple, list, dict or single one, in order.
-
-    Raises:
-        WorkloadError: An element is not an optimizer, or trains no parameter of the model.
-    """
+    """Return the optimizers of a tuple, list, dict or single one, in order."""
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
     if not optimizers:
@@ -323,12 +303,9 @@ KIND_OPTIONS = ("betas", "momentum", "alpha", "beta2_decay", "ns_steps")
 
 
 def take_over_states(optimizers: Optimizers, saved: Any, model: nn.Module | None = None) -> None:
-    """Load another run's states, but keep the options of each group.
+    """Load another run's states, but keep each group's options.
 
-    A state in one group over the trained parameters of ``model``, in order, fits an optimizer with several groups.
-
-    Raises:
-        ValueError: The number or kind of optimizers, or the parameters, differ.
+    A single group over ``model``'s trained parameters fits several groups. `ValueError` if kinds or parameters differ.
     """
     states = saved if isinstance(saved, list | tuple) else [saved]
     if len(states) != len(optimizers):

@@ -31,8 +31,7 @@ from bssearch.workloads.data import Batch, BatchStream, Data, Part
 class Trainer:
     """Trains a freshly initialised model; the seed fixes initialisation, data order, augmentation and dropout.
 
-    Close it, or use a ``with`` block, to end the loader processes. ``now`` is the configuration of the last step.
-    ``dropped_samples`` per epoch form its incomplete last batch; None if the workload makes its own batches.
+    ``now`` is the last step's configuration; ``dropped_samples`` is per epoch, None if the workload makes its batches.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Trainer:
 
     @property
     def skipped_steps(self) -> int | None:
-        """Return the steps that loss scaling skipped; None without it. They count as steps. Waits for the device."""
+        """Return the steps that loss scaling skipped, or None; they count. Waits for the device."""
         return None if self.updates.scaler is None else int(self.updates.skipped.item())
 
     @property
@@ -155,11 +154,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state of a trainer with the same configuration and seed, but not the random state.
-
-        Raises:
-            WorkloadError: The model differs.
-        """
+        """Restore a trainer of the same configuration and seed, but not the random state."""
         restore_model(self.model, state["model"], state["extra"])
         self.updates.restore(state)
         self._losses.restore(state["losses"])
@@ -178,10 +173,7 @@ class Trainer:
         return mean
 
     def first_step_problem(self) -> str | None:
-        """Return a description of a non-finite loss in the first step, or None; call right after it.
-
-        Steps that fp16's loss scaling skips are fine: their loss was finite.
-        """
+        """Return a description of a non-finite loss in the first step, or None; call right after it."""
         loss = self._losses.mean()
         if loss is None or math.isfinite(loss):
             return None
@@ -192,7 +184,7 @@ class Trainer:
         )
 
     def first_non_finite(self) -> str | None:
-        """Return the name of the first non-finite parameter, or else gradient, or None. Waits for the device."""
+        """Return the name of the first non-finite parameter or gradient, or None."""
         named = list(self.model.named_parameters())
         tensors = {f"parameter: {name}": parameter.detach() for name, parameter in named}
         tensors |= {f"gradient: {name}": parameter.grad for name, parameter in named if parameter.grad is not None}
@@ -206,11 +198,7 @@ class Trainer:
         return self.metrics(part, [metric])[metric]
 
     def metrics(self, part: Part, names: Sequence[str]) -> dict[str, float]:
-        """Return metrics over a whole part, with averaged weights if there are any.
-
-        Raises:
-            WorkloadError: A metric is missing or not a number.
-        """
+        """Return metrics over a whole part, with averaged weights if there are any."""
         weights = nullcontext() if self.updates.average is None else self.updates.average.in_place()
         with weights, self._computation.evaluating():
             found = measure(self._workload, self.model, part)
@@ -285,12 +273,7 @@ def seed_everything(seed: int) -> None:
 
 
 def check_split(configuration: Configuration, train_samples: int) -> None:
-    """Check that a batch consists of its micro-batches and fits the training part.
-
-    Raises:
-        UsageError: The micro-batches do not make up the batch.
-        WorkloadError: The batch is larger than the training part.
-    """
+    """Check that a batch consists of its micro-batches and fits the training part."""
     batch_size = configuration.batch_size
     micro, accumulation = configuration.micro_batch_size, configuration.accumulation_steps
     if configuration.world_size != 1:
@@ -369,11 +352,7 @@ class LossSum:
 
 @torch.no_grad()
 def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], extra: dict[str, Any]) -> None:
-    """Copy saved tensors and extra state into a model.
-
-    Raises:
-        WorkloadError: A parameter is missing or has another shape.
-    """
+    """Copy saved tensors and extra state into a model of the same shapes."""
     for name, parameter in model.named_parameters():
         if name not in saved or saved[name].shape != parameter.shape:
             was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"
@@ -403,12 +382,8 @@ def warm_up(
 ) -> None:
     """Run every shape of a trial before its time starts, on a throw-away model.
 
-    It evaluates the validation part once and takes two steps, per size if the batch grows, on the rows that the seed
-    draws: made-up rows may fail where real ones do not. If only the compiled model fails, compiling is given up. The
-    random state changes; the trial's own trainer seeds it again.
-
-    Raises:
-        WorkloadError: A batch is larger than the training part.
+    It evaluates once and takes two steps per batch size on the trial's own rows, and gives up compiling if only the
+    compiled model fails. The random state changes; the trial's trainer seeds it again.
     """
     check_split(configuration, len(data.train))
     try:

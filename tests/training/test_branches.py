@@ -190,6 +190,6 @@ def test_a_file_of_something_else_a_folder_and_no_file_are_refused(tmp_path: Pat
         read_checkpoint(tmp_path / "c.pt")
     with pytest.raises(UsageError, match="is a folder"):
         read_checkpoint(tmp_path)
-    with pytest.raises(NotFoundError, match="there is no such file") as caught:
+    with pytest.raises(NotFoundError, match="does not exist") as caught:
         read_checkpoint(tmp_path / "none.pt")
     assert isinstance(caught.value, BSSearchError)

@@ -44,10 +44,9 @@ EVALUATION_SECONDS = 0.5
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     """Return the median seconds of a step with its interval, of its update, and of an evaluation.
 
-    Steps run as in a trial, between evaluations: the first ones after an evaluation meet cold caches, which with
-    frequent evaluations costs a tenth or more. Short runs (`RUN_SECONDS`) are timed until the median's 95% interval is
-    within the precision, or the limit is reached. Runs on a slow core are dropped unless few others remain; then the
-    result is contended. A device at its power limit is timed again. If memory runs out, the result says so.
+    Steps run between evaluations as in a trial, because caches are then cold (10% or more). Short runs (`RUN_SECONDS`)
+    are timed until the median's 95% interval is within the precision or the limit is reached. Runs on a slow core are
+    dropped unless few others remain: contended.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -142,10 +141,7 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median seconds of some work with its interval; ``count`` repetitions ran at full pace, ``count_all`` in all.
-
-    ``slow`` describes a slow core if too few repetitions ran at full pace.
-    """
+    """Median seconds of some work with its interval; ``count`` repetitions ran at full pace, ``count_all`` in all."""
 
     median: float
     low: float
@@ -274,13 +270,10 @@ def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a distribution-free interval of the median, at 95% or more, for independent values.
+    """Return a distribution-free 95% interval of the median of independent values.
 
     From the k-th smallest to the k-th largest, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5%
-    (David & Nagaraja, Order Statistics, § 7.1).
-
-    Raises:
-        ValueError: There are fewer than six values.
+    (David & Nagaraja, Order Statistics, § 7.1). Needs six values.
     """
     k = _rank(len(values))
     if k < 1:
