@@ -174,7 +174,7 @@ class Code:
         ({"model": {}, "step": -3}, "step = -3 must be a whole number >= 0"),
         ({"model": {}, "samples": 1.5}, "samples = 1.5 must be a whole number >= 0"),
         ({"weights": 1, "epoch": 2}, "holds epoch, weights; it must hold model"),
-        ([1, 2], "holds a list, no dictionary"),
+        ([1, 2], "is a list; expected a dict"),
         ({"model": Code()}, "cannot be read as tensors and plain values"),
     ],
 )
