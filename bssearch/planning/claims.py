@@ -77,7 +77,7 @@ CLAIMS = {
     ),
     "weight_decay_rule": Claim(
         "weight decay goes ∝ √batch",
-        "with AdamW only where the learning rate does: λ ∝ batch / learning rate keeps its timescale",
+        "with AdamW only if the learning rate does: λ ∝ batch / learning rate keeps its timescale",
         "Wang & Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738",
     ),
     "largest_not_best": Claim(

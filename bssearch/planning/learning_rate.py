@@ -62,7 +62,7 @@ NONE, LINEAR, SQRT = LearningRateRule.NONE, LearningRateRule.LINEAR, LearningRat
 RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "none": RuleOfThumb(
         rate=NONE,
-        holds="batches of a few times the tuned one, and beyond the noise scale, where no larger rate trains",
+        holds="batches of a few times the tuned one, and beyond the noise scale, as no larger rate trains there",
         breaks="below the noise scale: at batch 8,192 with the rate of 256, ResNet-50 has 41.67 % error for 23.60 %",
         source="Goyal et al. 2017, arXiv 1706.02677, table 2",
     ),
@@ -75,9 +75,9 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     ),
     "sqrt": RuleOfThumb(
         rate=SQRT,
-        holds="Adam, where β and ε are scaled too; SGD with as many updates and ghost batch normalisation",
+        holds="Adam if β and ε are scaled too; SGD with as many updates and ghost batch normalisation",
         breaks="SGD below the noise scale (26.22 % error for 23.74 % by the linear rule at 8k); Adam past B_noise, "
-        "where the best rate falls again",
+        "when the best rate falls again",
         source="Hoffer et al. 2017, arXiv 1705.08741; Granziol et al. 2020, arXiv 2006.09092; Li et al. 2024, arXiv "
         "2405.14578",
         audited_as=("SQRT_RATE", "WARMUP"),
@@ -86,7 +86,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
         rate=SQRT,
         batch_rules={"betas": "sde"},
         holds="Adam while κ(1 − β) < 1 for both β: the whole square root scaling rule",
-        breaks="where κ(1 − β) reaches 1, at κ = 10 for β₁ = 0.9; and without the β and ε",
+        breaks="when κ(1 − β) reaches 1, at κ = 10 for β₁ = 0.9; and without the β and ε",
         source="Malladi et al. 2022, arXiv 2205.10287, definition 2",
         audited_as=("SDE",),
     ),
@@ -102,15 +102,15 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
         batch_rules={"ema_decay": "half_life"},
         needs="ema_decay",
         holds="averages of the weights, and teachers that are averages: ρ^κ",
-        breaks="where κ is so large that the average is over few steps",
+        breaks="when κ is so large that the average is over few steps",
         source="Busbridge et al. 2023, arXiv 2307.13813",
         audited_as=("EMA_HALF_LIFE",),
     ),
     "sqrt_weight_decay": RuleOfThumb(
         batch_rules={"weight_decay": "sqrt"},
         needs="weight_decay",
-        holds="AdamW with the rate ∝ √batch, where it is the timescale rule",
-        breaks="with the rate ∝ batch, where λ stays, and with the same rate, where λ ∝ batch",
+        holds="AdamW with the rate ∝ √batch, when it equals the timescale rule",
+        breaks="with the rate ∝ batch, when λ stays, and with the same rate, when λ ∝ batch",
         source="folklore; Wang & Aitchison 2024, arXiv 2405.13698",
         audited_as=("WEIGHT_DECAY",),
     ),
@@ -126,14 +126,14 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
         scales_dropout=True,
         needs="dropout",
         holds="not known to hold: an analogy with the gradient's noise",
-        breaks=f"at large κ, where it asks for {LARGEST_DROPOUT:g} and more",
+        breaks=f"at large κ, when it asks for {LARGEST_DROPOUT:g} and more",
         source="folklore",
         audited_as=("DROPOUT",),
     ),
     "label_smoothing": RuleOfThumb(
         smooths_labels=True,
         holds="long trainings of classifiers at any batch size; that large batches need more is not shown",
-        breaks="losses that are no cross-entropy over classes, and models that are distilled from",
+        breaks="losses other than cross-entropy over classes, and teachers for distillation",
         source="Szegedy et al. 2016, arXiv 1512.00567, § 7; Müller et al. 2019, arXiv 1906.02629",
     ),
 }

@@ -331,7 +331,7 @@ def _remarks(asked: ScaleRequest, rows: Sequence[Row], pays_up_to: Interval) -> 
             f"batch {batch} is above B_crit = {b_crit:.4g} on any number of devices: a smaller one wastes fewer samples"
         )
     if len(rows) > 1 and pays_up_to.estimate == rows[-1].devices:
-        yield f"all of these pay: where more stop to pay lies beyond {rows[-1].devices} devices"
+        yield f"all of these pay; the limit is beyond {rows[-1].devices} devices"
     if any(row.accumulation_steps > 1 for row in rows):
         yield "accumulated micro-batches are counted with a whole step's α each: with less of it they are faster"
     if asked.samples_to_target is None:

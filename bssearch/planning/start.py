@@ -264,7 +264,7 @@ def _room(asked: StartRequest) -> str:
 
 def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[str, str]:
     tuning, accurate, is_script = asked.is_fine_tuning, asked.priority == "accuracy", asked.is_script
-    precision = "bf16 where the device has it, else fp32: it needs no loss scaling, as fp16 does"
+    precision = "bf16 if the device has it, else fp32: it needs no loss scaling, as fp16 does"
     ladder = "powers of two, from small up: the largest that fits is rarely the soonest"
     of_devices = (
         f"what {asked.devices} devices make; steps to the target are those of all of them, whose step times go into "
@@ -280,7 +280,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "objective": OBJECTIVES[asked.priority][1],
         "precision": ""
         if is_script
-        else "as asked; auto takes bf16 where the device has it"
+        else "as asked; auto takes bf16 if the device has it"
         if asked.precision == "fp32"
         else precision,
         "activation_checkpointing": "memory is the bound: computes activations again, a quarter or so more time; the "
@@ -314,11 +314,11 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         else "a tenth of what is usual from scratch"
         if tuning
         else "usual from scratch",
-        "trials": f"{TRIALS_PER_SIZE} for each batch size; the search ends before where it may",
-        "trial_train_seconds": f"{LIMIT_OVER_SECONDS} times what a training takes today; YOURS where that is another "
+        "trials": f"{TRIALS_PER_SIZE} for each batch size; the search may end earlier",
+        "trial_train_seconds": f"{LIMIT_OVER_SECONDS} times what a training takes today; YOURS if that is another "
         "number",
         "confirm": "fresh seeds for the finalists: the best of many is partly luck",
-        "executor": "one device; cuda where there is one",
+        "executor": "one device; cuda if available",
     }
 
 

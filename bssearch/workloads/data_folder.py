@@ -52,8 +52,8 @@ def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path
         if found is None:
             raise WorkloadError(
                 f"the folder that --data-dir or {DATA_DIR_VARIABLE} names holds no Fashion-MNIST: no {FILES[0]}, with "
-                f"or without .gz, in {', '.join(map(str, folders))}; where none is named, {debian_folder} is looked "
-                f"at; {WAYS}"
+                f"or without .gz, in {', '.join(map(str, folders))}; if none is named, {debian_folder} is "
+                f"searched; {WAYS}"
             )
         return found
     cache = cache_folder() / "fashion-mnist"
