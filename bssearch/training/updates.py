@@ -222,7 +222,7 @@ def own_training_step(workload: Workload, computation: Computation) -> Take | No
     if step is not None and computation.replays_graphs:
         raise UsageError(
             f"training.compile = {computation.settings.compile!r} must be 'default' or 'none' for a workload with a "
-            "training_step of its own: CUDA graphs reuse the memory of what it may still hold"
+            "training_step: CUDA graphs reuse memory that it may still use"
         )
     return step
 

@@ -156,7 +156,7 @@ def test_a_run_that_was_saved_at_another_learning_rate_is_told(folder: Path, sav
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--checkpoint", "none.pt", "--tokens", "512"], "does not exist"),
+        (["--checkpoint", "none.pt", "--tokens", "512"], "there is no such file"),
         (["--checkpoint", "line.py", "--tokens", "512"], "cannot be read as tensors"),
         (
             ["--checkpoint", "early.pt", "--tokens", "28"],
