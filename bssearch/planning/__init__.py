@@ -1,1 +1,1 @@
-"""What can be known before anything runs: pure arithmetic over numbers that are given, and models only traced."""
+"""Plans before anything runs: arithmetic over given numbers, and traced models."""

@@ -1,4 +1,4 @@
-"""The split of a wanted batch into micro-batches, accumulation steps and devices, exactly."""
+"""Exact splits of a batch into micro-batches, accumulation steps and devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Micro = Annotated[int, Field(ge=1, le=10**6)]  # the sizes up to it are tried on
 
 
 class AccumulationRequest(Request):
-    """A batch and the devices that it is split on."""
+    """A batch and the devices that share it."""
 
     batch: Annotated[
         Batch, Option("Samples of an optimizer step, over all devices.", label="Wanted batch", unit="samples")
@@ -53,7 +53,7 @@ class AccumulationRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationPlan(Plan):
-    """``batch`` = ``micro_batch`` × ``accumulation_steps`` × ``devices`` samples an optimizer step."""
+    """``batch`` = ``micro_batch`` × ``accumulation_steps`` × ``devices`` samples per optimizer step."""
 
     micro_batch: int
     accumulation_steps: int
@@ -64,11 +64,12 @@ class AccumulationPlan(Plan):
 
 @planned(AccumulationRequest)
 def plan_accumulation(asked: AccumulationRequest) -> AccumulationPlan:
-    """Return how a batch is made of micro-batches of ``micro`` samples on ``devices``, exactly.
+    """Return the exact split of a batch into micro-batches of ``micro`` samples on ``devices``.
 
-    With ``max_micro`` instead, the micro-batch is the largest that divides the device's share and is no larger. With
-    neither, the share runs at once. Raises `UsageError` for a batch that cannot be split so, naming the nearest that
-    can.
+    With ``max_micro``, the largest micro-batch up to it that divides a device's share; with neither, the whole share.
+
+    Raises:
+        UsageError: There is no such split; the message names the nearest batches.
     """
     share = _share(asked.batch, asked.micro or 1, asked.devices)
     size = asked.micro or split_batch(share, asked.max_micro)[0]
@@ -82,7 +83,6 @@ def plan_accumulation(asked: AccumulationRequest) -> AccumulationPlan:
 
 
 def _share(batch: int, micro: int, devices: int) -> int:
-    """Return the samples of each device, a multiple of ``micro``; raise `UsageError` if the batch has no such share."""
     unit = micro * devices
     if batch % unit == 0:
         return batch // devices
@@ -100,7 +100,6 @@ def _share(batch: int, micro: int, devices: int) -> int:
 
 
 def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]:
-    """Yield what the split means for batch normalisation, for the device, and for losses of unequal weight."""
     is_split = steps > 1 or asked.devices > 1
     if asked.batch_norm_layers is None and (is_split or micro < TINY_BATCH):
         yield Note(

@@ -1,4 +1,4 @@
-"""What is often said of batch sizes and is not so, or not always: what is right instead, and its source."""
+"""Common claims about batch sizes that are wrong or not always right, with corrections and sources."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from bssearch.spec import StudySpec
 from bssearch.spec.space import split_batch
 from bssearch.spec.space.parts import RelativeLearningRate
 
-MANY_STEPS = 16
-"""Beyond this many accumulation steps gradients are said to go stale."""
+MANY_STEPS = 16  # accumulation steps beyond which gradients are said to go stale
 
-ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")
-"""Optimizers with running means of the gradient and of its square."""
+ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")  # keep running means of the gradient and its square
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What must be known of a plan: a ``code`` for programs, a sentence for people."""
+    """A remark about a plan: a ``code`` for programs and a ``message`` for people."""
 
     code: str
     message: str
@@ -27,7 +25,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim put right: what is ``said``, what is ``right`` in a line, and its ``source``."""
+    """A claim as ``said``, the ``right`` statement in one line, and its ``source``."""
 
     said: str
     right: str
@@ -35,7 +33,7 @@ class Claim:
 
     @property
     def message(self) -> str:
-        """The claim put right, with its source, in a line."""
+        """The claim, its correction and source, in one line."""
         return f"“{self.said}”: {self.right} ({self.source})"
 
 
@@ -79,7 +77,7 @@ CLAIMS = {
     ),
     "weight_decay_rule": Claim(
         "weight decay goes ∝ √batch",
-        "with AdamW only where the learning rate does: λ ∝ batch / learning rate keeps its timescale",
+        "with AdamW only if the learning rate does: λ ∝ batch / learning rate keeps its timescale",
         "Wang & Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738",
     ),
     "largest_not_best": Claim(
@@ -88,16 +86,16 @@ CLAIMS = {
         "McCandlish et al. 2018, arXiv 1812.06162; Shallue et al. 2019, arXiv 1811.03600",
     ),
 }
-"""The claims that change what somebody plans, by their code."""
+"""The claims that affect plans, by code."""
 
 
 def notes_on(codes: Mapping[str, object]) -> list[Note]:
-    """Return what is right of the claims that bear on a case, given by code whether each does."""
+    """Return the corrections whose code maps to a true value."""
     return [Note(code, CLAIMS[code].message) for code, bears in codes.items() if bears]
 
 
 def notes_on_spec(spec: StudySpec) -> list[Note]:
-    """Return what is right of the claims that somebody who wrote such a spec may rely on."""
+    """Return the corrections that the author of such a spec may need."""
     space, largest = spec.space, spec.batch_sizes[-1]
     names = {optimizer.name for optimizer in space.optimizers}
     rate = space.learning_rate if isinstance(space.learning_rate, RelativeLearningRate) else None

@@ -1,4 +1,4 @@
-"""A configuration for another batch size from one that was tuned, by each rule there is, and where that rule holds."""
+"""Rules of thumb that carry a tuned configuration to another batch size, with their limits."""
 
 from __future__ import annotations
 
@@ -32,22 +32,18 @@ from bssearch.records.scaling import (
 from bssearch.registry import Option
 from bssearch.spec.space import OPTIMIZERS, BatchRules
 
-WARMUP_EPOCHS = 5.0
-"""Epochs of gradual warmup where one is said to be needed and none is given: of 90 (Goyal et al. 2017, § 2.2)."""
+WARMUP_EPOCHS = 5.0  # of gradual warmup if one is needed and none is given; of 90 (Goyal et al. 2017, § 2.2)
 
-LABEL_SMOOTHING = 0.1
-"""The label smoothing said to go with large batches (Szegedy et al. 2016, arXiv 1512.00567, § 7)."""
+LABEL_SMOOTHING = 0.1  # said to go with large batches (Szegedy et al. 2016, arXiv 1512.00567, § 7)
 
-ROUNDING = 1e-9
-"""κ(1 − β) this close to 1 is 1: above the rounding of double precision. A choice."""
+ROUNDING = 1e-9  # κ(1 − β) this close to 1 counts as 1; above double-precision rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOfThumb:
-    """A rule: what it says of each parameter, where it is known to hold or to break, and its source.
+    """A rule: its effect on each parameter, when it is known to hold or break, and its source.
 
-    ``rate`` is how the learning rate follows; where None it goes as it usually does with the optimizer. ``audited_as``
-    are the names of the rules that `bssearch study audit` holds it against.
+    ``rate`` None means the optimizer's usual rule. ``audited_as`` names the rules of `bssearch study audit`.
     """
 
     rate: LearningRateRule | None = None
@@ -66,7 +62,7 @@ NONE, LINEAR, SQRT = LearningRateRule.NONE, LearningRateRule.LINEAR, LearningRat
 RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "none": RuleOfThumb(
         rate=NONE,
-        holds="batches of a few times the tuned one, and beyond the noise scale, where no larger rate trains",
+        holds="batches of a few times the tuned one, and beyond the noise scale, as no larger rate trains there",
         breaks="below the noise scale: at batch 8,192 with the rate of 256, ResNet-50 has 41.67 % error for 23.60 %",
         source="Goyal et al. 2017, arXiv 1706.02677, table 2",
     ),
@@ -79,9 +75,9 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     ),
     "sqrt": RuleOfThumb(
         rate=SQRT,
-        holds="Adam, where β and ε are scaled too; SGD with as many updates and ghost batch normalisation",
+        holds="Adam if β and ε are scaled too; SGD with as many updates and ghost batch normalisation",
         breaks="SGD below the noise scale (26.22 % error for 23.74 % by the linear rule at 8k); Adam past B_noise, "
-        "where the best rate falls again",
+        "when the best rate falls again",
         source="Hoffer et al. 2017, arXiv 1705.08741; Granziol et al. 2020, arXiv 2006.09092; Li et al. 2024, arXiv "
         "2405.14578",
         audited_as=("SQRT_RATE", "WARMUP"),
@@ -90,7 +86,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
         rate=SQRT,
         batch_rules={"betas": "sde"},
         holds="Adam while κ(1 − β) < 1 for both β: the whole square root scaling rule",
-        breaks="where κ(1 − β) reaches 1, at κ = 10 for β₁ = 0.9; and without the β and ε",
+        breaks="when κ(1 − β) reaches 1, at κ = 10 for β₁ = 0.9; and without the β and ε",
         source="Malladi et al. 2022, arXiv 2205.10287, definition 2",
         audited_as=("SDE",),
     ),
@@ -106,15 +102,15 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
         batch_rules={"ema_decay": "half_life"},
         needs="ema_decay",
         holds="averages of the weights, and teachers that are averages: ρ^κ",
-        breaks="where κ is so large that the average is over few steps",
+        breaks="when κ is so large that the average is over few steps",
         source="Busbridge et al. 2023, arXiv 2307.13813",
         audited_as=("EMA_HALF_LIFE",),
     ),
     "sqrt_weight_decay": RuleOfThumb(
         batch_rules={"weight_decay": "sqrt"},
         needs="weight_decay",
-        holds="AdamW with the rate ∝ √batch, where it is the timescale rule",
-        breaks="with the rate ∝ batch, where λ stays, and with the same rate, where λ ∝ batch",
+        holds="AdamW with the rate ∝ √batch, when it equals the timescale rule",
+        breaks="with the rate ∝ batch, when λ stays, and with the same rate, when λ ∝ batch",
         source="folklore; Wang & Aitchison 2024, arXiv 2405.13698",
         audited_as=("WEIGHT_DECAY",),
     ),
@@ -130,14 +126,14 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
         scales_dropout=True,
         needs="dropout",
         holds="not known to hold: an analogy with the gradient's noise",
-        breaks=f"at large κ, where it asks for {LARGEST_DROPOUT:g} and more",
+        breaks=f"at large κ, when it asks for {LARGEST_DROPOUT:g} and more",
         source="folklore",
         audited_as=("DROPOUT",),
     ),
     "label_smoothing": RuleOfThumb(
         smooths_labels=True,
         holds="long trainings of classifiers at any batch size; that large batches need more is not shown",
-        breaks="losses that are no cross-entropy over classes, and models that are distilled from",
+        breaks="losses other than cross-entropy over classes, and teachers for distillation",
         source="Szegedy et al. 2016, arXiv 1512.00567, § 7; Müller et al. 2019, arXiv 1906.02629",
     ),
 }
@@ -148,7 +144,7 @@ def _listed(given: Any) -> Any:
 
 
 class LearningRateRequest(Request):
-    """A configuration that was tuned at ``from_batch`` samples, and the ``batch`` to train with."""
+    """A configuration tuned at ``from_batch`` samples, and the ``batch`` to train with."""
 
     from_batch: Annotated[
         Count, Option("The batch size at which the configuration was tuned.", label="Tuned at batch", unit="samples")
@@ -207,7 +203,7 @@ class LearningRateRequest(Request):
 
     @property
     def rules(self) -> list[str]:
-        """The rules that are asked for, each once."""
+        """The requested rules, without duplicates."""
         return list(dict.fromkeys(self.rule or RULES_OF_THUMB))
 
     @property
@@ -216,7 +212,7 @@ class LearningRateRequest(Request):
 
     @property
     def tuned(self) -> dict[str, Any]:
-        """What a rule may carry over, with the optimizer's own β and ε unless they are given."""
+        """Values that a rule may carry over, by default the optimizer's β and ε."""
         names = ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")
         given = {name: getattr(self, name) for name in names}
         return {name: self._own.get(name) if value is None else value for name, value in given.items()}
@@ -224,7 +220,7 @@ class LearningRateRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedRule:
-    """What an audit of a ``study`` said of a rule at a batch size; ``regret`` is null where there is none."""
+    """An audit's verdict on a rule in a ``study`` at a batch size; ``regret`` is None if unknown."""
 
     study: str
     rule: str
@@ -236,9 +232,9 @@ class AuditedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledConfiguration:
-    """What a rule gives at the batch size, beside it where it holds and breaks.
+    """A rule's configuration at the batch size, and when the rule holds and breaks.
 
-    ``caveats`` are what is wrong with it in this very case, ``audits`` what was found in one's own studies.
+    ``caveats`` are problems in this case, ``audits`` results of the user's studies.
     """
 
     learning_rate: float
@@ -270,11 +266,10 @@ class LearningRatePlan(Plan):
 
 
 def plan_rules(asked: LearningRateRequest, audits: Sequence[AuditedRule] = ()) -> LearningRatePlan:
-    """Return what each rule makes of a tuned configuration at another batch size.
+    """Return each rule's configuration at another batch size; parameters outside the rule stay.
 
-    Under rules that say nothing of the learning rate it follows ``rate_rule``: by default linearly with SGD and LARS,
-    else by the root. What a rule does not speak of stays, except the warmup: every rule but ``none`` has at least
-    `WARMUP_EPOCHS` from 8 times the batch on.
+    Rules without a learning rate follow ``rate_rule``, by default linear with SGD and LARS, else square root. From 8
+    times the batch on, every rule but ``none`` has at least `WARMUP_EPOCHS`.
     """
     default = LearningRateRule(asked.rate_rule) if asked.rate_rule else rule_of_optimizer(asked.optimizer)
     rules = {name: RULES_OF_THUMB[name] for name in asked.rules}

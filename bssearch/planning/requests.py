@@ -1,7 +1,4 @@
-"""What a plan is asked: pydantic models, one a plan, of whose fields the command line, the page and Python are made.
-
-Each field has its type, bounds and default, and its `Option` with help, label, unit and choices.
-"""
+"""Base classes of plan requests: pydantic models that define the options of command line, page and Python."""
 
 from __future__ import annotations
 
@@ -21,11 +18,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from bssearch.errors import UsageError, problem_in_words
 from bssearch.registry import Option
 
-LARGEST_COUNT = 10**15
-"""The most of anything that is counted: far above what there is, and exact as a float."""
+LARGEST_COUNT = 10**15  # far above any real count, and exact as a float
 
-SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
-"""The ends of all other numbers: far beyond what there is, and a product of a few of them is finite."""
+SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30  # far beyond real values; products of a few stay finite
 
 MOST_PARAMETERS = 10**18
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -36,7 +31,7 @@ Made = TypeVar("Made")
 
 
 def parameter_count(given: Any) -> int | None:
-    """Return a number of parameters, which may be a text: 110000000, 1.1e8, 110M or 7B."""
+    """Return a number of parameters, also from text: 110000000, 1.1e8, 110M or 7B."""
     if given is None:
         return None
     try:
@@ -62,7 +57,7 @@ Database = Annotated[str | None, Option("Database of the studies.", metavar="URL
 
 
 class RequestError(UsageError):
-    """A request with wrong fields; ``problems`` says of each field what is wrong with its value."""
+    """A request with wrong fields; ``problems`` maps fields to messages."""
 
     def __init__(self, problems: Mapping[str, str]) -> None:
         super().__init__("\n".join(problems.values()))
@@ -70,7 +65,7 @@ class RequestError(UsageError):
 
 
 class Request(BaseModel):
-    """What a plan is asked. Numbers are numbers: texts are only taken by `read` if they are said to be."""
+    """Input of a plan, with strict types; only `read` accepts texts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -87,7 +82,7 @@ class Request(BaseModel):
 
 
 class Plan:
-    """The answer to a request: a dataclass whose fields are JSON values or dataclasses of these."""
+    """The answer to a request: a dataclass of JSON values or dataclasses."""
 
     def document(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -96,13 +91,13 @@ class Plan:
 
 @cache
 def options_of(model: type[Request]) -> dict[str, Option]:
-    """Return the options of a request by its fields; a field without one is for Python alone."""
+    """Return the options of a request by field; fields without one are for Python only."""
     notes = {name: field.metadata for name, field in model.model_fields.items()}
     return {name: one for name, found in notes.items() for one in found if isinstance(one, Option)}
 
 
 def type_of(model: type[Request], name: str) -> Any:
-    """Return the type of a field without None and its bounds: a plain one, else that of its text."""
+    """Return a field's type without None and bounds."""
     kind: Any = model.model_fields[name].annotation
     while get_origin(kind) in (Annotated, Union, UnionType):
         kind = get_args(kind)[0]
@@ -110,7 +105,11 @@ def type_of(model: type[Request], name: str) -> Any:
 
 
 def read(model: type[Model], given: Mapping[str, Any], *, are_texts: bool = False) -> Model:
-    """Return a request of values, or of their texts; raise `RequestError` naming each wrong field and its bound."""
+    """Return a request from values or texts.
+
+    Raises:
+        RequestError: Fields are wrong; it names each with its bound.
+    """
     try:
         return model.model_validate_strings(given, strict=False) if are_texts else model.model_validate(given)
     except ValidationError as error:
@@ -119,7 +118,7 @@ def read(model: type[Model], given: Mapping[str, Any], *, are_texts: bool = Fals
 
 
 def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]], Callable[Asked, Made]]:
-    """Make a function with a request's fields as keywords of a function of the request."""
+    """Turn a function of a request into one with the request's fields as keywords."""
 
     def decorate(plan: Callable[[Model], Made]) -> Callable[Asked, Made]:
         @wraps(plan)
@@ -133,20 +132,19 @@ def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]]
 
 
 def require(is_so: object, message: str, *, hint: str | None = None) -> None:
-    """Raise `UsageError` with a message unless something is so."""
+    """Raise `UsageError` with a message unless ``is_so``."""
     if not is_so:
         raise UsageError(message, hint=hint)
 
 
 def shown(value: object) -> str:
-    """Return a value for a message, short even if it has thousands of digits."""
+    """Return a value for a message, shortened if it has thousands of digits."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_COUNT:
         return f"a number of {len(str(abs(value))) if value.bit_length() < 10_000 else 'thousands of'} digits"
     return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
 def _problem(model: type[Request], name: str, problem: Any) -> str:
-    """Return a problem that pydantic found as ``field = value must be …``."""
     if problem["type"] == "missing":
         return f"{name} is missing: {options_of(model)[name].help}"
     if problem["type"] == "extra_forbidden":

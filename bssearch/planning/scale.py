@@ -1,9 +1,8 @@
-"""How many devices are worth it: time, cost and efficiency of 1 … N of them, by data parallelism.
+"""Time, cost and efficiency of data parallelism on 1 … N devices.
 
-The seconds of a step are those of computing, k·(α + β·micro-batch) for k accumulation steps, and of a ring all-reduce
-of the gradients: 2(n − 1) messages of 1/n of them each (Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms
-for clusters of workstations"). The samples to the target are E(B) = E_min (1 + B / B_crit) (McCandlish et al. 2018,
-arXiv 1812.06162).
+Step seconds: k·(α + β·micro-batch) for k accumulation steps, plus a ring all-reduce of the gradients, 2(n − 1) messages
+of 1/n of them (Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"). Samples
+to the target: E(B) = E_min (1 + B / B_crit) (McCandlish et al. 2018, arXiv 1812.06162).
 """
 
 from __future__ import annotations
@@ -24,19 +23,16 @@ from bssearch.records.scaling import LARGE_BATCH
 from bssearch.registry import Option
 from bssearch.spec.space import split_batch
 
-MOST_DEVICES = 4096
-"""The most devices that are planned."""
+MOST_DEVICES = 4096  # largest plan
 
+# bounds of plans
 LARGEST_BATCH = 10**9
 LARGEST_MICRO = 65_536
-"""The largest batch and micro-batch that are planned."""
 
-SHOWN_ROWS = 16
-"""Rows of a plan for people at most; of more only powers of two and the last: a choice."""
+SHOWN_ROWS = 16  # for people; longer plans show powers of two and the last
 
+# More devices pay while each does at least this share of a single one's work; at B_crit half of the samples are wasted.
 PAYS = 0.5
-"""More devices pay while each does at least this share of what a single one would: at B_crit itself half of the samples
-are spent on nothing. A choice."""
 
 SECONDS_PER_HOUR = 3600
 
@@ -47,9 +43,9 @@ Batch = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 
 
 class ScaleRequest(Request):
-    """A batch over all devices or of each, and the seconds that computing and the exchange of gradients take.
+    """Batch, devices, and seconds of computing and communication.
 
-    A step of m samples that accumulates nothing takes ``alpha_s`` + ``beta_s``·m seconds.
+    A step of m samples without accumulation takes ``alpha_s`` + ``beta_s``·m seconds.
     """
 
     devices: Annotated[
@@ -170,29 +166,28 @@ class ScaleRequest(Request):
         return self
 
     def share(self, devices: int) -> int | None:
-        """Return the samples of each device; None if the batch cannot be split exactly."""
+        """Return the samples per device; None if the batch does not divide."""
         return self.per_device_batch if self.batch is None or self.batch % devices else self.batch // devices
 
     def all_reduce_seconds(self, devices: int) -> float:
-        """Return 2(n − 1)·(latency + bytes / (n·bandwidth)), the seconds of a ring all-reduce; 0 on one device."""
+        """Return a ring all-reduce's seconds, 2(n − 1)·(latency + bytes / (n·bandwidth)); 0 on one device."""
         if devices == 1 or self.bandwidth_gb_s is None:
             return 0.0
         message = self.parameters * self.gradient_bytes / devices / (self.bandwidth_gb_s * 1e9)
         return 2 * (devices - 1) * (self.latency_us * 1e-6 + float(message))
 
     def exposed_seconds(self, devices: int, compute_s: float) -> float:
-        """Return the seconds of communication that are not hidden behind ``compute_s`` of computing."""
+        """Return the seconds of communication that ``compute_s`` does not hide."""
         communication = self.all_reduce_seconds(devices)
         return communication - min(self.overlap * communication, compute_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A number of devices: its step, and what it takes to the target.
+    """One number of devices: its step and its time to the target.
 
-    ``communication_s`` is the part that is not hidden. ``speedup`` is the time of one device over this one's,
-    ``efficiency`` that over the devices; ``throughput_efficiency`` counts samples a second alone. Times,
-    ``device_hours`` and ``cost`` are null where the samples to the target, or the price, are not known.
+    ``communication_s`` is the exposed part. ``speedup`` is over one device, ``efficiency`` is speedup per device, and
+    ``throughput_efficiency`` counts only samples per second. Unknown values are None.
     """
 
     devices: int
@@ -214,7 +209,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A number with the ends of its interval; None if it is unknown, or a side is open."""
+    """A number with its interval; None for an unknown number or an open side."""
 
     estimate: float | None
     low: float | None = None
@@ -223,11 +218,10 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePlan(Plan):
-    """1 … ``devices`` devices.
+    """Plan for 1 … ``devices`` devices.
 
-    ``passes_b_crit`` is the fewest devices whose batch is above B_crit. ``pays_up_to`` is the most devices of which
-    each still does half of what a single one would (the last of ``rows`` if none falls below). Both have the interval
-    that the ends of B_crit give them. ``fastest`` has the least time.
+    ``passes_b_crit``: fewest devices whose batch exceeds B_crit. ``pays_up_to``: most devices that each do half of a
+    single one's work or more. Both have B_crit's interval. ``fastest`` takes the least time.
     """
 
     devices: int
@@ -239,7 +233,7 @@ class ScalePlan(Plan):
     notes: list[Note]
 
     def rows_for_people(self) -> list[Row]:
-        """Return the rows; of many rows powers of two, the last, and those that the plan speaks of."""
+        """Return the rows; of many, powers of two, the last, and those that the plan mentions."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
         kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}
@@ -247,10 +241,7 @@ class ScalePlan(Plan):
 
 
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
-    """Return the plan of 1 … ``devices`` devices; of a fixed batch those that divide it exactly.
-
-    ``alpha_s``, ``beta_s`` and ``b_crit`` must be given.
-    """
+    """Return the plan; a fixed batch uses only devices that divide it. Needs ``alpha_s``, ``beta_s`` and ``b_crit``."""
     b_crit = Interval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
     rows = device_rows(asked, asked.b_crit or 1.0)
     pays_up_to = _range(b_crit, lambda value: _pays(device_rows(asked, value)))
@@ -269,7 +260,7 @@ def plan_devices(asked: ScaleRequest) -> ScalePlan:
 
 
 def device_rows(asked: ScaleRequest, b_crit: float) -> list[Row]:
-    """Return the rows of a plan if the critical batch size is ``b_crit``."""
+    """Return the rows for one critical batch size."""
     found: list[Row] = []
     for count in range(1, asked.devices + 1):
         if (share := asked.share(count)) is not None:
@@ -317,14 +308,14 @@ def _range(b_crit: Interval, devices_at: Callable[[float], int | None]) -> Inter
 
 
 def _passes(asked: ScaleRequest, b_crit: float) -> int | None:
-    """Return the fewest devices whose batch is larger than B_crit; None if no number of them makes it so."""
+    """Return the fewest devices whose batch exceeds B_crit, or None."""
     if asked.per_device_batch is not None:
         return math.floor(b_crit / asked.per_device_batch) + 1
     return 1 if (asked.batch or 0) > b_crit else None
 
 
 def _pays(rows: Sequence[Row]) -> int:
-    """Return the devices of the last row before the first that is less efficient than `PAYS`."""
+    """Return the devices of the last row before efficiency first falls below `PAYS`."""
     return [rows[0], *itertools.takewhile(lambda row: row.efficiency >= PAYS, rows[1:])][-1].devices
 
 
@@ -340,20 +331,19 @@ def _remarks(asked: ScaleRequest, rows: Sequence[Row], pays_up_to: Interval) -> 
             f"batch {batch} is above B_crit = {b_crit:.4g} on any number of devices: a smaller one wastes fewer samples"
         )
     if len(rows) > 1 and pays_up_to.estimate == rows[-1].devices:
-        yield f"all of these pay: where more stop to pay lies beyond {rows[-1].devices} devices"
+        yield f"all of these pay; the limit is beyond {rows[-1].devices} devices"
     if any(row.accumulation_steps > 1 for row in rows):
         yield "accumulated micro-batches are counted with a whole step's α each: with less of it they are faster"
     if asked.samples_to_target is None:
         yield "without samples_to_target times are relative to one device's"
 
 
-BEYOND = 8
-"""How far the batch sizes reach beyond what is marked, either way."""
+BEYOND = 8  # factor by which the batch sizes extend past the marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A batch size: its ``row`` on one device, and its time and samples over the least of all points."""
+    """A batch size: its ``row`` on one device, and time and samples relative to the least."""
 
     row: Row
     relative_time: float
@@ -362,9 +352,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TradeOff:
-    """Powers of two with what each takes.
+    """Powers of two with their costs; ``fastest`` takes the least time.
 
-    ``fastest`` has the least time of them. ``optimum`` is √(B_crit·α/β), if nothing had to be accumulated; 0 if α is 0.
+    ``optimum`` is √(B_crit·α/β), without accumulation; 0 if α is 0.
     """
 
     points: Sequence[Point]
@@ -374,7 +364,7 @@ class TradeOff:
 
 
 def plan_trade_off(asked: ScaleRequest) -> TradeOff:
-    """Return what each batch size takes to the target on one device, whatever batch size is asked for."""
+    """Return each batch size's cost to the target on one device."""
     alpha, beta, b_crit, micro = asked.alpha_s or 0.0, asked.beta_s or 1.0, asked.b_crit or 1.0, asked.max_micro or 0
     optimum = math.sqrt(b_crit * alpha / beta)
     marked = [one for one in (b_crit, optimum, micro) if one]
@@ -398,5 +388,4 @@ def plan_trade_off(asked: ScaleRequest) -> TradeOff:
 
 
 def _exponent(whole: Callable[[float], int], size: float) -> int:
-    """Return the exponent of the power of two that is nearest to a size, of those that are planned."""
     return max(0, min(LARGEST_BATCH.bit_length() - 1, whole(math.log2(max(1.0, size)))))

@@ -1,8 +1,4 @@
-"""The way to a first study, as questions: memory, priority, from scratch or fine-tuning, devices.
-
-The decisions are those of the batch-size handbook's framework. They come to a spec with the reason of each choice
-beside it, which is laid out by ``start.yaml``.
-"""
+"""The questions that lead to a first study, by the batch-size handbook, and the spec from ``start.yaml``."""
 
 from __future__ import annotations
 
@@ -30,20 +26,19 @@ from bssearch.spec.space.optimizers import FINE_TUNING_FACTOR, SCRATCH_RATES
 
 MIB = 2**20
 
-SAFE_SHARE = 1 - HEADROOM
-"""The share of the memory that a plan fills. It is feasible, not optimal."""
+SAFE_SHARE = 1 - HEADROOM  # of the memory that a plan fills; feasible, not optimal
 
+# Memory is the bottleneck if the fixed part takes this share, or if no more samples fit.
 TIGHT_SHARE = 0.5
 SMALL_MICRO_BATCH = 16
-"""Memory is the bound if what does not depend on the batch takes this share, or if so few samples fit."""
 
+# shipped workload, so that the spec runs as it is, and its training samples
 STAND_IN = "digits"
 STAND_IN_SAMPLES = 1077
-"""A shipped workload with its training samples, if the user names none: the spec runs as it is."""
 
+# trials per batch size, and a trial's limit over today's training seconds
 TRIALS_PER_SIZE = 5
 LIMIT_OVER_SECONDS = 3
-"""Trials of each batch size, and the limit of a trial over the seconds of today's training."""
 
 OBJECTIVES = {
     "speed": ("time_to_target", "least seconds to the target, whatever the batch size"),
@@ -51,7 +46,7 @@ OBJECTIVES = {
     "cost": ("cost_to_target", "least device-hours to the target"),
     "memory": ("time_to_target", "least seconds to the target among what fits"),
 }
-"""What each priority minimises, or maximises, and what that means."""
+"""Each priority's objective and meaning."""
 
 STARTS = ("scratch", "fine_tuning")
 UNKNOWN = "not known"
@@ -70,11 +65,11 @@ QUESTIONS = (
     "goal",
     "seconds",
 )
-"""The options that a person is asked for, in their order."""
+"""Options to ask a person, in order."""
 
 
 class StartRequest(Request):
-    """The answers to `QUESTIONS`, and what may be added to them if it is known."""
+    """Answers to `QUESTIONS`, and optional details."""
 
     memory_gib: Annotated[Positive, Option("Memory of a device, in GiB.")] = 24.0
     parameters: Annotated[Parameters, Option("Parameters of the model: 25000000, 25M.", metavar="N")] = 25_000_000
@@ -116,12 +111,12 @@ class StartRequest(Request):
 
     @property
     def samples(self) -> int | None:
-        """The samples of an epoch, if they are known."""
+        """The samples of an epoch, or None."""
         return STAND_IN_SAMPLES if self.train_samples is None and self.workload == STAND_IN else self.train_samples
 
     @property
     def is_fine_tuning(self) -> bool:
-        """Whether the training begins with a pretrained model."""
+        """Whether training starts from a pretrained model."""
         return self.start == "fine_tuning"
 
     @property
@@ -137,22 +132,22 @@ class StartRequest(Request):
 
     @property
     def sample_bytes(self) -> float:
-        """What a sample adds, 0 if that is not known."""
+        """Bytes per sample; 0 if unknown."""
         return (self.sample_mib or 0.0) * MIB
 
     @property
     def room_bytes(self) -> float:
-        """What the safe share of the memory leaves for samples."""
+        """Bytes for samples within the safe share."""
         return SAFE_SHARE * math.floor(self.memory_gib * GIB) - parameter_bytes(self.memory).fixed
 
     @property
     def safe_micro_batch(self) -> int | None:
-        """The samples that fit at once, if what a sample adds is known."""
+        """Samples that fit at once, or None."""
         return min(math.floor(self.room_bytes / self.sample_bytes), 2**30) if self.sample_mib else None
 
     @property
     def saves_memory(self) -> bool:
-        """Whether memory comes first, or is what bounds the training."""
+        """Whether memory comes first or is the bottleneck."""
         few = self.safe_micro_batch is not None and self.safe_micro_batch < SMALL_MICRO_BATCH
         is_tight = parameter_bytes(self.memory).fixed > TIGHT_SHARE * self.memory_gib * GIB
         return few or is_tight or self.priority == "memory"
@@ -160,7 +155,7 @@ class StartRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan(Plan):
-    """The answers, the spec that they come to, its ``yaml`` text, and the reasons by the field that they are about."""
+    """The answers, the spec with its ``yaml`` text, and reasons by field."""
 
     answers: dict[str, Any]
     spec: StudySpec
@@ -171,16 +166,19 @@ class StartPlan(Plan):
     notes: list[Note]
 
     def document(self) -> dict[str, Any]:
-        """Return the plan as JSON values; ``spec`` holds the fields that the YAML text gives."""
+        """Return the plan as JSON values; ``spec`` has the fields of the YAML text."""
         return {**asdict(self), "spec": yaml.safe_load(self.yaml)}
 
 
 @planned(StartRequest)
 def plan_start(asked: StartRequest) -> StartPlan:
-    """Return a first study's spec by the handbook's questions: memory, priority, scratch or fine-tuning, devices.
+    """Return a first study's spec, from memory, priority, scratch or fine-tuning, and devices.
 
-    The spec loads as it is; with the stand-in workload it runs as it is too. Raises `UsageError` for wrong answers and
-    for those that contradict each other, and `LaunchError` if the model does not fit, naming what would.
+    The spec loads as it is; with the stand-in workload it also runs.
+
+    Raises:
+        UsageError: Answers are wrong or contradict each other.
+        LaunchError: The model does not fit; the hint names what would.
     """
     from jinja2 import Environment
 
@@ -227,7 +225,6 @@ def plan_start(asked: StartRequest) -> StartPlan:
 
 
 def _check_fits(asked: StartRequest, fixed: int) -> None:
-    """Raise `LaunchError` if not even one sample fits, naming what would."""
     if asked.room_bytes >= asked.sample_bytes:
         return
     needed = math.ceil((fixed + asked.sample_bytes) / SAFE_SHARE)
@@ -242,7 +239,7 @@ def _check_fits(asked: StartRequest, fixed: int) -> None:
 
 
 def _ladder(asked: StartRequest) -> tuple[int, int, int]:
-    """Return the ends of the ladder and the default's batch size, no larger than half of an epoch."""
+    """Return the ladder's ends and the default's batch size, at most half an epoch."""
     if asked.is_fine_tuning:
         low, high, batch = 8, 64, 16
     elif asked.devices > 1:
@@ -259,7 +256,6 @@ def _ladder(asked: StartRequest) -> tuple[int, int, int]:
 
 
 def _room(asked: StartRequest) -> str:
-    """Return what is left for activations, in words."""
     safe = asked.safe_micro_batch
     if safe is None:
         return "How many samples fit beside them the memory probe finds; `bssearch plan memory` estimates it."
@@ -267,9 +263,8 @@ def _room(asked: StartRequest) -> str:
 
 
 def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[str, str]:
-    """Return the reason of each field of the spec, empty if it has none or is not there."""
     tuning, accurate, is_script = asked.is_fine_tuning, asked.priority == "accuracy", asked.is_script
-    precision = "bf16 where the device has it, else fp32: it needs no loss scaling, as fp16 does"
+    precision = "bf16 if the device has it, else fp32: it needs no loss scaling, as fp16 does"
     ladder = "powers of two, from small up: the largest that fits is rarely the soonest"
     of_devices = (
         f"what {asked.devices} devices make; steps to the target are those of all of them, whose step times go into "
@@ -285,7 +280,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "objective": OBJECTIVES[asked.priority][1],
         "precision": ""
         if is_script
-        else "as asked; auto takes bf16 where the device has it"
+        else "as asked; auto takes bf16 if the device has it"
         if asked.precision == "fp32"
         else precision,
         "activation_checkpointing": "memory is the bound: computes activations again, a quarter or so more time; the "
@@ -319,21 +314,20 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         else "a tenth of what is usual from scratch"
         if tuning
         else "usual from scratch",
-        "trials": f"{TRIALS_PER_SIZE} for each batch size; the search ends before where it may",
-        "trial_train_seconds": f"{LIMIT_OVER_SECONDS} times what a training takes today; YOURS where that is another "
+        "trials": f"{TRIALS_PER_SIZE} for each batch size; the search may end earlier",
+        "trial_train_seconds": f"{LIMIT_OVER_SECONDS} times what a training takes today; YOURS if that is another "
         "number",
         "confirm": "fresh seeds for the finalists: the best of many is partly luck",
-        "executor": "one device; cuda where there is one",
+        "executor": "one device; cuda if available",
     }
 
 
 def _power_below(size: int) -> int:
-    """Return the largest power of two that is no larger."""
     return int(2 ** (size.bit_length() - 1))
 
 
 def _number(value: float) -> str:
-    """Return a number as YAML 1.1 reads one, which takes 1e-05 for a text."""
+    """Return a number as YAML 1.1 reads it; 1e-05 would be text."""
     mantissa, _, exponent = repr(value).partition("e")
     if not exponent:
         return mantissa

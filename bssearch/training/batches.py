@@ -1,9 +1,4 @@
-"""Where the training part lies, and how its micro-batches reach the device in the order that the seed fixes.
-
-The training part lies whole on the device, where each micro-batch is gathered by index, or on the host, from where a
-loader's processes gather the same micro-batches in the same order. On the CPU that makes the same trial, bit for bit.
-A part that is made of samples always lies on the host: the loader's processes collate its micro-batches.
-"""
+"""Placement of the training part, and its micro-batches in the order that the seed fixes."""
 
 from __future__ import annotations
 
@@ -29,20 +24,17 @@ from bssearch.records.batch_schedule import Stage, batch_schedule_of, stages_of
 from bssearch.training.computation import Computation
 from bssearch.workloads.data import Batch, BatchStream, Data, DatasetPart, HostPart, Part, moved, pair_of, tensors
 
-DATA_SHARE = 0.3
-"""With ``data: auto`` the training part lies on the device where it takes no more than this share of its memory: the
-rest is for the model, its gradients, the optimizer and the activations."""
+DATA_SHARE = 0.3  # with data: auto, the largest share of device memory for the training part
 
-SHARED_MEMORY = Path("/dev/shm")
-"""Through which the processes of a loader hand over their batches; a container has 64 MiB of it unless told."""
+SHARED_MEMORY = Path("/dev/shm")  # loader processes pass batches through it; containers have 64 MiB by default
 
+# PyTorch's errors when shared memory is full; a process that touches an unavailable page dies of SIGBUS.
 _PHRASES_OF_FULL_SHARED_MEMORY = (
     "Bus error",
     "insufficient shared memory",
     "unable to mmap",
     "unable to write to file </",
 )
-"""What PyTorch says where it is full: a process that touches a page which cannot be had is killed by SIGBUS."""
 
 Placement = Literal["device", "host"]
 StartMethod = Literal["forkserver"] | None
@@ -50,10 +42,9 @@ Rows = npt.NDArray[np.int64]
 
 
 def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
-    """Return the data with each part where training reads it, and where the training part lies.
+    """Return the data placed for training, and the training part's placement.
 
-    ``data`` lie on the host. Validation and test always go to the device; the training part as the setting ``data``
-    says. ``memory_bytes`` is the memory that may be used of the device, None for all that it has.
+    ``memory_bytes`` is the usable device memory; None for all.
     """
     device = computation.device
     to_device = computation.settings.data == "device" or (
@@ -65,7 +56,7 @@ def place(data: Data, computation: Computation, memory_bytes: int | None = None)
 
 
 def fits_on_device(train: Part, device: torch.device, memory_bytes: int | None = None) -> bool:
-    """Return whether the training part takes at most `DATA_SHARE` of the device's memory; always on the CPU."""
+    """Return whether the part takes at most `DATA_SHARE` of device memory; always on the CPU."""
     if device.type == "cpu":
         return True
     if memory_bytes is None:
@@ -74,7 +65,7 @@ def fits_on_device(train: Part, device: torch.device, memory_bytes: int | None =
 
 
 def placement_of(train: Part, computation: Computation) -> Placement:
-    """Return where a training part lies for a trial; on the CPU, whose memory is the device's, the setting says it."""
+    """Return a training part's placement; on the CPU the ``data`` setting decides."""
     if isinstance(train, HostPart):
         return "host"
     if train.device.type != "cpu":
@@ -92,13 +83,11 @@ def micro_batches(
     after_steps: int = 0,
     growth: Growth | None = None,
 ) -> Generator[Batch, None, None]:
-    """Yield the (inputs, targets) of each micro-batch on the device, epoch after epoch, without an end.
+    """Yield the (inputs, targets) of each micro-batch on the device, without end.
 
-    Those of the first ``after_steps`` optimizer steps are left out, ungathered; of a trial whose batch grows those
-    before the place where its ``growth`` stands.
-    Each epoch is a new permutation of the training part; its last, incomplete batch is dropped. The order is drawn on
-    the CPU from a generator of its own, so that it is the same on every device and whatever dropout draws. Closing the
-    generator ends the processes that load for it. Where the workload makes the batches itself they come in its order.
+    A separate CPU generator permutes each epoch, so the order depends on neither device nor dropout; the last
+    incomplete batch is dropped. ``after_steps`` skips optimizer steps without gathering; ``growth`` is the start if the
+    batch grows. Close the generator to end the loader processes.
     """
     if growth is not None and growth.schedule is not None:
         return _growing_micro_batches(train, computation, seed, growth)
@@ -115,7 +104,6 @@ def micro_batches(
 def _streamed_from_host(
     train: Part | DatasetPart, places: Iterable[Any], computation: Computation, seed: int, first: int
 ) -> Generator[Batch, None, None]:
-    """Yield the micro-batches of rows that a loader gathers, the ``first`` of them by its position in the trial."""
     samples: Dataset[Batch] = _Samples(train)
     if isinstance(train, DatasetPart):
         samples, places = CollatedSamples(train, seed), enumerate(places, first)
@@ -128,7 +116,6 @@ def _streamed_from_host(
 def _growing_micro_batches(
     train: Part, computation: Computation, seed: int, growth: Growth
 ) -> Generator[Batch, None, None]:
-    """Yield what `micro_batches` does, from where a trial stands whose batch grows."""
     if isinstance(train, BatchStream):
         size = growth.stage.micro_batch_size
         return streamed(train, size, computation.device, seed, skip=growth.micro_batches)
@@ -144,7 +131,6 @@ def _growing_micro_batches(
 
 
 def _whole_epochs(train: Part, seed: int, growth: Growth) -> Iterator[torch.Tensor]:
-    """Return the orders of whole epochs from that of a trial's next step on."""
     return _epochs(len(train), 1, seed, growth.epoch * len(train))
 
 
@@ -156,11 +142,9 @@ def rows_on_device(
     *,
     after_steps: int = 0,
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield the rows (micro-batch size,) of each micro-batch, on the device on which the training part lies.
+    """Yield the rows (micro-batch size,) of each micro-batch on the device.
 
-    The order is that of `micro_batches`. For a GPU a thread draws the next epoch's while this one is trained, into
-    pinned memory, from where it is copied without a wait: a draw on the GPU would cost no less time of the host's, and
-    its order would be another on each kind of device.
+    A thread draws for a GPU, because a draw on the GPU would depend on its kind.
     """
     epochs = _ready(_epochs(len(train), configuration.batch_size, seed, after_steps), computation)
     return _split(epochs, configuration.micro_batch_size)
@@ -169,11 +153,7 @@ def rows_on_device(
 def drawn_ahead(
     epochs: Iterator[torch.Tensor], prepare: Callable[[torch.Tensor], torch.Tensor]
 ) -> Generator[torch.Tensor, None, None]:
-    """Return the epochs in their order, each drawn and prepared in a thread while the one before is used.
-
-    The first is drawn from now on. Closing the generator ends the thread; what drawing raises comes when the epoch is
-    asked for.
-    """
+    """Return the epochs in order, the next prepared by a thread; closing ends the thread."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="epoch-order")
 
     def draw() -> torch.Tensor:
@@ -191,7 +171,6 @@ def drawn_ahead(
 
 
 def _ready(epochs: Iterator[torch.Tensor], computation: Computation) -> Iterator[torch.Tensor]:
-    """Return the orders where rows are gathered: for a GPU each is drawn and copied while the one before is trained."""
     if computation.device.type != "cuda":
         return epochs
     return _on_device(drawn_ahead(epochs, torch.Tensor.pin_memory), computation.device)
@@ -200,7 +179,6 @@ def _ready(epochs: Iterator[torch.Tensor], computation: Computation) -> Iterator
 def _on_device(
     epochs: Generator[torch.Tensor, None, None], device: torch.device
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield pinned tensors on the device, copied in the order of its work."""
     with closing(epochs):
         for order in epochs:
             yield order.to(device, non_blocking=True)
@@ -216,7 +194,6 @@ def _split(epochs: Iterator[torch.Tensor], micro_batch_size: int) -> Generator[t
 
 
 def _epochs(samples: int, batch_size: int, seed: int, after_steps: int = 0) -> Iterator[torch.Tensor]:
-    """Return the rows of each epoch in their order, a whole number of batches, without those of the first steps."""
     epochs = _drawn(samples, batch_size, seed)
     return _after(epochs, after_steps * batch_size, samples - samples % batch_size) if after_steps else epochs
 
@@ -229,7 +206,7 @@ def _drawn(samples: int, batch_size: int, seed: int) -> Iterator[torch.Tensor]:
 
 
 def _after(epochs: Iterator[torch.Tensor], samples: int, samples_per_epoch: int) -> Iterator[torch.Tensor]:
-    """Return the epochs without the first samples of their orders, which are drawn now, not in the next step's time."""
+    """Drop the first samples now, outside the next step's time."""
     whole, begun = divmod(samples, samples_per_epoch)
     for _ in range(whole):
         next(epochs)
@@ -243,11 +220,9 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 
 
 def start_method(train: Part, device: torch.device, shared_memory: Path = SHARED_MEMORY) -> StartMethod:
-    """Return how a loader's processes start: from a process without CUDA where all that they need can be sent there.
+    """Return how loader processes start: forkserver if plain tensors fit shared memory twice, else the default.
 
-    A process with CUDA has threads of the driver, whose locks a fork copies as they are; it may hang then. Tensors are
-    sent as shared memory, and must leave half of that to the batches. Samples of the user's own classes cannot be sent:
-    they lie in a file that only this process has imported. None is Python's default, on Linux a fork.
+    A fork copies the locks of CUDA's threads and may hang; user classes cannot be pickled.
     """
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
@@ -259,7 +234,6 @@ def start_method(train: Part, device: torch.device, shared_memory: Path = SHARED
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a nesting is of nothing but tensors and Python's own containers."""
     if type(value) is dict:
         return all(map(_is_plain, value.values()))
     return type(value) is torch.Tensor or (type(value) in (list, tuple) and all(map(_is_plain, value)))
@@ -268,7 +242,7 @@ def _is_plain(value: Any) -> bool:
 def _loaded(
     samples: Dataset[Batch], places: Iterable[Any], workers: int, *, pin: bool, method: StartMethod
 ) -> Generator[Batch, None, None]:
-    """Start a loader; return its micro-batches. Its processes start here, not in the time of the first step."""
+    """Start the loader processes now, outside the first step's time."""
     loader: DataLoader[Batch] = DataLoader(
         samples,
         batch_size=None,
@@ -277,14 +251,13 @@ def _loaded(
         num_workers=workers,
         pin_memory=pin,
         multiprocessing_context=method if workers else None,
-        # The loader draws its workers' seeds: from a generator of its own, it leaves those of the trial alone.
+        # The loader draws its workers' seeds; a separate generator leaves the trial's random numbers alone.
         generator=torch.Generator(),
     )
     return _until_closed(iter(loader))
 
 
 def _as_it_is(batch: Any) -> Any:
-    """Return a batch that is collated already; without it the loader would make lists of tuples."""
     return batch
 
 
@@ -298,20 +271,19 @@ def _until_closed(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
 
 
 def shared_memory_is_full(error: Exception, shared_memory: Path = SHARED_MEMORY) -> LaunchError:
-    """Return the error for loader processes that found no room in the shared memory, with its size and the remedy."""
+    """Return the error for loader processes that ran out of shared memory."""
     try:
         size = f"{shared_memory} has {shutil.disk_usage(shared_memory).total / 2**20:,.0f} MiB"
     except OSError:
-        size = f"{shared_memory} is not there"
+        size = f"{shared_memory} does not exist"
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return LaunchError(
-        f"a process that loads data died for want of shared memory: {size}; give a container more (docker run "
+        f"a data loader process ran out of shared memory: {size}; give the container more (docker run "
         f"--shm-size=8g, --ipc=host), or set training.loader_workers = 0 ({first})"
     )
 
 
 def _copied(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Batch, None, None]:
-    """Copy pinned batches on a stream of their own, beside the computation of the batch before."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     try:
         for batch in batches:
@@ -327,8 +299,6 @@ def _copied(batches: Generator[Batch, None, None], device: torch.device) -> Gene
 
 
 class _Samples(Dataset[Batch]):
-    """Gathers the samples of many rows at once."""
-
     def __init__(self, part: Part) -> None:
         self._part = part
 
@@ -337,8 +307,6 @@ class _Samples(Dataset[Batch]):
 
 
 class _MicroBatchRows:
-    """The rows of each micro-batch, as arrays: a tensor would travel to a loader's process as shared memory."""
-
     def __init__(self, epochs: Iterator[torch.Tensor], micro_batch_size: int) -> None:
         self._epochs = epochs
         self._micro_batch_size = micro_batch_size
@@ -349,14 +317,13 @@ class _MicroBatchRows:
                 yield rows.numpy()
 
 
-Place = tuple[int, npt.NDArray[np.int64]]
-"""A micro-batch's position in the trial, and its rows."""
+Place = tuple[int, npt.NDArray[np.int64]]  # position of a micro-batch in the trial, and its rows
 
 _END = object()
 
 
 class CollatedSamples(Dataset[Batch]):
-    """Collates the samples of a micro-batch, in a process that loads data or in the trial's own."""
+    """Collates the samples of a micro-batch in any process."""
 
     def __init__(self, part: DatasetPart, seed: int) -> None:
         self._part = part
@@ -371,10 +338,7 @@ class CollatedSamples(Dataset[Batch]):
 def streamed(
     stream: BatchStream, micro_batch_size: int, device: torch.device, seed: int, *, skip: int
 ) -> Generator[Batch, None, None]:
-    """Return the workload's own micro-batches on the device, epoch after epoch, without the first ``skip``.
-
-    These are made now, and dropped. Raises `WorkloadError` for a batch of another size, and for an epoch without one.
-    """
+    """Return the workload's micro-batches on the device; the first ``skip`` are made and dropped now."""
     batches = _endless(stream, micro_batch_size, device, seed)
     for _ in range(skip):
         next(batches)
@@ -394,7 +358,6 @@ def _endless(stream: BatchStream, size: int, device: torch.device, seed: int) ->
 
 
 def _epoch(stream: BatchStream, size: int, seed: int, epoch: int, position: int) -> Iterator[Batch]:
-    """Yield the batches of one epoch as the workload makes them."""
     with seeded(seed, position):
         made = stream.train_batches(size, seed_of(seed, epoch))
         if not isinstance(made, Iterable):
@@ -410,7 +373,6 @@ def _epoch(stream: BatchStream, size: int, seed: int, epoch: int, position: int)
 
 
 def _whole_batches(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
-    """Yield the batches that have as many samples as asked; the last one may have fewer and is left out."""
     short = None
     for batch in batches:
         samples = _samples_in(batch)
@@ -427,7 +389,6 @@ def _whole_batches(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
 
 
 def _samples_in(batch: Batch) -> int:
-    """Return the rows of the first tensor of a batch."""
     found = [tensor for part in batch for tensor in tensors(part) if tensor.ndim]
     if not found:
         raise WorkloadError("train_batches() gave a batch without a tensor of shape (samples, …)")
@@ -435,16 +396,13 @@ def _samples_in(batch: Batch) -> int:
 
 
 def seed_of(seed: int, position: int) -> int:
-    """Return the seed, 32 bits, of one position in the data of a trial's seed."""
+    """Return the 32-bit seed of a position in a trial's data."""
     return int(np.random.SeedSequence([seed % 2**63, position]).generate_state(1)[0])
 
 
 @contextmanager
 def seeded(seed: int, position: int) -> Iterator[None]:
-    """Seed the global generators of the host for one position in the data; afterwards put back their states.
-
-    What is drawn inside is then the same in any process, and leaves the trial's own random numbers alone.
-    """
+    """Seed the host's global generators for a position in the data, then restore their states."""
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     drawn = seed_of(seed, position)
     random.seed(drawn)
@@ -459,12 +417,10 @@ def seeded(seed: int, position: int) -> Iterator[None]:
 
 
 class Growth:
-    """Where a trial stands in its batch schedule; one without a schedule has a single stage.
+    """Position of a trial in its batch schedule.
 
-    ``samples`` and ``micro_batches`` are those of the steps so far, ``epoch`` and ``offset`` the place of the next
-    step's first sample: the whole epochs before it and the samples of its own. An epoch ends where what is left of it
-    is less than the next batch.
-    ``train_samples`` is None where the workload makes its batches itself. ``place`` is that of the next step's stage.
+    The next step is in stage ``place``, at sample ``offset`` of ``epoch``, which ends if fewer samples than a batch are
+    left. ``train_samples`` is None if the workload makes its batches.
     """
 
     def __init__(self, configuration: Configuration, train_samples: int | None) -> None:
@@ -482,27 +438,27 @@ class Growth:
 
     @property
     def next_size(self) -> int | None:
-        """Return the batch size of the stage after this one, None in the last."""
+        """Return the batch size of the next stage; None in the last."""
         following = self.stages[self.place + 1 : self.place + 2]
         return following[0].batch_size if following else None
 
     @property
     def position(self) -> int:
-        """Return the whole steps of the first batch size that see so many samples: the rate's schedule counts these."""
+        """Return the position in steps of the first batch size."""
         return self.samples // self.stages[0].batch_size
 
     @property
     def rate_factor(self) -> float:
-        """Return what the learning rate is multiplied by at the batch size of the next step."""
+        """Return the factor on the learning rate at the next batch size."""
         return 1.0 if self.schedule is None else self.schedule.rate_factor(self.stage.batch_size)
 
     @property
     def is_measured(self) -> bool:
-        """Return whether the trial decides by what it measures when its batch grows."""
+        """Return whether measurements decide when the batch grows."""
         return self.schedule is not None and self.schedule.is_measured
 
     def stepped(self) -> None:
-        """Take note of a step, and begin the stage that is due."""
+        """Count a step; begin the next stage if due."""
         stage = self.stage
         self.samples += stage.batch_size
         self.offset += stage.batch_size
@@ -513,12 +469,12 @@ class Growth:
         self._end_epoch()
 
     def grow(self) -> None:
-        """Begin the next stage; of a schedule that is measured, whose trial says when."""
+        """Begin the next stage of a measured schedule."""
         self.place += 1
         self._end_epoch()
 
     def state(self) -> dict[str, Any]:
-        """Return where it stands, to be saved."""
+        """Return the position."""
         return {
             "samples": self.samples,
             "micro_batches": self.micro_batches,
@@ -528,7 +484,7 @@ class Growth:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a saved place."""
+        """Restore a position."""
         self.samples, self.micro_batches = state["samples"], state["micro_batches"]
         self.epoch, self.offset, self.place = state["epoch"], state["offset"], state["place"]
 
@@ -537,12 +493,11 @@ class Growth:
             self.epoch, self.offset = self.epoch + 1, 0
 
     def _check(self) -> None:
-        """Raise `WorkloadError` for a batch that the training part does not hold, or a stream cannot make."""
         for stage in self.stages:
             if self._train_samples is None and stage.micro_batch_size != self.stages[0].micro_batch_size:
                 raise WorkloadError(
-                    f"batch {stage.batch_size} has micro-batches of {stage.micro_batch_size}: where the workload makes "
-                    f"its batches itself they must stay at {self.stages[0].micro_batch_size}"
+                    f"micro-batches of batch {stage.batch_size} have {stage.micro_batch_size} samples; if the workload "
+                    f"makes its batches itself they must stay at {self.stages[0].micro_batch_size}"
                 )
             if self._train_samples is not None and stage.batch_size > self._train_samples:
                 raise WorkloadError(
@@ -553,10 +508,9 @@ class Growth:
 def growing_rows(
     epochs: Iterator[torch.Tensor], growth: Growth, *, ahead: bool = False
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield the rows (micro-batch size,) of each micro-batch of the steps from where a trial stands.
+    """Yield the rows (micro-batch size,) of each micro-batch from the trial's position on.
 
-    ``epochs`` are the whole orders (training samples,) from the trial's epoch on. The next step's are those of the
-    stage in force when the first of them is asked for; with ``ahead`` it moves on by itself.
+    With ``ahead`` the generator advances ``growth``.
     """
     try:
         for epoch, order in zip(itertools.count(growth.epoch), epochs):

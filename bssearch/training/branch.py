@@ -1,4 +1,4 @@
-"""A trial that goes on from a checkpoint of a longer run, for some samples: a branch of it."""
+"""Branches: trials that continue a longer run from its checkpoint for some samples."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FORMAT_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
-    """What a checkpoint holds; tensors lie on the CPU. None where it does not say.
+    """Content of a checkpoint, with tensors on the CPU; None for missing values.
 
-    ``model`` maps names to tensors, ``optimizer`` is a state_dict or a list of them, ``average`` the averaged weights
-    of a trial of bssearch. ``step`` counts optimizer steps, ``samples`` training samples.
+    ``model`` maps names to tensors, ``optimizer`` is one state_dict or a list, ``average`` has a bssearch trial's
+    averaged weights.
     """
 
     model: Mapping[str, Any]
@@ -41,25 +41,26 @@ class SavedRun:
 
     @property
     def learning_rate(self) -> float | None:
-        """Return the largest learning rate that the optimizer had, None where none is saved."""
+        """Return the optimizer's largest saved learning rate, or None."""
         states = self.optimizer if isinstance(self.optimizer, list | tuple) else [self.optimizer]
         groups = [group for one in states if isinstance(one, Mapping) for group in one.get("param_groups") or ()]
         rates = [group.get("lr") for group in groups if isinstance(group, Mapping)]
         return max((float(rate) for rate in rates if isinstance(rate, int | float | torch.Tensor)), default=None)
 
     def samples_at(self, batch_size: int) -> int | None:
-        """Return the samples seen; where only the steps are known, those of a run at this batch size."""
+        """Return the samples seen; if unknown, the steps × ``batch_size``."""
         return self.samples if self.samples is not None or self.step is None else self.step * batch_size
 
 
 def read_checkpoint(path: Path) -> SavedRun:
-    """Return what a checkpoint holds.
+    """Return the content of a checkpoint.
 
-    Raises `NotFoundError` where there is no file, `UsageError` where it is no checkpoint, where a weight is not finite,
-    and where its step or samples are no whole number >= 0.
+    Raises:
+        NotFoundError: The file does not exist.
+        UsageError: It is no checkpoint, has non-finite weights, or an invalid step or samples.
     """
     if not path.exists():
-        raise NotFoundError(f"checkpoint {path}: there is no such file")
+        raise NotFoundError(f"checkpoint {path} does not exist")
     if path.is_dir():
         raise UsageError(f"checkpoint {path} is a folder; it must be a file", hint=FORMAT_HINT)
     saved = _of_trial(path) or _of_run(path, _load(path))
@@ -74,7 +75,6 @@ def read_checkpoint(path: Path) -> SavedRun:
 
 
 def _load(path: Path) -> Any:
-    """Return the content, its tensors mapped from the file where its format allows that."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
@@ -85,7 +85,7 @@ def _load(path: Path) -> Any:
 
 def _of_run(path: Path, content: Any) -> SavedRun:
     if not isinstance(content, Mapping):
-        raise UsageError(f"checkpoint {path} holds a {type(content).__name__}, no dictionary", hint=FORMAT_HINT)
+        raise UsageError(f"checkpoint {path} is a {type(content).__name__}; expected a dict", hint=FORMAT_HINT)
     model = content.get("model")
     if isinstance(model, Mapping):
         return SavedRun(
@@ -103,7 +103,7 @@ def _of_run(path: Path, content: Any) -> SavedRun:
 
 
 def _of_trial(path: Path) -> SavedRun | None:
-    """Return what the file of a paused trial holds, None where the file is none."""
+    """Return a paused trial's content, or None if the file is something else."""
     if not zipfile.is_zipfile(path):
         return None
     try:
@@ -135,10 +135,10 @@ def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
 
 
 def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
-    """Put a fresh trainer where a branch begins; the order of the data stays the trainer's own.
+    """Put a fresh trainer at the start of a branch, with its own data order and optimizer options.
 
-    The optimizer's options (rate, betas, weight decay) are those of the trainer, its state is the checkpoint's. Raises
-    what `read_checkpoint` does, and `UsageError` where the checkpoint is that of another model or optimizer.
+    Raises:
+        UsageError: The checkpoint has another model or optimizer.
     """
     path = Path(branch.checkpoint)
     saved = read_checkpoint(path)
@@ -155,9 +155,12 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
 
 
 def branch_schedule(run: Schedule | OwnSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
-    """Return the schedule of a branch at a batch size, ``run`` being that of a whole run at that batch size.
+    """Return a branch's schedule at a batch size, from the whole run's schedule there.
 
-    Raises `UsageError` where the rate depends on a position that is not known. A constant rate is then past its warmup.
+    If the position is unknown, a constant rate is past its warmup.
+
+    Raises:
+        UsageError: The rate depends on an unknown position.
     """
     if branch.start_samples is None:
         if isinstance(run, OwnSchedule) or run.horizon_steps is not None:
@@ -173,9 +176,10 @@ def branch_schedule(run: Schedule | OwnSchedule, branch: Branch, batch_size: int
 
 @torch.no_grad()
 def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None:
-    """Give a model saved weights where its own lie; buffers that no state_dict has may be among the saved.
+    """Copy saved weights into a model; ``saved`` may have buffers that no state_dict has.
 
-    Raises `UsageError` naming the first parameter or buffer that is missing, of another shape, or not the model's.
+    Raises:
+        UsageError: A parameter or buffer is missing, has another shape, or is not the model's.
     """
     own = model.state_dict()
     for name, value in own.items():

@@ -1,8 +1,7 @@
-"""The clock of a trial: four ledgers, each timed on its own, and the wall time they must add up to.
+"""The clock of a trial: four ledgers, and the wall time that they must add up to.
 
-Only the ``train`` ledger counts toward a time-to-target. It is entered once per segment between two evaluations. On
-CUDA a segment is timed by two events and ends in one synchronisation; there is none per step. The host may be
-`RUN_AHEAD` micro-batches ahead of the device: so late a stop, or a limit of train seconds, can take effect.
+Only ``train`` counts toward time-to-target. On CUDA one synchronisation ends each of its segments; the host may be
+`RUN_AHEAD` micro-batches ahead, which delays stops and limits.
 """
 
 from __future__ import annotations
@@ -21,38 +20,34 @@ import torch
 Ledger = Literal["train", "evaluation", "warmup", "other"]
 LEDGERS: tuple[Ledger, ...] = ("train", "evaluation", "warmup", "other")
 
+# Warn about wall time in no ledger above both; short trials spend a larger share between ledgers.
 LEDGER_GAP_SHARE = 0.01
 LEDGER_GAP_SECONDS = 0.005
-"""Wall time in no ledger is warned of above this share of the trial's (the bar of the design), and above this many
-seconds (a choice): a trial of milliseconds spends a larger share between its ledgers."""
 
+# After PACE micro-batches, in whole steps, the host waits for those before the last PACE. At most RUN_AHEAD are in
+# flight, unless a single step has more.
 PACE = 8
 RUN_AHEAD = 2 * PACE
-"""After `PACE` micro-batches, in whole steps, the host waits until the device has done those before the last `PACE`.
-More than `RUN_AHEAD` are on their way only where a single step has as many."""
 
-MINIMUM_CPU_SHARE = 0.9
-"""A single-threaded trial that had the processor for less of its train seconds than this was contended."""
+MINIMUM_CPU_SHARE = 0.9  # a single-threaded trial below this share of processor time was contended
 
-LOOKS = 10
-"""How often the time is looked at until no wait for a CPU falls between it and the account of waits: a choice."""
+LOOKS = 10  # tries to read the time without a CPU wait between it and the account of waits
 
 
 class SegmentMeter(Protocol):
-    """What is read at the two ends of each train segment, outside what is timed."""
+    """Reads counters at both ends of each train segment, outside the timed part."""
 
     def begin(self) -> None:
         """Read before the segment."""
 
     def end(self) -> None:
-        """Read after it, when the device has done its work."""
+        """Read once the device is idle."""
 
 
 class Clock:
-    """Times a trial on the CPU; a ``meter`` is read at the ends of each train segment.
+    """Times a trial on the CPU.
 
-    ``now`` gives wall seconds, ``cpu_now`` the seconds of CPU this thread has had, ``delay_now`` those that it was
-    ready and had none, None where the kernel does not tell.
+    ``now`` returns wall seconds, ``cpu_now`` this thread's CPU seconds, ``delay_now`` its waits for a CPU, if known.
     """
 
     def __init__(
@@ -68,7 +63,7 @@ class Clock:
         self.start()
 
     def start(self) -> None:
-        """Set the wall time and every ledger to zero."""
+        """Reset all ledgers."""
         self._started = self._now()
         self._seconds: dict[Ledger, float] = dict.fromkeys(LEDGERS, 0.0)
         self._cpu_seconds = 0.0
@@ -79,7 +74,7 @@ class Clock:
         self._knows_delays = self._delay_now() is not None
 
     def state(self) -> dict[str, Any]:
-        """Return what has been booked so far, and the wall time, to be saved; an open block is not in it."""
+        """Return the booked seconds and wall time."""
         return {
             "seconds": dict(self._seconds),
             "cpu_seconds": self._cpu_seconds,
@@ -89,7 +84,7 @@ class Clock:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add what was booked in an earlier part of the trial; the time between the parts is in no account."""
+        """Add seconds of an earlier part."""
         for name in LEDGERS:
             self._seconds[name] += state["seconds"][name]
         self._cpu_seconds += state["cpu_seconds"]
@@ -99,7 +94,7 @@ class Clock:
 
     @contextmanager
     def ledger(self, name: Ledger) -> Iterator[None]:
-        """Book the seconds of the block in a ledger, also where the block raises. Ledgers do not nest."""
+        """Book the block's seconds, even if it raises. Ledgers do not nest."""
         if name == "train":
             with self._train():
                 yield
@@ -112,58 +107,50 @@ class Clock:
             self._seconds[name] += self._now() - entered
 
     def seconds(self, name: Ledger) -> float:
-        """Return what has been booked in a ledger so far; an open block is not in it."""
+        """Return the booked seconds, without an open block."""
         return self._seconds[name]
 
     @property
     def wall_seconds(self) -> float:
-        """Return the seconds since the start, whatever was booked."""
+        """Return the seconds since the start."""
         return self._now() - self._started
 
     def warnings(self, wall: float) -> list[str]:
-        """Return the warning of wall seconds that no ledger owns, if they are many; ``wall`` is all of the trial's."""
+        """Return a warning if much of ``wall`` is in no ledger."""
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []
         return [f"{gap:.3g} s of the trial's {wall:.3g} s are in no ledger ({gap / wall:.1%})"]
 
     def pace(self, micro_batches: int = 1) -> None:
-        """Keep the host from running far ahead of the device; called after every step. Nothing to do on the CPU."""
+        """Limit how far the host is ahead; call after every step."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Return what to put around that which waits for the device inside a train segment."""
+        """Return a context for waits for the device in a train segment."""
         return nullcontext()
 
     @property
     def host_bound_share(self) -> float | None:
-        """Return the host-bound share of the train segments, see `CudaClock.host_bound_share`; None on the CPU."""
+        """Return `CudaClock.host_bound_share`; None on the CPU."""
         return None
 
     @property
     def train_seconds_so_far(self) -> float:
-        """Return the train seconds including those of the open block, by the host's clock: no synchronisation."""
+        """Return the train seconds, open block included, by the host's clock."""
         open_seconds = 0.0 if self._train_entered is None else self._now() - self._train_entered
         return self._seconds["train"] + open_seconds
 
     @property
     def cpu_share(self) -> float | None:
-        """Return the share of the train seconds in which this thread had a processor; None before any."""
+        """Return the share of train seconds that this thread had a CPU, or None."""
         return self._cpu_seconds / self._host_train_seconds if self._host_train_seconds > 0 else None
 
     def undelayed_train_seconds(self, threads: int) -> float | None:
-        """Return the train seconds less those that this thread was ready and had no CPU.
-
-        Waiting for data counts. Where the kernel does not tell, it is the seconds of CPU. None where several threads,
-        or a GPU, did the work.
-        """
+        """Return the train seconds without waits for a CPU, if one thread worked."""
         return self._undelayed_seconds if threads == 1 and self.cpu_share is not None else None
 
     def counted_train_seconds(self, threads: int) -> float:
-        """Return the train seconds by which trials race, those of the open block included: no synchronisation.
-
-        They are `undelayed_train_seconds` where the kernel tells the waits for a CPU, so that a busy neighbour neither
-        prunes a trial nor makes one look slower; else all train seconds.
-        """
+        """Return the train seconds by which trials compete, without known waits for a CPU."""
         if not self._knows_delays or threads != 1:
             return self.train_seconds_so_far
         seconds, delayed = self._seconds["train"], self._host_train_seconds - self._undelayed_seconds
@@ -175,11 +162,7 @@ class Clock:
         return max(0.0, seconds - delayed)
 
     def is_contended(self, threads: int) -> bool:
-        """Return whether another program took the processor from a single-threaded trial.
-
-        Where the kernel tells the waits for a CPU, waits for data or a disk are none. With more threads the main one
-        also waits for the others, so its share says nothing: False.
-        """
+        """Return whether other programs took the CPU from a single-threaded trial."""
         share = self.cpu_share
         if share is not None and self._knows_delays:
             share = self._undelayed_seconds / self._host_train_seconds
@@ -212,11 +195,7 @@ class Clock:
                 self.meter.end()
 
     def _look(self) -> tuple[float, float | None]:
-        """Return the time, and the waits for a CPU up to that moment.
-
-        The kernel often takes the CPU away as its account is read. Such a wait, in one of the two and not in the other,
-        may be longer than a short segment.
-        """
+        """Retry, because a wait between reading time and account may exceed a short segment."""
         delay = self._delay_now()
         for _ in range(LOOKS):
             before, now, delay = delay, self._now(), self._delay_now()
@@ -230,13 +209,12 @@ class Clock:
     def _between(self, start: torch.cuda.Event | None, end: torch.cuda.Event | None, host_seconds: float) -> float:
         return host_seconds
 
-    def _synchronize(self) -> None:
-        """Wait until the device has done what was asked of it; nothing to do on the CPU."""
+    def _synchronize(self) -> None: ...
 
 
 @dataclass(slots=True)
 class _Segment:
-    """What the host did in a train segment: the steps it launched, its seconds of waiting, and the last wait's."""
+    """The host's steps and waits in one train segment."""
 
     steps: int = 0
     first_step_seconds: float = 0.0
@@ -244,7 +222,7 @@ class _Segment:
     last_wait_seconds: float = 0.0
 
     def working_seconds(self, seconds: float) -> float:
-        """Return the seconds in which the host did not wait, of a segment of so many; see `host_bound_share`."""
+        """Return the seconds without waits; see `CudaClock.host_bound_share`."""
         working = seconds - self.waited_seconds
         if self.steps and self.last_wait_seconds > seconds / self.steps:
             working = min(working, self.steps * self.first_step_seconds)
@@ -252,34 +230,34 @@ class _Segment:
 
 
 class CudaClock(Clock):
-    """Times a trial on a CUDA device: train segments by events, the rest by the host after a synchronisation."""
+    """Times train segments by CUDA events, the rest by the host after a synchronisation."""
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
         super().__init__(now)
 
     def start(self) -> None:
-        """Set the wall time and every ledger to zero."""
+        """Reset all ledgers."""
         super().start()
-        self._knows_delays = False  # The device does the work; its host waits for it.
+        self._knows_delays = False  # the device does the work; its host waits for it
         self._launched = 0
         self._last_pace: torch.cuda.Event | None = None
         self._segment: _Segment | None = None
         self._working_seconds = self._watched_seconds = 0.0
 
     def state(self) -> dict[str, Any]:
-        """Return what `Clock.state` returns, and the seconds behind `host_bound_share`."""
+        """Return the booked seconds, also those behind `host_bound_share`."""
         own = {"working_seconds": self._working_seconds, "watched_seconds": self._watched_seconds}
         return {**super().state(), **own}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add what was booked in an earlier part; of one that an older version saved, the host's share is not known."""
+        """Add seconds of an earlier part."""
         super().restore(state)
         self._working_seconds += state["working_seconds"]
         self._watched_seconds += state["watched_seconds"]
 
     def pace(self, micro_batches: int = 1) -> None:
-        """Wait for the device where the host is far ahead of it (`RUN_AHEAD`)."""
+        """Wait for the device if the host is `RUN_AHEAD` micro-batches ahead."""
         if self._segment is not None:
             self._segment.steps += 1
             if self._segment.steps == 1:
@@ -295,7 +273,7 @@ class CudaClock(Clock):
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the seconds of the block as waits for the device, where a train segment is open."""
+        """Count the block as a wait for the device."""
         entered = self._now()
         try:
             yield
@@ -306,21 +284,11 @@ class CudaClock(Clock):
 
     @property
     def host_bound_share(self) -> float | None:
-        """Return 1 − the seconds that the host waited for the device ÷ those of the train segments; None before any.
+        """Return 1 − (seconds the host waited for the device) ÷ train seconds, or None.
 
-        It is the share in which the host was at work: near 0 where the device is slow and the host fast, near 1 where
-        the device waits for launches, or for data. While the host waits the device works, so that no more than this
-        share of the seconds would go if the host took no time. Waits are those of `pace`, of `waiting`, and of the end
-        of a segment; others, as in a loss that reads a number or in fp16's loss scaling, count as work.
-
-        A segment of fewer than `RUN_AHEAD` micro-batches has its waits at its end, which changes nothing: all are
-        counted. The last step's kernels that are still to run at that end are waited for too, so that in segments of a
-        few steps the share of a host-bound step is too small, by at most a step of the device in each segment.
-
-        A driver takes about a thousand launches ahead (as users report; not measured here); the next one waits inside,
-        where no clock sees it. So where the device is more than a whole step behind at the end of a segment, the host
-        has worked no longer in each step than in the first, which met an empty queue. A single step of more launches
-        than that still shows too large a share.
+        Near 1 if the device waits for launches or data. Only waits in `pace`, `waiting` and the segment's end are seen.
+        The driver blocks unseen after about a thousand launches, so if the device lags over a step at the end, every
+        step counts as the first, which met an empty queue.
         """
         if self._watched_seconds == 0:
             return None
@@ -341,7 +309,7 @@ class CudaClock(Clock):
 
     @property
     def cpu_share(self) -> float | None:
-        """Return None: the host's thread waits for the device most of the time."""
+        """Return None: the host mostly waits for the device."""
         return None
 
     def _mark(self) -> torch.cuda.Event:
@@ -359,18 +327,15 @@ class CudaClock(Clock):
 
 
 class RunDelay(threading.local):
-    """The kernel's account of this thread's waits for a CPU; its file stays open, to be read in microseconds."""
+    """The kernel's account of this thread's waits for a CPU; its file stays open for fast reads."""
 
     def __init__(self) -> None:
         self._process: int | None = None
         self._file: int | None = None
 
     def seconds(self, schedstat: Path = Path("/proc/thread-self/schedstat")) -> float | None:
-        """Return the seconds that this thread was ready to run and had no CPU, None where the kernel does not tell.
-
-        The second number of proc_pid_schedstat(5), in nanoseconds.
-        """
-        if self._process != os.getpid():  # The file of a process that has forked is its parent's.
+        """Return the seconds of waiting for a CPU, proc_pid_schedstat(5)'s second number, or None."""
+        if self._process != os.getpid():  # after a fork the open file is the parent's
             self._process, self._file = os.getpid(), None
             with suppress(OSError):
                 self._file = os.open(schedstat, os.O_RDONLY | os.O_CLOEXEC)
@@ -380,12 +345,12 @@ class RunDelay(threading.local):
             _, delay, slices = map(int, os.pread(self._file, 64, 0).split())
         except (OSError, ValueError):
             return None
-        return delay / 1e9 if slices else None  # A kernel that keeps no account says 0 of all.
+        return delay / 1e9 if slices else None  # all zeros: the kernel keeps no account
 
 
 RUN_DELAY = RunDelay()
 
 
 def clock_for(device: torch.device) -> Clock:
-    """Return the clock that times work on a device."""
+    """Return the clock for a device."""
     return CudaClock(device) if device.type == "cuda" else Clock()

@@ -1,4 +1,4 @@
-"""How steps are computed on a device: what a study's training settings come to there."""
+"""Computing steps on a device: precision, compilation, activation checkpointing and ghost batch norms."""
 
 from __future__ import annotations
 
@@ -26,12 +26,8 @@ NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 class Computation:
     """The training settings of a study, resolved for one device; a worker keeps it for all its trials.
 
-    ``precision`` and ``fused`` are what the settings come to; ``compiles`` says whether models are compiled, which
-    `fallback` ends (``given_up`` says so then); ``warnings`` are sentences that hold for every trial from now on;
-    ``core`` has the pace of the core where steps are computed on one, None on a GPU. Making one sets the process's
-    switches: tf32, cuDNN's choice of kernels by trial, deterministic algorithms.
-
-    Raises `LaunchError` for a precision that the device lacks.
+    Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). `fallback` ends
+    ``compiles`` and sets ``given_up``; ``warnings`` apply to every later trial.
     """
 
     def __init__(self, device: torch.device, settings: TrainingSpec | None = None) -> None:
@@ -46,22 +42,20 @@ class Computation:
         self._model: nn.Module | None = None
         self._places: dict[str, torch.Tensor] = {}
         if settings.compile == "reduce-overhead" and device.type != "cuda":
-            self.warn(f"compile = 'reduce-overhead' is no more than 'default' on {device}, which has no CUDA graphs")
+            self.warn(f"compile = 'reduce-overhead' acts like 'default' on {device}, which has no CUDA graphs")
         allow_tf32(self.precision == "tf32")
         torch.backends.cudnn.benchmark = not settings.deterministic
-        if torch.are_deterministic_algorithms_enabled() != settings.deterministic:  # to set it loads the compiler
+        if torch.are_deterministic_algorithms_enabled() != settings.deterministic:  # setting it loads the compiler
             torch.use_deterministic_algorithms(settings.deterministic)
-        # With deterministic algorithms PyTorch would fill every new tensor first, which nothing here reads.
+        # Deterministic algorithms would otherwise fill every new tensor first; no code here reads uninitialised ones.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     def build_model(
         self, workload: Workload, dropout: float, own: Mapping[str, ParameterValue] = NO_PARAMETERS
     ) -> nn.Module:
-        """Return a freshly initialised model in training mode on the device; the caller has set the seed.
+        """Return a freshly initialised model in training mode on the device; the caller sets the seed.
 
-        ``own`` are the user's own parameters of the model, by their bare names.
-        With CUDA graphs (see `replays_graphs`) it takes over the memory of the model built before it, which must not
-        be used any more. If ``torch.compile`` raises, compiling is given up and the model is returned uncompiled.
+        With CUDA graphs the previous model becomes unusable. The model stays uncompiled if ``torch.compile`` raises.
         """
         settings = self.settings
         build: Any = workload.build_model
@@ -86,29 +80,29 @@ class Computation:
         return model
 
     def training(self) -> AbstractContextManager[object]:
-        """Return what to put around the forward pass and the loss of each micro-batch in training."""
+        """Return the context for forward pass and loss of a training micro-batch."""
         if self.replays_graphs:
             self._begin_micro_batch()
         return autocast(self.precision, self.device)
 
     @property
     def compile_mode(self) -> str:
-        """Return the mode of ``torch.compile`` in which models run here, ``none`` if they run eagerly."""
+        """Return the ``torch.compile`` mode in use, or ``none``."""
         return self.settings.compile if self.compiles else "none"
 
     def whole_step(self) -> AbstractContextManager[object]:
-        """Return what to put around a training step of the workload's own, in which weights change."""
+        """Return the context for a workload's own training step, in which weights change."""
         return autocast(self.precision, self.device, keep_casts=False)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluate in the precision of the training, but never compiled: evaluation has shapes of its own."""
+        """Evaluate in the training's precision, uncompiled, because evaluation has other shapes."""
         with self.uncompiled(), autocast(self.precision, self.device):
             yield
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """Compute in fp32 and uncompiled, whatever the settings say, and without trying out kernels for new shapes."""
+        """Compute in fp32, uncompiled and without benchmarking kernels."""
         tries_kernels = torch.backends.cudnn.benchmark
         allow_tf32(False)
         torch.backends.cudnn.benchmark = False
@@ -120,12 +114,12 @@ class Computation:
             allow_tf32(self.precision == "tf32")
 
     def uncompiled(self) -> AbstractContextManager[object]:
-        """Return what lets compiled models run uncompiled inside, in training too."""
+        """Return a context in which compiled models run uncompiled."""
         return torch.compiler.set_stance("force_eager") if self.compiles else nullcontext()
 
     @contextmanager
     def without_compiling(self) -> Iterator[None]:
-        """Build models uncompiled inside, as if ``compile`` were ``none``."""
+        """Build models uncompiled in the block."""
         compiles, self.compiles = self.compiles, False
         try:
             yield
@@ -133,20 +127,20 @@ class Computation:
             self.compiles = compiles
 
     def inputs(self, inputs: Any) -> Any:
-        """Return inputs as the model takes them: images (4 dimensions, floating) channels-last where that is asked."""
+        """Return inputs in the model's memory format."""
         return mapped(_channels_last, inputs) if self.settings.channels_last else inputs
 
     def new_scaler(self) -> torch.amp.GradScaler | None:
-        """Return a trial's loss scaler in fp16, None in precisions that need none."""
+        """Return a loss scaler for fp16, else None."""
         return torch.amp.GradScaler(self.device.type) if self.precision == "fp16" else None
 
     def warn(self, sentence: str) -> None:
-        """Add a sentence to the warnings, once."""
+        """Add a warning once."""
         if sentence not in self.warnings:
             self.warnings.append(sentence)
 
     def fallback(self, error: Exception) -> None:
-        """Give up compiling from now on, for the reason that the error gives; models built before are of no use."""
+        """Give up compiling; models built before become unusable."""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         self.given_up = f"compile = {self.settings.compile!r} failed and was given up, steps run uncompiled: {reason}"
         self.warn(self.given_up)
@@ -161,10 +155,7 @@ class Computation:
         return self.compiles and self.settings.compile in WITH_CUDA_GRAPHS and self.device.type == "cuda"
 
     def _begin_micro_batch(self) -> None:
-        """Let the CUDA graphs' memory be used again, and take out what accumulation still needs of it.
-
-        The gradients of the micro-batches before lie in that memory; there are none at the first one of a step.
-        """
+        """Free the CUDA graphs' memory, and copy the accumulated gradients out of it."""
         if self._model is not None:
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
@@ -180,17 +171,13 @@ def _channels_last(leaf: Any) -> Any:
 
 BACKEND = "inductor"
 
+# Beyond this many graphs PyTorch silently runs a function uncompiled; its default of 8 is less than a ladder of batch
+# sizes.
 GRAPHS_PER_FUNCTION = 4096
-"""Past this many graphs of one function PyTorch would silently run it uncompiled; its own limit is 8, less than a
-ladder of batch sizes has."""
 
 
 def compile_in_place(model: nn.Module, mode: str) -> None:
-    """Compile a model's forward pass in a ``mode`` of ``torch.compile``, one graph for each shape of the inputs.
-
-    The model stays the same object, an instance of its class, with the names it has: a workload may look into it. If
-    ``torch.compile`` raises, the model is unchanged.
-    """
+    """Compile a model's forward pass, one graph per input shape; the object and its names stay."""
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = GRAPHS_PER_FUNCTION
@@ -205,10 +192,9 @@ def compile_in_place(model: nn.Module, mode: str) -> None:
 
 
 def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
-    """Move a model's parameters and buffers to where those of the models before it lie, with the values they have.
+    """Move a model's tensors into the previous model's memory, whose addresses CUDA graphs recorded.
 
-    A CUDA graph reads its weights at the addresses that it was recorded with. ``places`` (by the tensors' names) is
-    filled by the first model. The model before loses its values: only the last one that was built can be used.
+    The first model fills ``places``; the previous model loses its values.
     """
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         place = places.setdefault(name, tensor.detach())
@@ -218,12 +204,12 @@ def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
 
 
 class TracedDropout(nn.Dropout):
-    """Dropout whose probability is data and not code: one graph serves all values. ``keep`` is 1 − p, shape ()."""
+    """Dropout with its probability as data: one graph serves all. ``keep`` is 1 − p, shape ()."""
 
     keep: torch.Tensor
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Zero each element with the probability p and scale the others by 1 / (1 − p)."""
+        """Zero elements with probability p and scale the rest by 1 / (1 − p)."""
         if not self.training:
             return input
         kept = torch.rand_like(input, dtype=torch.float32) < self.keep
@@ -232,10 +218,7 @@ class TracedDropout(nn.Dropout):
 
 @functools.cache
 def _compiled_class(kind: Any, backend: str, mode: str) -> Any:
-    """Return the one class for compiled models of a kind: graphs are found again by their module's class.
-
-    The compiled function has a frame of its own: those of ``torch.nn``'s containers are not compiled by themselves.
-    """
+    """One class per kind, because compiled graphs are cached by class; ``torch.nn`` containers need their own frame."""
 
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         return kind.forward(self, *arguments, **named)
@@ -244,14 +227,13 @@ def _compiled_class(kind: Any, backend: str, mode: str) -> Any:
     return type(kind.__name__, (kind,), {"__module__": kind.__module__, "forward": compiled})
 
 
-AMPERE = (8, 0)
-"""The first compute capability that has tf32 and bf16."""
+AMPERE = (8, 0)  # the first compute capability with tf32 and bf16
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def available_precisions(device: torch.device) -> tuple[str, ...]:
-    """Return the precisions that a device has. The CPU computes bf16 natively or emulates it, and has no fp16 here."""
+    """Return the precisions of a device; bf16 on a CPU may be emulated."""
     if device.type != "cuda":
         return "fp32", "bf16"
     if torch.cuda.get_device_capability(device) < AMPERE:
@@ -260,9 +242,10 @@ def available_precisions(device: torch.device) -> tuple[str, ...]:
 
 
 def resolve_precision(wanted: str, device: torch.device) -> str:
-    """Return the precision to compute in; ``auto`` is bf16 on a CUDA device that has it, else fp32.
+    """Return the precision to compute in; ``auto`` is bf16 on capable CUDA devices, else fp32.
 
-    Raises `LaunchError`, naming the device and what it has, for a precision that it lacks.
+    Raises:
+        LaunchError: The device lacks the precision.
     """
     available = available_precisions(device)
     if wanted == "auto":
@@ -277,19 +260,13 @@ def resolve_precision(wanted: str, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device, *, keep_casts: bool = True) -> AbstractContextManager[object]:
-    """Return what to put around a forward pass and its loss: nothing for fp32 and tf32.
-
-    With ``keep_casts`` the weights are cast once, and must not change inside.
-    """
+    """Return the context of a forward pass and loss; with ``keep_casts``, weights must not change inside."""
     dtype = _AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=keep_casts)
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Let this process's matrix products and convolutions on CUDA round to tf32, or forbid it (cuDNN's default is on).
-
-    These are PyTorch's older switches; its compiler still reads them and refuses a mixture of both kinds.
-    """
+    """Set tf32 on CUDA by PyTorch's older switches, which its compiler does not let us mix with the new ones."""
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
 
@@ -302,11 +279,9 @@ def _describe(device: torch.device) -> str:
 
 
 def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
-    """Let the modules of ``workload.checkpointed_modules(model)`` forget their activations until the backward pass.
+    """Recompute the activations of ``workload.checkpointed_modules(model)`` in the backward pass.
 
-    In training they keep their inputs alone and run a second time when the gradients are due, with the same random
-    numbers: the gradients are the same, and what the first run counted (running statistics) is not counted twice.
-    Raises `WorkloadError` where the workload names no such modules.
+    Random numbers repeat; running statistics do not count twice.
     """
     checkpointed_modules = getattr(workload, "checkpointed_modules", None)
     if checkpointed_modules is None:
@@ -321,14 +296,14 @@ def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
 
 
 def checkpoint_modules(modules: Iterable[Any]) -> None:
-    """Let each of these modules forget its activations until the backward pass, as `checkpoint_activations` says."""
+    """Recompute the activations of these modules in the backward pass."""
     for module in modules:
         module.__class__ = _checkpointed_class(module.__class__)
 
 
 @functools.cache
 def _checkpointed_class(kind: Any) -> Any:
-    """Return the one class for checkpointed modules of a kind: compiled graphs are found again by it."""
+    """One class per kind, because compiled graphs are cached by class."""
 
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         if self.training and torch.is_grad_enabled():
@@ -359,10 +334,7 @@ Running = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def convert_batch_norms(model: nn.Module, ghost_batch_size: int) -> int:
-    """Turn the batch norms of a model into ghost batch norms, in place; return how many there are.
-
-    They are `BATCH_NORMS` and classes derived from them. Parameters, buffers and their names stay.
-    """
+    """Turn batch norms into ghost batch norms in place; return their number. Parameter and buffer names stay."""
     norms: list[Any] = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     for norm in norms:
         norm.__class__ = _ghost_class(norm.__class__)
@@ -371,13 +343,10 @@ def convert_batch_norms(model: nn.Module, ghost_batch_size: int) -> int:
 
 
 class GhostNorm:
-    """What goes before a batch norm's class, to be mixed into it.
+    """Mixed in before a batch norm's class: normalises each ``ghost_batch_size`` consecutive samples separately.
 
-    In training each ``ghost_batch_size`` consecutive samples are normalised by their own mean and (biased) variance;
-    the samples that are left over, or a batch smaller than that, form a smaller group; a single one that is left over
-    joins the last group. The running statistics move, by the norm's momentum, toward the mean over the groups of their
-    means and unbiased variances. Evaluation is that of the batch norm. Raises `ValueError`, as the batch norm does, for
-    a batch of one value per channel.
+    Remaining samples form a smaller group; a single one joins the last. Running statistics follow the groups' mean of
+    means and of unbiased variances.
     """
 
     ghost_batch_size: int
@@ -404,13 +373,12 @@ class GhostNorm:
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _running(self: Any, groups: int) -> Running:
-        """Return the running mean and variance (groups · channels) of each group, which all start from the norm's."""
+        """Return the running mean and variance (groups · channels); each group starts from the norm's."""
         if not self.track_running_stats:
             return None, None
         return self.running_mean.repeat(groups), self.running_var.repeat(groups)
 
     def _normalise(self: Any, input: torch.Tensor, groups: int, running: Running, momentum: float) -> torch.Tensor:
-        """Normalise groups of equal size: side by side they are channels of one batch norm."""
         channels, rest = input.shape[1], input.shape[2:]
         side_by_side = input.reshape(groups, -1, channels, *rest).transpose(0, 1).flatten(1, 2)
         scale, shift = (self.weight.repeat(groups), self.bias.repeat(groups)) if self.affine else (None, None)
@@ -418,7 +386,6 @@ class GhostNorm:
         return output.reshape(-1, groups, channels, *rest).transpose(0, 1).flatten(0, 1)
 
     def _count_batch(self: Any) -> Any:
-        """Count the batch and return the weight of its statistics in the running ones."""
         if not self.track_running_stats:
             return 0.0
         self.num_batches_tracked.add_(1)
@@ -427,5 +394,5 @@ class GhostNorm:
 
 @functools.cache
 def _ghost_class(kind: Any) -> Any:
-    """Return the one class for ghost norms of a kind: compiled graphs are found again by it."""
+    """One class per kind, because compiled graphs are cached by class."""
     return type(f"Ghost{kind.__name__}", (GhostNorm, kind), {})

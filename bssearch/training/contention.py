@@ -1,11 +1,7 @@
-"""Whether something else used the machine while a trial ran or a step was timed.
+"""Whether other work used the machine during a trial or a timed step.
 
-On a GPU its driver tells who computes there, at each look; where it cannot, only the memory in use does, and that is
-said. On the CPU the kernel's own account tells: the busy seconds of the CPUs that this process may use (`/proc/stat`,
-time stolen by a hypervisor included), less those of this process and its children, and less those of its parent, which
-samples and writes to the database, and of its boards, which have the lowest priority (what they cost a core shows in
-its pace). What is left others have used. Where there is no such account nothing is said.
-What shares a core without being on that account shows in the core's own pace (`bssearch.training.contention`).
+GPU: NVML's processes at each look, or else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus ours, our
+parent's and its boards'; load that this account misses shows in the pace of the core.
 """
 
 from __future__ import annotations
@@ -25,20 +21,15 @@ from bssearch.settings import BOARD_PROCESS
 from bssearch.training.nvml import POWER_CAP, computing_processes, known_other_processes, throttle_reasons
 from bssearch.training.process_times import children_of, descendants_seconds, process_seconds
 
-FULL_SHARE = 0.6
-"""The share of all CPUs in use from which work slows other work: a choice. Caches, memory and boost clock are shared,
-and where a core shows as two CPUs the core itself."""
+FULL_SHARE = 0.6  # Busier CPUs slow each other: they share caches, memory bandwidth, boost clock and cores.
 
-LEAST_OTHERS = 0.2
-"""CPUs that others may take without a word: a choice; an idle desktop and the kernel always take some."""
+LEAST_OTHERS = 0.2  # CPUs; an idle desktop and the kernel always use some
 
-GROWTH_BYTES = 2**30
-"""So much more of a GPU's memory in use, beside this process's tensors, is another program's: a choice. What this
-process takes beside its tensors grows, too, as it loads kernels, by some hundred MiB."""
+GROWTH_BYTES = 2**30  # growth of GPU memory by other programs; our loaded kernels add some 100 MiB
 
 UNKNOWN = (
-    "whether other programs computed on the device is not known: the driver's list of processes is not readable, or "
-    "has other numbers, as in a container"
+    "the processes on this device are unknown: the driver's process list is not readable, or "
+    "numbers them differently, as in a container; other programs may have computed on it"
 )
 
 _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: proc_stat(5)
@@ -46,10 +37,7 @@ _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: pr
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Whether the measurement had the machine to itself; ``reason`` says what it shared it with.
-
-    ``unknown`` says what nobody could tell, where nothing else speaks of contention.
-    """
+    """Whether other work shared the machine, and its ``reason``; ``unknown`` names a check that was impossible."""
 
     contended: bool
     reason: str | None = None
@@ -57,13 +45,13 @@ class Contention:
 
     @property
     def warnings(self) -> list[str]:
-        """Return what a trial's record warns of."""
+        """Return the trial's warnings."""
         return [f"contended: {self.reason}"] if self.reason is not None else [*filter(None, [self.unknown])]
 
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Seconds since some moment in the past: ``wall``, of ``cpus`` CPUs ``busy`` in all, ``ours``, our ``parent``'s."""
+    """Seconds since a fixed moment: ``wall``, and CPU seconds of all programs, of ours and of our parent."""
 
     wall: float
     busy: float
@@ -72,7 +60,7 @@ class CpuUse:
     cpus: int
 
     def less(self, other: CpuUse) -> CpuUse:
-        """Return the seconds without those of another use of the same CPUs."""
+        """Return the difference to an earlier use."""
         return CpuUse(
             wall=self.wall - other.wall,
             busy=self.busy - other.busy,
@@ -83,10 +71,9 @@ class CpuUse:
 
 
 class ContentionMeter:
-    """Compares the use of the machine at two moments, and looks at its pace between them.
+    """Compares the use of the machine at two moments, and looks at its pace in between.
 
-    ``threads`` is how many CPUs the work between them can use; ``core`` has the pace of the core on which it runs,
-    None where that is not what its time depends on.
+    ``threads`` is the number of CPUs that the work can use.
     """
 
     def __init__(
@@ -106,11 +93,11 @@ class ContentionMeter:
         self._gpu = DeviceWatch(device) if device.type == "cuda" else None
 
     def count_siblings(self) -> None:
-        """Count all that this process's parent has started as its own: the ranks of one trial; before `start`."""
+        """Count all children of our parent as ours (ranks of one trial); call before `start`."""
         self._read_cpu = cpu_use_of_siblings
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._before = self._read_cpu()
         self._looks = []
         self._slow_before = self._looks_before = 0
@@ -118,7 +105,7 @@ class ContentionMeter:
             self._gpu.start()
 
     def state(self) -> dict[str, Any]:
-        """Return what was seen since the start, to be saved."""
+        """Return the observations since the start."""
         after = self._read_cpu()
         used = None if self._before is None or after is None else asdict(after.less(self._before))
         slow, looks = self._slow_looks()
@@ -126,7 +113,7 @@ class ContentionMeter:
         return {"used": used, "slow": slow, "looks": looks, "on_gpu": on_gpu}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add what was seen in an earlier part of the work."""
+        """Add the observations of an earlier part."""
         if self._before is not None and state["used"] is not None:
             self._before = self._before.less(CpuUse(**state["used"]))
         self._slow_before, self._looks_before = state["slow"], state["looks"]
@@ -134,14 +121,14 @@ class ContentionMeter:
             self._gpu.add(state["on_gpu"])
 
     def look(self) -> None:
-        """Look at the GPU, or the pace of the core; called now and then, while they are awake."""
+        """Look at the GPU or the core while it is busy."""
         if self._gpu is not None:
             self._gpu.look()
         if self._core is not None:
             self._looks.append(self._core.look())
 
     def stop(self) -> Contention:
-        """Return what was seen since the start."""
+        """Return the verdict since the start."""
         after = self._read_cpu()
         reasons = [] if self._gpu is None else self._gpu.reasons()
         if self._before is not None and after is not None:
@@ -154,16 +141,12 @@ class ContentionMeter:
         return Contention(bool(reasons), "; ".join(reasons) or None, unknown)
 
     def _slow_looks(self) -> tuple[int, int]:
-        """Return how many looks were slow by what is known of the core they were at, and how many there were."""
         slow = 0 if self._core is None else sum(map(self._core.is_slow, self._looks))
         return self._slow_before + slow, self._looks_before + len(self._looks)
 
 
 class DeviceWatch:
-    """What else happens on a GPU: at each look, who computes there and what of its memory is not this process's.
-
-    ``is_unknown`` where a look could not say who computes there.
-    """
+    """Watches a GPU for other processes and foreign memory; ``is_unknown`` if processes could not be listed."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -177,17 +160,17 @@ class DeviceWatch:
         self._grown_bytes = 0
 
     def start(self) -> None:
-        """Begin anew."""
+        """Reset and start watching."""
         self._clear()
         self._since = time.time()
         self._memory_bytes = memory_of_others(self._device)
 
     def add(self, reasons: Iterable[str]) -> None:
-        """Add what an earlier part of the work has seen."""
+        """Add reasons of an earlier part."""
         self._reasons = dict.fromkeys(reasons) | self._reasons
 
     def look(self) -> None:
-        """Note what is to be seen at this moment, and who has computed since the last look."""
+        """Record processes, throttling and memory growth since the last look."""
         others, since = known_other_processes(self._device), self._since
         self._since = time.time()
         self.is_unknown |= others is None
@@ -200,17 +183,14 @@ class DeviceWatch:
             self._grown_bytes = max(self._grown_bytes, memory - self._memory_bytes)
 
     def reasons(self) -> list[str]:
-        """Return what all looks have seen, with one at this moment."""
+        """Look once more; return all reasons."""
         self.look()
         grown = f"others took {self._grown_bytes / 2**30:.3g} GiB of the device's memory meanwhile"
         return [*self._reasons, *([grown] if self._grown_bytes >= GROWTH_BYTES else [])]
 
 
 def memory_of_others(device: torch.device) -> int | None:
-    """Return the bytes in use on a GPU beside what this process's allocator holds there; None where nobody says.
-
-    The driver's own, the contexts and libraries of all processes, this one's too, are among them: compare two moments.
-    """
+    """Return the GPU bytes outside our allocator, driver and contexts included; None if unknown."""
     try:
         free, total = torch.cuda.mem_get_info(device)
     except (RuntimeError, AssertionError):  # a device that failed, or a PyTorch without CUDA
@@ -219,13 +199,9 @@ def memory_of_others(device: torch.device) -> int | None:
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
-    """Return what others took of the CPUs, where it was so much that it shows in our times.
+    """Return a description of the CPU use of others if it can slow our work, else None.
 
-    That is: others used more than `LEAST_OTHERS` CPUs, and they and we together more than `FULL_SHARE` of those there
-    are; we use ``threads``, or what this process and its children did where that is more. One busy process beside one
-    thread crowds two CPUs and not eight, and it does crowd a job that has a thread on each. From what others used the
-    resolution of the account is taken off first, one tick of each CPU: a trial of milliseconds is not judged by
-    rounding.
+    One tick per CPU is subtracted, so that rounding does not judge trials of milliseconds.
     """
     seconds = after.wall - before.wall
     if seconds <= 0:
@@ -239,9 +215,9 @@ def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
 
 
 def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = None) -> CpuUse | None:
-    """Return the use of the CPUs so far; None where the kernel keeps no such account.
+    """Return the use of the CPUs; None if the kernel keeps no account.
 
-    ``parents`` are the processes that started this one and work for the same run, by default the one above it.
+    ``parents`` started this process for the same run.
     """
     try:
         lines = stat.read_text().splitlines()
@@ -258,7 +234,7 @@ def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = Non
 
 
 def cpu_use_of_siblings() -> CpuUse | None:
-    """Return the use of the CPUs so far, where the other children of this process's parent work for the same."""
+    """Return the use of the CPUs with all our parent's children as ours."""
     use = cpu_use()
     return None if use is None else replace(use, ours=descendants_seconds(os.getppid()))
 
@@ -270,10 +246,7 @@ def _busy_ticks(lines: Iterable[str], cpus: Iterable[int]) -> int:
 
 
 def _driver_seconds(pid: int) -> float:
-    """Return the seconds of CPU that a process has had, with those of the boards that it reports to.
-
-    A board that has ended counts on, until the driver reaps it: else its past would turn up as another's.
-    """
+    """Include ended boards until the driver reaps them; their past would look like another program's."""
     boards = [child for child in children_of(pid) if _name(child) == BOARD_PROCESS]
     return process_seconds(pid) + sum(process_seconds(board) + descendants_seconds(board) for board in boards)
 
@@ -289,37 +262,29 @@ def _tick_seconds() -> float:
     return 1 / os.sysconf("SC_CLK_TCK")
 
 
-SLOW = 1.4
-"""A look is slow where it takes this many times as long as the fastest: below the 1.7 times that a core was measured to
-take while its other hardware thread was at work."""
+SLOW = 1.4  # a core with a busy sibling hardware thread was measured to take 1.7 times as long
 
+# A quarter of looks at 1.4 times the seconds lengthens steps by 10%.
 SLOW_SHARE = 0.25
 SLOW_LOOKS = 2
-"""A measurement is contended where at least this share of its looks, and this many, are slow: with a quarter of them at
-1.4 times, its steps take a tenth longer."""
 
-REMEMBERED = 1000
-"""Looks among which the fastest is sought: a choice."""
+REMEMBERED = 1000  # looks among which the fastest is sought
 
+# Spins per look, of which the fastest counts, and rounds per spin.
 SPINS = 3
 _ROUNDS = 3000
-"""Spins in a look, of which the fastest counts, and rounds in a spin: a choice."""
 
+# Size of the kernel's square matrices, and products timed after one that warms the caches: about 0.1 ms.
 SIDE = 128
 PRODUCTS = 2
-"""Rows and columns of the matrices of the reference kernel, and products that are timed after one that warms the
-caches (what ran before must not matter): a tenth of a millisecond or so. Choices."""
 
-LOOK_SECONDS = 0.02
-"""The kernel is timed at most once in so many seconds, so that it stays below some percent of the time: a choice."""
+LOOK_SECONDS = 0.02  # between timings of the kernel, which then cost a few percent
 
 
 class CorePace:
-    """Looks at the pace of the core, and compares with the fastest of late; a process keeps one for all its trials.
+    """Compares the core's pace with the fastest of the last `REMEMBERED` looks; one per process.
 
-    A look takes about a quarter of a millisecond, on a core that is awake: one that idled before takes longer. Until
-    the core has once gone at its full pace, slow looks are not known for what they are; of a pace that it has not kept
-    up for `REMEMBERED` looks nothing is known any more.
+    A look takes about 0.25 ms on a core that has not idled.
     """
 
     def __init__(self, spin: Callable[[], float] | None = None) -> None:
@@ -327,27 +292,25 @@ class CorePace:
         self._looks: deque[float] = deque(maxlen=REMEMBERED)
 
     def look(self) -> float:
-        """Return how long the piece of work takes now, in seconds (the first of a few tries finds cold caches)."""
+        """Return the seconds of the fixed work; the fastest of a few, because the first meets cold caches."""
         seconds = min(self._spin() for _ in range(SPINS))
         self._looks.append(seconds)
         return seconds
 
     @property
     def slow_above(self) -> float:
-        """The seconds above which a look was slow, by all that is known now."""
+        """Seconds above which a look counts as slow."""
         return SLOW * min(self._looks)
 
     def is_slow(self, seconds: float) -> bool:
-        """Return whether a look was slow, by all that is known now."""
+        """Return whether a look was slow."""
         return seconds > self.slow_above
 
 
 class ReferenceKernel:
-    """Times products of two small matrices, in seconds of CPU: fixed work beside which steps are timed.
+    """Times fixed matrix products, in CPU seconds, as a yardstick for steps on a shared core.
 
-    A core that others share does all work more slowly for a while. What a step took over what the kernel took at the
-    same moment changes less. ``seconds`` is the median of the looks so far, None before the first. Looks that come
-    sooner than ``period`` seconds after the last are left out.
+    Looks within ``period`` seconds of the last one are skipped.
     """
 
     def __init__(self, period: float = LOOK_SECONDS) -> None:
@@ -358,12 +321,12 @@ class ReferenceKernel:
 
     @classmethod
     def where_it_tells(cls, device: torch.device, threads: int) -> ReferenceKernel | None:
-        """Return a kernel where steps are computed by one thread of a CPU, None where others do the work."""
+        """Return a kernel if one CPU thread computes the steps, else None."""
         return cls() if device.type == "cpu" and threads == 1 else None
 
     @property
     def seconds(self) -> float | None:
-        """Return the median of the looks, None without any."""
+        """Return the median look, or None."""
         return statistics.median(self._looks) if self._looks else None
 
     def look(self) -> None:
@@ -378,11 +341,11 @@ class ReferenceKernel:
         self._looks.append(time.thread_time() - started)
 
     def state(self) -> dict[str, Any]:
-        """Return the looks, to be saved."""
+        """Return the looks."""
         return {"looks": list(self._looks)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add the looks of an earlier part of the work."""
+        """Add looks of an earlier part."""
         self._looks = [*state["looks"], *self._looks]
 
     def _multiply(self, times: int) -> None:
@@ -391,7 +354,7 @@ class ReferenceKernel:
 
 
 def are_too_many(slow: int, looks: int) -> bool:
-    """Return whether too many of a measurement's looks were slow (`SLOW_SHARE`, `SLOW_LOOKS`) for its time to count."""
+    """Return whether enough looks were slow for contention."""
     return slow >= SLOW_LOOKS and slow >= SLOW_SHARE * looks
 
 

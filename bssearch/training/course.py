@@ -1,4 +1,4 @@
-"""How far a trial has come toward its target, and which evaluation ends it: the same whoever trains."""
+"""A trial's progress toward its target, and the evaluations that end it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from bssearch.records import (
 )
 from bssearch.records.curves import Crossing, crossing, with_crossing
 
-CHANCE_MARGIN = 0.05
-"""The share of the way from chance to the target within which a metric is no better than chance: a choice."""
+CHANCE_MARGIN = 0.05  # a metric within this share of the way from chance to the target is no better than chance
 
-WINDOW_SHARE = 0.9
-"""The share of the way from its start to the target after which a metric counts as near the target: a choice."""
+WINDOW_SHARE = 0.9  # a metric is near the target after this share of the way from its start
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a trial ended; ``asked`` where the caller stopped it."""
+    """How a trial ended; ``asked`` if the caller stopped it."""
 
     state: TrialState
     reason: str
@@ -38,9 +36,9 @@ class Ending:
 
 @dataclass(slots=True)
 class Progress:
-    """The last observation, the best metric, peaks of memory in bytes, and warnings from before a pause.
+    """Last observation, best metric, memory peaks (bytes), and warnings from before a pause.
 
-    ``crossing`` and ``reached`` are where a trial that trains on met its target, and the sentence that says so.
+    ``crossing`` and ``reached`` describe where a trial that trains on met its target.
     """
 
     last: Observation | None = None
@@ -52,20 +50,20 @@ class Progress:
 
     @property
     def peak(self) -> int | None:
-        """Return the largest peak of memory, None where none is known."""
+        """Return the largest memory peak, or None."""
         return max(self.peaks, default=None)
 
     def note_peak(self, peak: int | None) -> None:
-        """Keep a peak of the trial itself, before something else is measured beside it; None is unknown."""
+        """Keep a peak of the trial before other work is measured."""
         if peak is not None:
             self.peaks.append(peak)
 
     def state(self) -> dict[str, Any]:
-        """Return all of it as JSON values, to be saved."""
+        """Return all fields as JSON values."""
         return asdict(self)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Restore a saved state."""
         last, crossing = state["last"], state["crossing"]
         self.last = None if last is None else Observation(**last)
         self.best, self.peaks, self.warnings = state["best"], state["peaks"], state["warnings"]
@@ -74,14 +72,14 @@ class Progress:
 
 
 class Approach:
-    """Follows a metric from its ``first`` value (None before there is one) toward the target."""
+    """Follows a metric from its ``first`` value toward the target."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self.first: float | None = None
 
     def is_near(self, metric: float) -> bool:
-        """Take the next metric; return whether it has come near the target, or past it."""
+        """Take the next metric; return whether it is near the target, or past it."""
         if self.first is None:
             self.first = metric
         way = max(0.0, self._target.shortfall(self.first))
@@ -89,16 +87,13 @@ class Approach:
 
 
 def not_finite(what: str, value: float) -> str:
-    """Return that a metric or a loss is none that a trial can go on from: not finite, or too large."""
+    """Return a sentence about a metric or loss that is not finite, or too large."""
     is_beyond = LARGEST_METRIC < abs(value) < math.inf
     return f"{what} = {value:g} is beyond {LARGEST_METRIC:g}" if is_beyond else f"{what} is not finite"
 
 
 def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:
-    """Return how a trial ends that was to be paused: as pruned if it cannot be saved.
-
-    ``save`` writes the checkpoint, or returns why that cannot be.
-    """
+    """Return the ending of a trial to pause: pruned if it cannot be saved. ``save`` returns why not, or None."""
     if ending.state is not TrialState.PAUSED:
         return ending
     if checkpoint is None:
@@ -113,18 +108,18 @@ def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | N
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's kind and the first line of what it says."""
+    """Return an error's type and first line."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}".rstrip(": ")
 
 
 def where(configuration: Configuration, step: int) -> str:
-    """Return at which configuration and step something happened."""
+    """Return the configuration and step, in words."""
     size, rate = configuration.batch_size, configuration.learning_rate
     return f"batch size {size}, learning rate {rate:.4g}, step {step}"
 
 
 class Course:
-    """A trial's evaluations against its target; ``metric`` is what is known of the target's metric."""
+    """A trial's evaluations against its target."""
 
     def __init__(self, request: TrialRequest, metric: MetricInfo | None) -> None:
         self._request, self._plan = request, request.plan
@@ -132,7 +127,7 @@ class Course:
         self.progress = Progress()
 
     def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
-        """Take in an evaluation; return the ending that follows: the target, or the end of the schedule's horizon."""
+        """Take an evaluation; return the ending if the target is met or the horizon is over."""
         target, progress = self._request.target, self.progress
         previous, progress.last = progress.last, observation
         if progress.best is None or target.gain(observation.metric) > target.gain(progress.best):
@@ -147,17 +142,17 @@ class Course:
         return None
 
     def limited(self, train_seconds: float) -> Ending | None:
-        """Return the ending of a trial that has trained past its limit."""
+        """Return the ending of a trial past its time limit, or None."""
         limit = self._plan.train_seconds_limit
         if train_seconds <= limit:
             return None
         return Ending(self._plan.limit_state, f"the limit of {limit:.4g} train seconds passed")
 
     def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
-        """End a trial that never left chance in half of its whole budget.
+        """End a trial that stayed at chance for half of its whole budget.
 
-        Only there: a limit that the incumbent set may be shorter than a large batch's warmup, and such a trial has
-        not failed, it is slow. A single good evaluation, ever, is enough to go on.
+        A limit set by the incumbent does not count: it may be shorter than a large batch's warmup. One good evaluation
+        is enough to continue.
         """
         request, target, best = self._request, self._request.target, self.progress.best
         if (
@@ -179,13 +174,13 @@ class Course:
         )
 
     def reached_before(self, ending: Ending) -> Ending:
-        """Return how a trial ended whose target may have been met on the way: only a stop takes that back."""
+        """Return the ending as reached if the target was met before, unless the caller stopped the trial."""
         if self.progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
             return ending
         return Ending(TrialState.REACHED, f"{self.progress.reached}, then trained on: {ending.reason}")
 
     def with_target(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Return an outcome with the crossing of the target, or the last miss where there was none."""
+        """Return the outcome with its crossing of the target, or with the last miss."""
         found, last = self.progress.crossing, self.progress.last
         if found is None and last is not None:
             return replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)

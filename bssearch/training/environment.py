@@ -1,4 +1,4 @@
-"""Where trials run: the device, the versions and the workload's own code."""
+"""Descriptions of where trials run: device, versions and the workload's code."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from bssearch.records import Environment, MetricInfo, ModelDescription, Workload
 from bssearch.training.computation import Computation
 from bssearch.workloads.given import is_of_main
 
-OWN = "own"
-"""Stands for the precision and the compile mode of a program, which are its own business."""
+OWN = "own"  # precision and compile mode of a user's program
 
+# bssearch's libraries whose versions are recorded; torch has its own field
 STOOD_ON = ("bssearch", "numpy", "optuna", "sqlalchemy")
-"""Libraries of bssearch itself whose versions are told; torch has a field of its own."""
 
+# recorded if a workload imports them, because they decide what is trained
 OF_WORKLOADS = ("accelerate", "lightning", "pytorch_lightning", "timm", "torchvision", "transformers")
-"""Libraries whose versions are told where a workload imports them: they decide what is trained."""
 
-GIT_SECONDS = 5.0
-"""What git does not say within this time is left unsaid."""
+GIT_SECONDS = 5.0  # limit for each git command
 
 
 def describe_environment(
     computation: Computation, workload: object | None = None, *, memory_limit_bytes: int | None = None
 ) -> Environment:
-    """Return the environment in which a computation runs; with a workload also the versions of its source file.
+    """Return the environment of a computation, with the workload's source if given.
 
-    ``memory_limit_bytes`` is a limit that was set below what the device has, None for no limit.
+    ``memory_limit_bytes`` is a limit below the device's memory, or None.
     """
     return describe_device(
         computation.device,
@@ -59,10 +57,7 @@ def describe_device(
     workload_revision: str | None = None,
     source: Path | None = None,
 ) -> Environment:
-    """Return the environment of what computes on a device in a precision, with the versions of its code.
-
-    ``source`` is the file of that code, whose repository is asked for its revision.
-    """
+    """Return the environment of code on a device; ``source`` is the file whose repository gives the revision."""
     is_cuda = device.type == "cuda"
     revision, is_dirty = (None, None) if source is None else git_state(source)
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
@@ -95,10 +90,7 @@ def describe_program(
     notice: str | None = None,
     source: Path | None = None,
 ) -> WorkloadDescription:
-    """Return what is known of a program of the user's own: its ``metrics``, and some of them before its first step.
-
-    ``notice`` is what there is to say of it, ``source`` the file whose repository is asked for its revision.
-    """
+    """Return the description of a user's program: its ``metrics``, and those known before its first step."""
     return WorkloadDescription(
         train_samples=None,
         validation_samples=None,
@@ -122,10 +114,10 @@ def describe_program(
 
 
 def workload_revision(workload: object) -> str | None:
-    """Return 12 hex digits of the SHA-256 of the file that defines the workload; None where there is none.
+    """Return 12 hex digits of the SHA-256 of the workload's file, or None.
 
-    Of a class that no other process can load, as in a notebook, it is that of the source of the class and of those
-    beside it that it inherits from: the rest of a notebook may change.
+    For a notebook's class it covers only the source of the class and of its bases there, because other cells may
+    change.
     """
     source = _source_file(workload)
     in_file = None if source is None else source.read_bytes()
@@ -134,14 +126,12 @@ def workload_revision(workload: object) -> str | None:
 
 
 def _own_source(kind: type) -> bytes | None:
-    """Return the source of a class and of those of its module that it inherits from, None where Python has none."""
     parts = [_source(one) for one in kind.__mro__ if one.__module__ == kind.__module__]
     known = [part for part in parts if part is not None]
     return "\n".join(known).encode() if len(known) == len(parts) else None
 
 
 def _source(kind: type) -> str | None:
-    """Return the source of a class; of a notebook's, whose file Python does not know, that of its functions."""
     try:
         return inspect.getsource(kind)
     except (OSError, TypeError):
@@ -153,11 +143,10 @@ def _source(kind: type) -> str | None:
 
 
 def git_state(source: Path) -> tuple[str | None, bool | None]:
-    """Return the commit, 12 hex digits, that the repository of a file is at, and whether what lies there differs.
+    """Return the commit (12 hex digits) of a file's repository, and whether its tracked files differ.
 
-    A ``+`` follows the commit where the file itself is not as it is there; whether that or any file that the repository
-    tracks differs is the second value, None where git takes too long to say. None and None without git, outside of a
-    repository, and for a file that the repository ignores, such as one of an installed package.
+    ``+`` after the commit means that the file itself differs. The second value is None if git takes too long. Both are
+    None without git, outside a repository, and for ignored files, such as an installed package's.
     """
     commit = _git(source.parent, "rev-parse", "--verify", "HEAD")
     state = _git(source.parent, "status", "--porcelain", "--ignored", "--", source.name)
@@ -168,16 +157,12 @@ def git_state(source: Path) -> tuple[str | None, bool | None]:
 
 
 def library_versions() -> tuple[str, ...]:
-    """Return the versions of the libraries that decide what is trained here, each ``name version``, by name.
-
-    Those that bssearch stands on, and of those that a workload may import what this process has imported.
-    """
+    """Return ``name version`` of the libraries that decide what is trained, sorted."""
     names = {*STOOD_ON, *(name for name in OF_WORKLOADS if name in sys.modules)}
     return tuple(f"{name} {version}" for name in sorted(names) if (version := _version(name)) is not None)
 
 
 def _version(name: str) -> str | None:
-    """Return the version of a library; None where Python does not know it."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -185,7 +170,6 @@ def _version(name: str) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git says in a folder, None where it fails or takes too long; the repository's index is left alone."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         said = subprocess.run(
@@ -205,7 +189,7 @@ def _source_file(workload: object) -> Path | None:
 
 
 def cudnn_version() -> str | None:
-    """Return the version that cuDNN numbers as 90100 (9.1.0) or, before version 9, 8902 (8.9.2)."""
+    """Return cuDNN's version; its number is 90100 for 9.1.0 and, before version 9, 8902 for 8.9.2."""
     number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if number is None:
         return None
@@ -215,12 +199,11 @@ def cudnn_version() -> str | None:
 
 
 def device_name(device: torch.device) -> str:
-    """Return of which kind a device is: the name of a GPU's model, or the processor's."""
+    """Return the model name of the GPU or CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name()
 
 
 def _processor_name(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the CPU's model name where Linux tells it, else its architecture."""
     if cpu_info.is_file():
         found = re.search(r"^model name\s*:\s*(.+)$", cpu_info.read_text(), re.MULTILINE)
         if found:

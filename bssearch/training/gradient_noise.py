@@ -1,10 +1,7 @@
-"""The gradient noise scale of a model in training, measured in passes of its own that leave no trace in the training.
+"""The gradient noise scale of a model in training, measured in separate passes.
 
-A pass takes the gradients of a few small batches, in fp32 and uncompiled, at the weights as they are. Nothing of it
-stays: no gradient, no running statistic, no random state; its samples and its dropout come from generators of its own.
-
-A trial that has the time for an interval of its own makes long passes. A short one makes short passes, of two small
-batches, the fewest from which both moments follow; they are pooled over trials (`bssearch.records.noise_scale.pooled`).
+A pass computes gradients of a few small batches in fp32, uncompiled, and changes no training state. Short passes are
+pooled over trials (`bssearch.records.noise_scale.pooled`).
 """
 
 from __future__ import annotations
@@ -32,43 +29,39 @@ from bssearch.training.trainer import Trainer, loss_of, seed_everything
 from bssearch.workloads.base import Part, WeightedLoss, Workload
 from bssearch.workloads.data import moved
 
+# Small batches in a long pass. ‖G‖² limits the estimate: at equal samples, fewer and longer passes estimate it better,
+# but an interval needs several.
 SMALL_BATCHES = 8
-"""Small batches in a long pass within a trial. What limits the estimate is ‖G‖²: for the same samples in all, fewer and
-longer passes tell it better, but an interval needs several."""
 
-FEWEST_SMALL_BATCHES = 2
-"""Small batches in a short pass: with one there is no second norm."""
+FEWEST_SMALL_BATCHES = 2  # in a short pass; one would give no second norm
 
+# Samples of a small batch. The estimator's variance falls with the small batch (Gray et al. 2024), but launch-bound
+# devices gain no time below a size, and batch normalisation needs some samples.
 SMALLEST, LARGEST = 16, 256
-"""Bounds on the samples of a small batch. The estimator's variance falls with the small batch (Gray et al. 2024), but
-on a device that waits for launches a smaller one costs as much, and batch normalisation needs some samples."""
 
+# Largest share of a process's train seconds for passes. Loading a shape's kernels on a GPU is not counted: a slow first
+# pass would forbid the next ones for long.
 NOISE_SHARE = 0.03
-"""The largest share of a process's train seconds that is spent on passes: a choice. What a GPU takes to load the
-kernels of a shape is no part of a pass: else a first pass that is slow for that would forbid the next ones for long."""
 
+# Seconds of a small batch over those of a training micro-batch, expected for a shape's first pass: at most 1 if both
+# compute alike (CPU, fp32, uncompiled), more under other precision or kernels, most if training is compiled.
 SLOWDOWN, SLOWDOWN_OF_OTHER, SLOWDOWN_OF_COMPILED = 1, 2, 10
-"""How many times as long as a micro-batch of the training a small batch may take: what the first pass of a shape is
-expected to cost. It is no larger, so at most as long where the training computes the same way (on the CPU, in fp32,
-uncompiled); under another precision or other kernels, and compiled, it may take longer: two choices."""
 
-PASSES_AT_ONCE = 2 * FEWEST_PASSES
-"""The most passes after one evaluation, so that they spread over the window."""
+PASSES_AT_ONCE = 2 * FEWEST_PASSES  # the most passes after one evaluation, so that they spread over the window
 
 
 def small_batch_size(configuration: Configuration, samples: int, small_batches: int = SMALL_BATCHES) -> int:
-    """Return the samples of a small batch: the micro-batch's share within bounds, and never more than it.
+    """Return the samples of a small batch; 0 if the training part is too small.
 
-    The share is a half in a short pass and an eighth in a long one: at a given cost the variance of ‖G‖² falls faster
-    with the samples of a small batch than with the passes. A pass needs no more memory for activations than a step in
-    fp32. 0 where the training part has too few samples.
+    ‖G‖²'s variance falls faster with the small batch than with passes: short passes use half a micro-batch, long ones
+    1/8.
     """
     micro = configuration.micro_batch_size
     return min(micro, max(SMALLEST, micro // min(small_batches, SMALL_BATCHES)), LARGEST, samples // small_batches)
 
 
 class GradientPasses:
-    """Makes passes over the model of a trainer."""
+    """Measures gradient norms of a trainer's model."""
 
     def __init__(
         self,
@@ -96,14 +89,14 @@ class GradientPasses:
         self._generator = np.random.default_rng(seed)
 
     def small_batch(self, small_batches: int) -> int:
-        """Return the samples of a small batch in a pass of so many; 0 where the training part has too few."""
+        """Return the samples of each of ``small_batches``; 0 if the training part is too small."""
         size = small_batch_size(self._configuration, len(self._train), small_batches)
         group = self._computation.settings.ghost_batch_size
-        # Without what would be left over as a group of its own, of too few samples to normalise.
+        # Drop the samples that would form a ghost batch too small to normalise.
         return size if group is None or size <= group else size - size % group
 
     def measure(self, small_batches: int = SMALL_BATCHES) -> Pass | None:
-        """Make a pass of so many small batches; return None where a gradient is not finite. Waits for the device."""
+        """Make a pass; return None if a gradient is not finite. Waits for the device."""
         small_batch = self.small_batch(small_batches)
         rows = self._generator.choice(len(self._train), small_batches * small_batch, replace=False)
         batches = torch.split(torch.from_numpy(rows).to(self._train.device), small_batch)
@@ -122,24 +115,21 @@ class GradientPasses:
         )
 
     def load_kernels(self, small_batches: int) -> None:
-        """Compute what a pass does for one of its small batches, and forget it; waits for the device.
-
-        The first time, a GPU loads the kernels of those shapes, which takes as long as many passes do.
-        """
+        """Compute one small batch so that a GPU loads its kernels, which takes as long as many passes."""
         rows = torch.arange(self.small_batch(small_batches), device=self._train.device)
         with _untouched(self._model, self._computation.device, seed=0), self._computation.exact():
             self._norms((rows,))
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the generator that draws the samples, to be saved."""
+        """Return the sample generator's state."""
         return dict(self._generator.bit_generator.state)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Draw on from a saved state."""
+        """Restore the sample generator."""
         self._generator.bit_generator.state = state
 
     def _norms(self, batches: tuple[torch.Tensor, ...]) -> tuple[Norms, Norms | None]:
-        """Return the norms of the plain gradients and of those that Adam divides by √v̂ + ε."""
+        """Return the norms of plain gradients, and of gradients divided by Adam's √v̂ + ε."""
         divisors = _adam_divisors(self._optimizers)
         kinds = [None] if divisors is None else [None, divisors]
         small: list[list[torch.Tensor]] = [[] for _ in kinds]
@@ -170,11 +160,9 @@ class GradientPasses:
 
 
 class NoiseBudget:
-    """The seconds that passes may take in one process: `NOISE_SHARE` of the train seconds of all its trials.
+    """Seconds for passes in one process: `NOISE_SHARE` of all trials' train seconds.
 
-    What trials leave that come nowhere near the target pays for the first pass of others, which their own seconds may
-    be too few for. What a pass took, by its shape (small batches, samples of each), is what the next one is expected
-    to take.
+    A pass should take as long as the last of its shape (small batches, samples of each).
     """
 
     def __init__(self) -> None:
@@ -183,7 +171,7 @@ class NoiseBudget:
         self._pass_seconds: dict[tuple[int, int], float] = {}
 
     def earn(self, train_seconds: float) -> None:
-        """Add train seconds of a trial."""
+        """Add a trial's train seconds."""
         self._train_seconds += train_seconds
 
     def spend(self, shape: tuple[int, int], seconds: float) -> None:
@@ -192,20 +180,16 @@ class NoiseBudget:
         self._pass_seconds[shape] = seconds
 
     def affords(self, seconds: float) -> bool:
-        """Return whether so many more seconds stay within the share."""
+        """Return whether the share allows so many more seconds."""
         return self._spent + seconds <= NOISE_SHARE * self._train_seconds
 
     def pass_seconds(self, shape: tuple[int, int]) -> float | None:
-        """Return what the last pass of this shape took, None before any."""
+        """Return the seconds of the shape's last pass, or None."""
         return self._pass_seconds.get(shape)
 
 
 class NoiseMeter:
-    """Measures the noise scale of one trial after its evaluations, near the target and within `NOISE_SHARE`.
-
-    It ends with the first evaluation that meets the target, or where memory runs out. ``budget`` is that of the
-    process, the trial's own where there is none. ``now`` gives seconds.
-    """
+    """Measures a trial's noise scale after evaluations near the target, within `NOISE_SHARE`."""
 
     def __init__(
         self,
@@ -238,7 +222,7 @@ class NoiseMeter:
         self._earned = 0.0
 
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
-        """Make as many passes as the metric calls for and the train seconds so far allow: zero or more."""
+        """Make the passes that the metric calls for and the train seconds allow."""
         self._budget.earn(train_seconds - self._earned)
         self._earned = train_seconds
         near = self._approach.is_near(metric)
@@ -259,7 +243,7 @@ class NoiseMeter:
                 return
 
     def state(self) -> dict[str, Any]:
-        """Return the passes made so far and what the next ones hang on, to be saved."""
+        """Return the passes so far and the state of the next."""
         return {
             "generator": self._make.state(),
             "first_metric": self._approach.first,
@@ -272,7 +256,7 @@ class NoiseMeter:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on after saved passes."""
+        """Restore saved passes."""
         self._make.restore(state["generator"])
         self._approach.first = state["first_metric"]
         self._ended = state["ended"]
@@ -281,23 +265,20 @@ class NoiseMeter:
         self._small_batches, self._earned = state["small_batches"], state["earned"]
 
     def result(self) -> GradientNoise:
-        """Return the noise scale and its moments; no interval where fewer passes than one needs were made."""
+        """Return the noise scale and its moments."""
         return gradient_noise(self._passes, self._spent if self._made else None)
 
     def _chosen_length(self, train_seconds: float) -> int:
-        """Return the small batches of the trial's passes: long where an interval's worth of these is affordable."""
         is_long = self._make.small_batch(SMALL_BATCHES) > 0
         interval_seconds = FEWEST_PASSES * self._expected_seconds(SMALL_BATCHES, train_seconds)
         return SMALL_BATCHES if is_long and interval_seconds <= NOISE_SHARE * train_seconds else FEWEST_SMALL_BATCHES
 
     def _affords_a_pass(self, small_batches: int, train_seconds: float) -> bool:
-        """Return whether the trial's own seconds pay for a pass, or those of the process for its first one."""
         seconds = self._expected_seconds(small_batches, train_seconds)
         is_within_own_share = self._spent + seconds <= NOISE_SHARE * train_seconds
         return seconds > 0 and self._budget.affords(seconds) and (is_within_own_share or not self._made)
 
     def _expected_seconds(self, small_batches: int, train_seconds: float) -> float:
-        """Return what a pass took in this trial on average, what the last of its shape took, or at most takes."""
         if self._made and small_batches == self._small_batches:
             return self._spent / self._made
         known = self._budget.pass_seconds(self._shape(small_batches))
@@ -339,7 +320,7 @@ def _pass_of(fields: dict[str, Any]) -> Pass:
 
 @contextmanager
 def _untouched(model: nn.Module, device: torch.device, seed: int) -> Iterator[None]:
-    """Seed every generator; afterwards put back their states and all buffers, replaced ones too."""
+    """Seed every generator, then restore generators and buffers, replaced ones included."""
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -363,7 +344,7 @@ Divisors = dict[nn.Parameter, Callable[[], torch.Tensor]]
 
 
 def _adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
-    """Return √v̂ + ε by parameter, each made when called for; None where no optimizer has it in all of its groups."""
+    """Return functions for Adam's √v̂ + ε by parameter; None if no optimizer has it in all groups."""
 
     def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
         return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + epsilon
@@ -380,7 +361,7 @@ def _adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | No
 
 
 def _square(gradients: dict[nn.Parameter, torch.Tensor], divisors: Divisors | None) -> torch.Tensor:
-    """Return the squared norm of gradients in float64, on their device; with divisors of the elements divided."""
+    """Return the squared norm in float64, on the device, of gradients divided by ``divisors``, if given."""
     norms = [
         torch.linalg.vector_norm(
             gradient if divisors is None else gradient / divisors[parameter](), dtype=torch.float64
@@ -391,18 +372,15 @@ def _square(gradients: dict[nn.Parameter, torch.Tensor], divisors: Divisors | No
     return torch.stack(norms).square().sum()
 
 
-PASSES = 2
-"""Passes after each evaluation: a choice."""
+PASSES = 2  # after each evaluation
 
-REMEMBERED = 8
-"""The newest passes whose moments are averaged: a choice. The noise scale grows while the model trains."""
+REMEMBERED = 8  # newest passes whose moments are averaged; the noise scale grows in training
 
 
 class NoiseGrowth:
-    """Lets a trial's batch grow, after its evaluations, to the largest of its sizes within a share of the noise scale.
+    """Grows a trial's batch, after evaluations, to the largest size within a share of the noise scale.
 
-    The share is the schedule's. Under Adam the noise scale is that of the gradients as Adam divides them. The passes
-    are as many for each trial of a seed, so that the same request takes the same steps.
+    The number of passes is fixed, so a request repeats its steps.
     """
 
     def __init__(self, passes: GradientPasses, growth: Growth) -> None:
@@ -413,7 +391,7 @@ class NoiseGrowth:
         self._moments: list[tuple[float, float]] = []
 
     def after_evaluation(self) -> None:
-        """Measure, and begin the stage that the noise scale allows. Waits for the device."""
+        """Measure, and begin the stages that the noise scale allows."""
         if self._growth.next_size is None:
             return
         for _ in range(PASSES):
@@ -427,18 +405,18 @@ class NoiseGrowth:
 
     @property
     def noise_scale(self) -> float | None:
-        """Return the noise scale (samples) of the newest passes; None where they do not tell it from an endless one."""
+        """Return the noise scale (samples) of the newest passes; None if it is not distinguishable from infinity."""
         if not self._moments:
             return None
         trace, square = (statistics.fmean(column) for column in zip(*self._moments, strict=True))
         return max(0.0, trace / square) if square > 0 else None
 
     def state(self) -> dict[str, Any]:
-        """Return what the next passes and their answer hang on, to be saved."""
+        """Return the moments and the generator's state."""
         return {"generator": self._make.state(), "moments": [list(pair) for pair in self._moments]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on after saved passes."""
+        """Restore saved moments."""
         self._make.restore(state["generator"])
         self._moments = [(trace, square) for trace, square in state["moments"]]
 
@@ -451,7 +429,7 @@ def noise_meter(
     train: Part,
     budget: NoiseBudget | None,
 ) -> NoiseMeter | None:
-    """Return what measures the noise scale near a trial's target; None where nobody asked, or it cannot be."""
+    """Return the meter of a trial's noise scale; None if not requested or impossible."""
     if request.branch is not None or not computation.settings.measure_noise or not trainer.has_noise:
         return None
     given = workload, computation, trainer, request.plan.configuration, train, request.target, request.plan.seed
@@ -461,7 +439,7 @@ def noise_meter(
 def noise_growth(
     request: TrialRequest, workload: Workload, computation: Computation, trainer: Trainer, train: Part
 ) -> NoiseGrowth | None:
-    """Return what lets a batch grow with the noise scale, None where it does not; `WorkloadError` where it cannot."""
+    """Return the batch growth by noise scale, or None; `WorkloadError` if it cannot be measured."""
     if not trainer.growth.is_measured:
         return None
     small = small_batch_size(request.plan.configuration, len(train)) if trainer.has_noise else 0

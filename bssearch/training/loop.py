@@ -1,22 +1,19 @@
-"""One trial: train, evaluate at a fixed cadence, stop at the target or for one of the reasons below.
+"""One trial: train, evaluate at a fixed cadence, and stop at the target or for another reason.
 
 * the target is met at an evaluation                      → `REACHED`
 * the train seconds pass the request's limit              → the request's ``limit_state``
-* the caller says stop, asked after every step            → what it says; `PAUSED` once the trial is saved
+* ``stop``, asked after every step, returns a state       → that state; `PAUSED` once saved
 * the schedule's horizon, or a branch, ends               → evaluated once more, then `EXHAUSTED`
 * the loss or the metric is not finite at an evaluation   → `DIVERGED`
-* it never left chance in half of its whole budget        → `DIVERGED`
+* it stays at chance for half of its whole budget         → `DIVERGED`
 * the loss of the first step is not finite                → `DIVERGED`
 * memory runs out                                         → `OOM`
 
-A request that does not stop at the target goes on, at the same cadence, until one of the other reasons ends it. It is
-`REACHED` all the same once the target was met, unless the caller stops it: a trial that is stopped has not finished.
+A request may continue past the target; if the target was met, the trial is still `REACHED` unless the caller stops it.
+A resumed trial repeats the steps, evaluations and random numbers of an unpaused one, and its times add up.
 
-A trial that was paused goes on from its checkpoint as if it had never stopped: the same steps, evaluations and random
-numbers; its ledgers and its wall time are those of its parts together.
-
-Any other exception is the caller's. On the CPU the same request, with the same number of threads, takes the same
-steps to the target, bit for bit: neither the clock nor the warm-up decides where an evaluation happens.
+On the CPU the same request, with the same threads, takes the same steps to the target, bit for bit: neither clock nor
+warm-up decides when an evaluation happens.
 """
 
 from __future__ import annotations
@@ -52,17 +49,16 @@ from bssearch.training.trainer import Trainer, seed_everything, warm_up
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, identity_of
 from bssearch.workloads.base import Data, Workload, measure, metric_value
 
+# states after which the test part may be evaluated
 TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
-"""The ends after which the test part is evaluated, where the request asks for it."""
 
 Stop = Callable[[], tuple[TrialState, str] | None]
 
 
 class Trial:
-    """One run of a request: take its `observations` one by one.
+    """One run of a request; iterate over its `observations`.
 
-    ``stop`` is asked and ``on_progress`` called after every step. ``noise_budget`` is that of the process, whose trials
-    share it.
+    ``stop`` and ``on_progress`` are called after every step. The process's trials share ``noise_budget``.
     """
 
     def __init__(
@@ -100,12 +96,9 @@ class Trial:
         self._further_test_metrics: Mapping[str, float] | None = None
 
     def observations(self) -> Generator[Observation, None, TrialOutcome]:
-        """Train; yield each evaluation, never a NaN, and return what was measured.
+        """Train; yield each evaluation (never a NaN) and return the outcome.
 
-        The time until the caller asks for the next one is booked as other. Raises `WorkloadError` for a workload or
-        batch size that cannot be trained, `UsageError` for a configuration that means nothing, `CheckpointError` where
-        the trial cannot go on from where it was paused, and lets the workload's own exceptions through, except for
-        those that say that memory ran out.
+        Exceptions pass through, except out of memory.
         """
         self._clock.start()
         with self._clock.ledger("other"):
@@ -136,7 +129,6 @@ class Trial:
         return self._outcome(ending)
 
     def _test(self, trainer: Trainer) -> None:
-        """Evaluate the test part: the target's metric, and those that the workload reports beside it."""
         target, known = self._request.target.metric, self._workload.metrics
         names = [target, *(name for name, info in known.items() if info.reported and name != target)]
         found = {name: value for name, value in trainer.metrics(self._data.test, names).items() if is_metric(value)}
@@ -144,7 +136,7 @@ class Trial:
         self._further_test_metrics = found or None
 
     def prepare(self) -> Trainer:
-        """Warm up on a throw-away model, then build the trial's own from its seed, or put it where it branches off."""
+        """Warm up on a throw-away model, then build the trial's model or load its branch point."""
         request, plan = self._request, self._plan
         workload, computation = self._workload, self._computation
         with self._clock.ledger("warmup"):
@@ -160,7 +152,7 @@ class Trial:
         return self._trainer
 
     def _is_unseen(self, trainer: Trainer) -> bool:
-        """Return whether an evaluation is due that was not made: step 0's, or the one that a pause came before."""
+        """Return whether an evaluation is due that was not made: at step 0, or right after a pause."""
         last = self._progress.last
         return last is None or (last.step != trainer.steps and self._evaluation_is_due(trainer))
 
@@ -170,9 +162,8 @@ class Trial:
         self._checkpoint(path).save(*self._parts())
 
     def _restore(self) -> None:
-        """Go on from the checkpoint; raise `CheckpointError` where that cannot be."""
         if self._request.checkpoint is None:
-            raise CheckpointError(f"trial {self._request.number} cannot go on: its request names no checkpoint")
+            raise CheckpointError(f"trial {self._request.number} cannot resume: its request names no checkpoint")
         self._checkpoint(self._request.checkpoint).restore(*self._parts())
         self._memory.restart()
 
@@ -182,7 +173,7 @@ class Trial:
         return Checkpoint(Path(path), identity, self._clock, self._on_progress)
 
     def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
-        """Return what a checkpoint holds of the training, the random state last, and of what is measured."""
+        """Return a checkpoint's training parts, the random state last, and its measured parts."""
         assert self._trainer is not None, "only a trial that trains is paused"
         training: dict[str, Saved] = {"trainer": self._trainer}
         meters = {"noise": self._noise, "noise_growth": self._noise_growth}
@@ -199,10 +190,9 @@ class Trial:
         return training, measured
 
     def train_segment(self, trainer: Trainer) -> Ending | None:
-        """Train until the next evaluation is due; return the ending if the trial ends before it.
+        """Train until the next evaluation; return the ending if the trial ends before it.
 
-        The time limit ends a trial between evaluations only: one that is due is made, so that whether a crossing is
-        seen does not hang on the last step's microseconds.
+        A due evaluation precedes the time limit, so that microseconds do not decide whether a crossing counts.
         """
         with self._clock.ledger("train"):
             while True:
@@ -238,7 +228,6 @@ class Trial:
         return self._clock.counted_train_seconds(self._plan.threads)
 
     def _evaluate(self, trainer: Trainer) -> Generator[Observation, None, Ending | None]:
-        """Yield what is observed of the validation part; return the ending that follows from it."""
         with self._clock.ledger("evaluation"):
             loss = trainer.take_mean_loss()
             metric = trainer.evaluate(self._data.validation, self._request.target.metric)
@@ -353,11 +342,10 @@ def describe_model(
     seed: int = 0,
     own: Mapping[str, ParameterValue] = NO_PARAMETERS,
 ) -> ModelDescription:
-    """Build a model from a seed, evaluate it on the validation part, and return what was found.
+    """Build a model from a seed, evaluate it on the validation part, and describe it. Changes the random state.
 
-    ``own`` are the user's own parameters of the model.
-    Every metric that the workload declares is in ``initial_metrics``. Raises `WorkloadError` where ``evaluate`` does
-    not return one of them, and lets the workload's own exceptions through. It changes the random state.
+    Raises:
+        WorkloadError: ``evaluate`` does not return every declared metric.
     """
     seed_everything(seed)
     model = computation.build_model(workload, dropout, own)
@@ -372,20 +360,18 @@ def describe_model(
 
 
 def tokens_per_sample(workload: Workload) -> int | None:
-    """Return the tokens of a training sample, None where the workload does not count them.
+    """Return the tokens of a training sample, or None if not counted.
 
-    Raises `WorkloadError` where it is no whole number of at least one.
+    Raises:
+        WorkloadError: The number is not a positive integer.
     """
     tokens = getattr(workload, "tokens_per_sample", None)
     if tokens is not None and (type(tokens) is not int or tokens < 1):
-        raise WorkloadError(f"tokens_per_sample = {tokens!r} must be a whole number >= 1, or left out")
+        raise WorkloadError(f"tokens_per_sample = {tokens!r} must be an integer >= 1, or left out")
     return tokens
 
 
 def batch_norm_layers(model: nn.Module) -> int:
-    """Return how many layers of a model in training mode take their statistics from the batch.
-
-    A batch norm that the model keeps in evaluation mode uses its running ones, if it has them.
-    """
+    """Return the number of layers that use batch statistics; frozen batch norms use their running ones."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     return sum(norm.training or norm.running_mean is None for norm in norms)

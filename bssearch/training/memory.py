@@ -1,4 +1,4 @@
-"""Running out of memory, how much was used, and how much may be."""
+"""Memory of a trial: detecting exhaustion, measuring the peak and limiting the use."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import torch
 from bssearch.records import MemoryBasis
 
 MMAP_THRESHOLD_BYTES = 2**20
-"""Under a limit on the CPU every block from here on is a mapping of its own, which goes back once it is freed.
+"""Under a memory limit on the CPU, larger blocks are separate mappings, which a free returns.
 
-glibc moves that threshold up to 32 MiB as it goes. A worker that has run several batch sizes then keeps a heap full of
-holes: for the perceptron of `studies/fashion_mnist_cpu.yaml` it took 1.21 GiB where a new one took 0.96.
+glibc raises the threshold up to 32 MiB, and the heap fragments: 1.21 GiB in a used worker for 0.96 in a new one.
 """
 
 _M_MMAP_THRESHOLD = -3  # mallopt(3)
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
+# Between samples of the resident set if the kernel has no resettable mark; a sample takes about 20 µs, 0.2% of it.
 SAMPLING_SECONDS = 0.01
-"""Between two samples of the resident set, where the kernel keeps no mark that can be reset: a choice. A sample takes
-some 20 µs, 0.2 % of it."""
 
+# cuDNN's message if no workspace fits, cuBLAS's if its handle does not. With free memory they mean other errors, such
+# as unsupported shapes or a broken driver.
 _PHRASES = (
     "can't allocate memory",
     "not enough memory",
@@ -38,20 +38,16 @@ _PHRASES = (
     "HOST_ALLOCATION_FAILED",
 )
 _PHRASES_OF_A_FULL_DEVICE = ("unable to find an engine", "CUBLAS_STATUS_NOT_INITIALIZED")
-"""What cuDNN says where no kernel's workspace fits, and cuBLAS where its handle does not: with memory to spare either
-means something else, such as shapes that no kernel takes or a broken driver."""
 
-FULL_DEVICE = 0.1
-"""The share of a device's memory below which it is full for these phrases: a choice."""
+FULL_DEVICE = 0.1  # a device is full for these phrases below this share of free memory
 
-UNUSED_SHARE = 0.2
-"""The share of a device's memory from which it is said that the allocator holds it for nothing: a choice."""
+UNUSED_SHARE = 0.2  # warn if the allocator holds this share of the device without tensors
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception says that the host or the device had no memory left.
+    """Return whether an exception means that host or device memory ran out.
 
-    PyTorch's CPU allocator, cuBLAS and cuDNN say so in a plain RuntimeError.
+    PyTorch's CPU allocator, cuBLAS and cuDNN raise a plain RuntimeError for it.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -64,7 +60,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_device_full() -> bool:
-    """Return whether next to nothing is free on the GPU that this process uses, or nobody can say."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     try:
@@ -75,18 +70,18 @@ def _is_device_full() -> bool:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Let the peak count from here."""
+    """Reset the peak of device memory."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """Return the most memory that tensors held on the device since the reset; None on the CPU, which does not tell."""
+    """Return the peak bytes of tensors on the device since the reset; None on the CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 class DeviceMemoryMeter:
-    """What tensors held on a GPU."""
+    """Peak of tensors on a GPU."""
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.DEVICE
 
@@ -94,24 +89,23 @@ class DeviceMemoryMeter:
         self._device = device
 
     def start(self) -> None:
-        """Count from here."""
+        """Reset the peak."""
         reset_peak_memory(self._device)
 
     restart = start
 
     def peak_bytes(self) -> int | None:
-        """Return the most memory that tensors held."""
+        """Return the peak bytes."""
         return peak_memory_bytes(self._device)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """No-op."""
 
 
 class ResidentMemoryMeter:
-    """How far this process's resident set grew: the kernel's high-water mark, which is reset (proc_pid_clear_refs(5)).
+    """Growth of the resident set to the kernel's high-water mark (proc_pid_clear_refs(5)).
 
-    What earlier trials have freed is given back to the system first: else a trial would take it again unseen, and the
-    second of two alike would seem to need nothing.
+    Freed memory is returned to the system first; a trial would otherwise reuse it unnoticed.
     """
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT
@@ -120,26 +114,26 @@ class ResidentMemoryMeter:
         self._from: int | None = None
 
     def start(self) -> None:
-        """Count from what the process holds now."""
+        """Count from the current memory."""
         trim_heap()
         self.restart()
         self._from = _resident_bytes("VmRSS")
 
     def restart(self) -> None:
-        """Forget the peak so far."""
+        """Reset the peak."""
         _reset_high_water_mark(CLEAR_REFS)
 
     def peak_bytes(self) -> int | None:
-        """Return the growth at the high-water mark."""
+        """Return the growth in bytes, or None."""
         peak = _resident_bytes("VmHWM")
         return None if self._from is None or peak is None else max(0, peak - self._from)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """No-op."""
 
 
 class SampledMemoryMeter:
-    """How far this process's resident set grew, from samples that a thread takes every `SAMPLING_SECONDS`."""
+    """Growth of the resident set, sampled by a thread every `SAMPLING_SECONDS`."""
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT_SAMPLED
 
@@ -151,18 +145,18 @@ class SampledMemoryMeter:
         self._thread = threading.Thread(target=self._sample, name="peak-memory", daemon=True)
 
     def start(self) -> None:
-        """Count from what the process holds now."""
+        """Count from the current memory."""
         trim_heap()
         self._from = self._peak = self._resident()
         if not self._thread.is_alive():
             self._thread.start()
 
     def restart(self) -> None:
-        """Forget the peak so far."""
+        """Reset the peak."""
         self._peak = self._resident()
 
     def peak_bytes(self) -> int | None:
-        """Return the growth at the largest sample."""
+        """Return the growth in bytes, or None."""
         return None if self._from is None else max(0, max(self._peak, self._resident()) - self._from)
 
     def close(self) -> None:
@@ -178,14 +172,12 @@ class SampledMemoryMeter:
 
 
 PeakMemoryMeter = DeviceMemoryMeter | ResidentMemoryMeter | SampledMemoryMeter
-"""Measures the peak memory of one trial: what `MemoryBasis` says, in bytes.
-
-``start`` it before the trial's model is made; ``restart`` forgets the peak so far, not what it counts from.
-"""
+"""Measures a trial's peak memory in bytes (`MemoryBasis`). ``start`` before the model is built; ``restart`` resets the
+peak but not the baseline."""
 
 
 def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> PeakMemoryMeter:
-    """Return what measures a trial's peak memory on a device."""
+    """Return the meter of a trial's peak memory on a device."""
     if device.type == "cuda":
         return DeviceMemoryMeter(device)
     try:
@@ -196,23 +188,21 @@ def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> Pe
 
 
 def trim_heap() -> None:
-    """Give the pages of the heap that hold nothing back to the system, where the C library can (malloc_trim(3))."""
+    """Return free heap pages to the system if the C library can (malloc_trim(3))."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _reset_high_water_mark(clear_refs: Path) -> None:
-    """Set ``VmHWM`` to what is resident now; raise `OSError` where that is not permitted."""
     clear_refs.write_text("5")
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
-    """Let this process have no more than so much memory, as on a smaller device; a limit above what there is is none.
+    """Cap this process's memory; no effect above the physical size.
 
-    On a GPU it is what PyTorch's allocator reserves. The CPU has no limit on resident memory: there it is the data
-    segment (``RLIMIT_DATA``: heap and private writable mappings, the interpreter's and the libraries' own with them,
-    touched or not), beyond which an allocation fails; see `MMAP_THRESHOLD_BYTES` for what else changes there.
+    On the CPU it is the data segment (``RLIMIT_DATA``: heap and private writable mappings, touched or not), because
+    resident memory has no limit.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -231,19 +221,12 @@ def _give_back_what_is_freed() -> None:
 
 
 def allocation_retries(device: torch.device) -> int:
-    """Return how often the allocator had to give everything back and ask again: at the edge of a GPU's memory.
-
-    0 on the CPU, which has no such allocator.
-    """
+    """Return how often the GPU allocator freed its cache and retried; 0 on the CPU."""
     return int(torch.cuda.memory_stats(device)["num_alloc_retries"]) if device.type == "cuda" else 0
 
 
 def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
-    """Return that the allocator held much more of a GPU at its peak than tensors did; None where it did not.
-
-    What it holds beside them is lost to larger micro-batches: holes between tensors, and the workspaces with which
-    kernels were tried. Much is `UNUSED_SHARE` of the device's memory.
-    """
+    """Return a warning if the allocator held `UNUSED_SHARE` of a GPU more than tensors did, else None."""
     if device.type != "cuda" or peak_bytes is None:
         return None
     reserved = torch.cuda.max_memory_reserved(device)
@@ -255,15 +238,12 @@ def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
 
 
 def peak_process_memory_bytes(device: torch.device, status: Path = STATUS) -> int | None:
-    """Return the peak of a process that has done but one thing: on a GPU what tensors held, else its resident memory.
-
-    On the CPU it is the whole process's since its start (``VmHWM``); None where the system does not say.
-    """
+    """Return the peak bytes of the whole process: tensors on a GPU, else resident memory; None if unknown."""
     return peak_memory_bytes(device) if device.type == "cuda" else _resident_bytes("VmHWM", status)
 
 
 def _resident_bytes(field: str, status: Path = STATUS) -> int | None:
-    """Return a field of proc_pid_status(5) in bytes, None where the system does not say."""
+    """Return a field of proc_pid_status(5) in bytes, or None."""
     if not status.is_file():
         return None
     found = re.search(rf"^{field}:\s*(\d+) kB$", status.read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The optimizers that a configuration can name, and those that a workload builds itself."""
+"""bssearch's optimizers, and those that a workload builds."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ParameterGroups = list[dict[str, Any]]
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> ParameterGroups:
     """Return the groups with and without weight decay.
 
-    Weight decay is for matrices and filters. Biases and the scales of norms, which have fewer than two dimensions,
-    are left alone, as in Goyal et al. 2017 (§ 5.1), He et al. 2019 ("Bag of tricks", § 3.1) and the MLPerf references.
+    Biases and norm scales (fewer than two dimensions) get none, as in Goyal et al. 2017 (§ 5.1), He et al. 2019 ("Bag
+    of tricks", § 3.1) and the MLPerf references.
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
@@ -35,34 +35,32 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
     return [group for group in groups if group["params"]]
 
 
-OF_TIMM = ("lamb", "lars")
-"""The optimizers that need timm."""
+OF_TIMM = ("lamb", "lars")  # need timm
 
-OLDEST = (1, 0, 13)
-"""The oldest version of timm that bssearch is tried with."""
+OLDEST = (1, 0, 13)  # the oldest supported timm
 
 
 def timm_optimizers(name: str) -> ModuleType:
-    """Return ``timm.optim``, for the optimizer of that name. Raises `LaunchError` where it is missing or too old."""
+    """Return ``timm.optim``.
+
+    Raises:
+        LaunchError: timm is missing or too old.
+    """
     oldest = ".".join(map(str, OLDEST))
     hint = "pip install 'bssearch[optimizers]'"
     try:
         version = importlib.metadata.version("timm")
         optimizers = importlib.import_module("timm.optim")
-    except (ImportError, RuntimeError, OSError) as error:  # its torchvision may be of another PyTorch
+    except (ImportError, RuntimeError, OSError) as error:  # its torchvision may not match this PyTorch
         message = f"optimizer = {name!r} needs timm >= {oldest}, which cannot be imported: {error}"
         raise LaunchError(message, hint=hint) from error
     if tuple(map(int, re.findall(r"\d+", version)[:3])) < OLDEST:
-        raise LaunchError(f"optimizer = {name!r} needs timm >= {oldest}, and {version} is installed", hint=hint)
+        raise LaunchError(f"optimizer = {name!r} needs timm >= {oldest}; {version} is installed", hint=hint)
     return optimizers
 
 
 class OptimizersAsOne(torch.optim.Optimizer):
-    """Optimizers over different parameters that step together, with their groups and states in one.
-
-    To schedules, clipping, loss scaling and pauses it is one optimizer. An update that the loss scaling leaves out is
-    left out by all of them.
-    """
+    """One optimizer made of several over different parameters; loss scaling skips the step of all of them."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self._parts = tuple(parts)
@@ -71,7 +69,7 @@ class OptimizersAsOne(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step of each; return what the closure does, None without one."""
+        """Step each optimizer; return the closure's loss, or None."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -81,12 +79,12 @@ class OptimizersAsOne(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a state."""
         super().load_state_dict(state_dict)
         self._share()
 
     def _share(self) -> None:
-        """Have the parts work on the groups and states that are seen from outside."""
+        """Let the parts use the shared groups and states."""
         groups = iter(self.param_groups)
         for part in self._parts:
             part.state = self.state
@@ -96,19 +94,17 @@ class OptimizersAsOne(torch.optim.Optimizer):
 def muon_with_adamw(
     model: nn.Module, configuration: Configuration, options: Mapping[str, Any], fused: bool | None
 ) -> torch.optim.Optimizer:
-    """Return Muon over a model's weight matrices and AdamW over all else, at the learning rate times its scale.
+    """Return Muon over weight matrices outside embeddings, and AdamW over the rest at its learning rate scale.
 
-    Muon takes parameters of two dimensions: PyTorch's has no others, so that convolution filters go to AdamW, with
-    embeddings, biases and norms. Embeddings are known by their module. The last layer of a classifier or a language
-    model is a matrix like any other, unless it shares its weights with an embedding. Raises `UsageError` where the
-    model has no such matrix.
+    PyTorch's Muon takes two dimensions only, so convolution filters go to AdamW. An output layer counts as a matrix
+    unless it shares an embedding's weights.
     """
     embeddings = _embeddings(model)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trainable if parameter.ndim == 2 and id(parameter) not in embeddings]
     if not matrices:
         raise UsageError(
-            "optimizer = 'muon' trains weight matrices outside of embeddings, and the model has none",
+            "optimizer = 'muon' trains weight matrices outside embeddings, but the model has no such matrix",
             hint="optimizer: {name: adamw}",
         )
     chosen = {id(parameter) for parameter in matrices}
@@ -135,13 +131,13 @@ def muon_with_adamw(
 
 
 def _embeddings(model: nn.Module) -> set[int]:
-    """Return which parameters are those of embeddings, by their id."""
     layers = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
     return {id(parameter) for layer in layers for parameter in layer.parameters()}
 
 
 Options = Mapping[str, Any]
 
+# from PyTorch
 KINDS = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
@@ -153,26 +149,23 @@ KINDS = {
     "adagrad": torch.optim.Adagrad,
     "adafactor": torch.optim.Adafactor,
 }
-"""PyTorch's own optimizers."""
 
+# may be fused; Adagrad is not, because PyTorch 2.11 fuses it on the CPU only
 IN_ONE_KERNEL = frozenset({"sgd", "adam", "adamw"})
-"""Those that may be fused; Adagrad is on the CPU only, with the PyTorch 2.11 that bssearch still takes."""
 
+# names in PyTorch and timm that differ from bssearch's
 KEYWORDS = {
     "epsilon": "eps",
     "clipping_threshold": "d",
     "max_gradient_norm": "max_grad_norm",
     "trust_coefficient": "trust_coeff",
 }
-"""What PyTorch and timm call an option, if otherwise than bssearch."""
 
 
 def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool = False) -> torch.optim.Optimizer:
-    """Return the optimizer over a model's trainable parameters, at the configuration's peak learning rate.
+    """Return the optimizer over a model's trainable parameters, at the peak learning rate.
 
-    ``fused`` asks for the update of all parameters in one kernel, where the optimizer has that on every device;
-    otherwise PyTorch chooses. Raises `UsageError` for an optimizer that is not in `OPTIMIZERS` and for a model with
-    nothing to train, `LaunchError` where its library is missing.
+    ``fused`` asks for one kernel if the optimizer has it on every device.
     """
     options = _options(configuration)
     groups = parameter_groups(model.parameters(), configuration.weight_decay)
@@ -185,7 +178,7 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
     if "beta1" in options:
         keywords["betas"] = options["beta1"], options["beta2"]
     if options.get("nesterov") and not options["momentum"] > 0:
-        keywords["nesterov"] = False  # it says nothing without momentum
+        keywords["nesterov"] = False  # has no meaning without momentum
     if configuration.optimizer in OF_TIMM:
         kind: Any = getattr(timm_optimizers(configuration.optimizer), configuration.optimizer.capitalize())
         groups = _adapted(groups)
@@ -194,13 +187,12 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
     if configuration.optimizer in IN_ONE_KERNEL:
         keywords["fused"] = one_kernel
     if configuration.optimizer == "adafactor":
-        keywords["eps"] = None, keywords.pop("epsilon2")  # its first ε is the precision of the parameters
+        keywords["eps"] = None, keywords.pop("epsilon2")  # None: ε1 follows the precision of the parameters
     optimizer: torch.optim.Optimizer = kind(groups, lr=configuration.learning_rate, **keywords)
     return optimizer
 
 
 def _options(configuration: Configuration) -> Options:
-    """Return all options of a configuration's optimizer; one that is not given has its default."""
     try:
         defaults = OPTIMIZERS[configuration.optimizer].option_defaults()
     except KeyError:
@@ -209,7 +201,7 @@ def _options(configuration: Configuration) -> Options:
 
 
 def _option(name: str, value: Any, default: Any) -> Any:
-    """Return an option as its default is: a switch, a text or a number. Raises `UsageError` for what is no number."""
+    """Convert an option to the type of its default."""
     if value is None:
         return default
     if isinstance(default, bool | str):
@@ -220,10 +212,7 @@ def _option(name: str, value: Any, default: Any) -> Any:
 
 
 def _adapted(groups: ParameterGroups) -> ParameterGroups:
-    """Return groups with the trust ratio on matrices and filters, and off biases and norms.
-
-    timm itself leaves it off wherever there is no weight decay, so that without any LARS would be SGD.
-    """
+    """Apply the trust ratio to matrices and filters only; timm skips it without weight decay, making LARS SGD."""
     return [{**group, "always_adapt": group["params"][0].ndim >= 2} for group in groups]
 
 
@@ -231,10 +220,7 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 
 
 def built_optimizers(workload: Workload, model: nn.Module, configuration: Configuration, fused: bool) -> Any:
-    """Return what the workload's ``build_optimizer`` returns, else bssearch's own optimizer.
-
-    Raises `UsageError` for an optimizer that bssearch does not have, `LaunchError` where its library is missing.
-    """
+    """Return the workload's optimizers as it returns them, else bssearch's optimizer."""
     build = getattr(workload, "build_optimizer", None)
     if build is None:
         return build_optimizer(model, configuration, fused=fused)
@@ -242,10 +228,7 @@ def built_optimizers(workload: Workload, model: nn.Module, configuration: Config
 
 
 def check_libraries(workload: Workload, names: Iterable[str]) -> None:
-    """Import what the optimizers of these names need, unless the workload builds its own.
-
-    Raises `LaunchError` where a library is missing or too old.
-    """
+    """Check the libraries of these optimizers, unless the workload builds its own."""
     if getattr(workload, "build_optimizer", None) is None:
         for name in OF_TIMM:
             if name in names:
@@ -253,10 +236,7 @@ def check_libraries(workload: Workload, names: Iterable[str]) -> None:
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:
-    """Return the optimizers of a tuple, list or dict of them, or of one, in their order.
-
-    Raises `WorkloadError` where there is something else among them, and where one trains no parameter of the model.
-    """
+    """Return the optimizers of a tuple, list, dict or single one, in order."""
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
     if not optimizers:
@@ -268,7 +248,7 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
 
 
 def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: Configuration) -> str | None:
-    """Return a sentence where the workload's optimizers have the same rates at another learning rate, else None."""
+    """Return a warning if the workload's optimizers ignore the learning rate, else None."""
     if getattr(workload, "build_optimizer", None) is None:
         return None
     doubled = replace(configuration, learning_rate=2 * configuration.learning_rate)
@@ -288,7 +268,6 @@ def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: C
 
 
 def _check(optimizer: object, parameters: set[int]) -> None:
-    """Raise `WorkloadError` where this is no optimizer over any of the model's parameters."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(
             f"build_optimizer() returned a {type(optimizer).__name__}; it must be a torch.optim.Optimizer, "
@@ -307,27 +286,26 @@ def _check(optimizer: object, parameters: set[int]) -> None:
 
 
 def states_of(optimizers: Optimizers) -> Any:
-    """Return the state of one optimizer, or those of several, to be saved."""
+    """Return the state of one or several optimizers."""
     states = [optimizer.state_dict() for optimizer in optimizers]
     return states[0] if len(states) == 1 else states
 
 
 def restore_states(optimizers: Optimizers, saved: Any) -> None:
-    """Put optimizers back into saved states."""
+    """Restore saved states."""
     states = [saved] if len(optimizers) == 1 else saved
     for optimizer, state in zip(optimizers, states, strict=True):
         optimizer.load_state_dict(state)
 
 
+# Options that tell kinds of optimizers apart: without them a state has another meaning.
 KIND_OPTIONS = ("betas", "momentum", "alpha", "beta2_decay", "ns_steps")
-"""Options by which one kind of optimizer is told from another: those without which its state means something else."""
 
 
 def take_over_states(optimizers: Optimizers, saved: Any, model: nn.Module | None = None) -> None:
-    """Give optimizers the states of another run, each group the options that it was built with.
+    """Load another run's states, but keep each group's options.
 
-    A state in one group over the trained parameters of the ``model``, in their order, fits an optimizer of several.
-    Raises `ValueError` where the states are those of another number or kind of optimizers, or of other parameters.
+    A single group over ``model``'s trained parameters fits several groups. `ValueError` if kinds or parameters differ.
     """
     states = saved if isinstance(saved, list | tuple) else [saved]
     if len(states) != len(optimizers):
@@ -341,7 +319,7 @@ def take_over_states(optimizers: Optimizers, saved: Any, model: nn.Module | None
 
 
 def _regrouped(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return a state in the groups of an optimizer, where it has one group over the same parameters of the model."""
+    """Split a state of one group into the optimizer's groups, if both cover the same parameters."""
     saved, groups = state["param_groups"], [group["params"] for group in optimizer.param_groups]
     own = {id(parameter) for group in groups for parameter in group}
     order = [id(parameter) for parameter in model.parameters() if id(parameter) in own]

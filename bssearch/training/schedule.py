@@ -1,7 +1,6 @@
-"""The learning rate over a trial, as a factor on its peak: pure functions of the step.
+"""Learning rate schedules, as factors on the peak: pure functions of the step, counted from 0.
 
-Steps count from 0: ``factor(0)`` is what the first optimizer step uses. Warmup and horizon are given in samples or
-epochs, so that they mean the same at every batch size.
+Warmup and horizon are in samples or epochs, so that they mean the same at every batch size.
 """
 
 from __future__ import annotations
@@ -18,37 +17,33 @@ from bssearch.workloads.base import Workload
 
 KINDS: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
-ONE_CYCLE_RISE = 0.3
-"""The share of a one-cycle schedule in which the rate rises where no warmup is given, as `torch.optim.lr_scheduler`."""
+ONE_CYCLE_RISE = 0.3  # share of a one-cycle schedule that rises without warmup, as in OneCycleLR
 
-ONE_CYCLE_START, ONE_CYCLE_END = 1 / 25, 1 / 25e4
-"""The factors on the peak with which a one-cycle schedule begins and ends, as `torch.optim.lr_scheduler.OneCycleLR`."""
+ONE_CYCLE_START, ONE_CYCLE_END = 1 / 25, 1 / 25e4  # first and last factor, as in OneCycleLR
 
 
 def warmup_steps(warmup_epochs: float, train_samples: int, batch_size: int) -> int:
-    """Return the optimizer steps that see ``warmup_epochs`` × ``train_samples`` samples, rounded."""
+    """Return the optimizer steps of the warmup, rounded."""
     return round(warmup_epochs * train_samples / batch_size)
 
 
 def horizon_steps(horizon_samples: float, batch_size: int) -> int:
-    """Return the optimizer steps that see at least ``horizon_samples`` samples; at least one."""
+    """Return the fewest optimizer steps (≥ 1) that see ``horizon_samples`` samples."""
     return max(1, math.ceil(horizon_samples / batch_size))
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Linear warmup, then a constant rate or a decay to zero at the horizon, where the trial ends.
+    """Linear warmup, then a constant rate or a decay until the trial ends at the horizon.
 
-    Warmup (Goyal et al. 2017) starts near 0 and not at it: step s of w uses (s + 1)/(w + 1), so that no step is
-    wasted and step w is the first at the peak. The decay runs from step w to the horizon h, with u = (s − w)/(h − w):
-    1 − u for ``linear``, (1 + cos πu)/2 for ``cosine`` (Loshchilov & Hutter 2017, one cycle). The last step, h − 1,
-    is still above zero. A horizon within the warmup cuts the warmup off.
+    Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1), so no step has rate 0 and step w is the first at the
+    peak. Decay from step w to horizon h, with u = (s − w)/(h − w): 1 − u for ``linear``, (1 + cos πu)/2 for ``cosine``
+    (Loshchilov & Hutter 2017, one cycle); step h − 1 is above zero. A horizon within the warmup cuts it off.
 
-    ``warmup_stable_decay`` stays at the peak and decays in the last ``decay_share`` of the horizon, by 1 − √u with u
-    from 0 to 1 over the decay (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395).
-    ``one_cycle`` rises from a 25th of the peak within the warmup, or within 30 % of the horizon where there is none,
-    and falls to a 250,000th, by half a cosine each way (Smith & Topin 2018, arXiv 1708.07120), as PyTorch's OneCycleLR
-    step by step; the momentum stays.
+    ``warmup_stable_decay`` decays in the last ``decay_share`` of the horizon, by 1 − √u with u from 0 to 1 over it
+    (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395). ``one_cycle`` rises from 1/25 of the peak
+    within the warmup, or 30 % of the horizon without one, and falls to 1/250,000, each by half a cosine (Smith & Topin
+    2018, arXiv 1708.07120), as PyTorch's OneCycleLR step by step; momentum is constant.
     """
 
     kind: ScheduleName = "constant"
@@ -57,7 +52,7 @@ class Schedule:
     decay_share: float = DECAY_SHARE
 
     def factor(self, step: int) -> float:
-        """Return the factor on the peak learning rate for a step, in 0 … 1."""
+        """Return the factor on the peak learning rate, 0 to 1."""
         if self.kind == "one_cycle" and self.horizon_steps is not None:
             return self._one_cycle(step, self.horizon_steps)
         if step < self.warmup_steps:
@@ -79,19 +74,19 @@ class Schedule:
         return _half_cosine(min(1.0, (step - top) / max(1.0, last - top)), 1.0, ONE_CYCLE_END)
 
     def is_over(self, step: int) -> bool:
-        """Return whether the horizon has come: this step is not run any more."""
+        """Return whether ``step`` is past the horizon."""
         return self.horizon_steps is not None and step >= self.horizon_steps
 
 
 def _half_cosine(progress: float, start: float, end: float) -> float:
-    """Return where half a cosine from ``start`` to ``end`` is after a share of the way."""
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def schedule_of(configuration: Configuration, train_samples: int) -> Schedule:
-    """Return the schedule of a configuration: ``schedule`` (constant), ``horizon_samples`` (none), ``decay_share``.
+    """Return the schedule of a configuration.
 
-    Raises `UsageError` for an unknown schedule and for a decay without a horizon.
+    Raises:
+        UsageError: The schedule is unknown, or decays without ``horizon_samples``.
     """
     kind = configuration.parameters.get("schedule", "constant")
     if kind not in KINDS:
@@ -109,9 +104,9 @@ def schedule_of(configuration: Configuration, train_samples: int) -> Schedule:
 
 @dataclass(frozen=True, slots=True)
 class OwnSchedule:
-    """The workload's factors on the learning rate, until the horizon that the configuration has, if any.
+    """The workload's factors on the learning rate, until the configured horizon, if any.
 
-    ``warmup_steps`` are those of the configuration, during which a trial is not judged to be stuck.
+    A trial is not judged stuck during the configured ``warmup_steps``.
     """
 
     factor_at: Callable[[int], Any]
@@ -119,11 +114,15 @@ class OwnSchedule:
 
     @property
     def warmup_steps(self) -> int:
-        """Return the configuration's optimizer steps of warm-up."""
+        """Return the configured warmup steps."""
         return self.configured.warmup_steps
 
     def factor(self, step: int) -> float:
-        """Return the factor on the learning rate for a step; raise `WorkloadError` where it is no number >= 0."""
+        """Return the factor on the learning rate.
+
+        Raises:
+            WorkloadError: It is not a number >= 0.
+        """
         factor = self.factor_at(step)
         try:
             value = float(factor)
@@ -134,14 +133,15 @@ class OwnSchedule:
         return value
 
     def is_over(self, step: int) -> bool:
-        """Return whether the horizon has come: this step is not run any more."""
+        """Return whether ``step`` is past the horizon."""
         return self.configured.is_over(step)
 
 
 def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> Schedule | OwnSchedule:
-    """Return the schedule of a trial: the workload's, where it builds one.
+    """Return the workload's schedule, or else the configured one.
 
-    Raises `WorkloadError` where ``build_schedule`` returns no function, and what `schedule_of` raises.
+    Raises:
+        WorkloadError: ``build_schedule`` returned no function.
     """
     configured = schedule_of(configuration, train_samples)
     build = getattr(workload, "build_schedule", None)
@@ -158,10 +158,10 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
 
 @dataclass(frozen=True, slots=True)
 class BranchSchedule:
-    """The run's schedule from the checkpoint on, for ``steps`` steps; ``offset`` are the steps before.
+    """The run's schedule for ``steps`` steps after a checkpoint at step ``offset``.
 
-    Where the optimizer begins anew the rate may rise over the first ``rise`` steps: step s has (s + 1)/(rise + 1) of
-    it. The run's own warmup is no warmup of the branch.
+    With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of it. The run's
+    warmup does not count.
     """
 
     run: Schedule | OwnSchedule
@@ -171,9 +171,9 @@ class BranchSchedule:
     warmup_steps: int = 0
 
     def factor(self, step: int) -> float:
-        """Return the factor on the learning rate for a step of the branch, counted from 0."""
+        """Return the factor for a step of the branch, counted from 0."""
         return self.run.factor(self.offset + step) * min(1.0, (step + 1) / (self.rise + 1))
 
     def is_over(self, step: int) -> bool:
-        """Return whether the branch has seen its samples."""
+        """Return whether the branch is finished."""
         return step >= self.steps

@@ -1,4 +1,4 @@
-"""A model being trained: one optimizer step after the other, without a clock and without an end."""
+"""A model in training, one optimizer step after another, without clock or stopping rule."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ from bssearch.workloads.data import Batch, BatchStream, Data, Part
 class Trainer:
     """Trains a freshly initialised model; the seed fixes initialisation, data order, augmentation and dropout.
 
-    Each epoch is a new permutation of the training part; its last, incomplete batch is dropped. ``dropped_samples``
-    says how many samples that is, ``data_placement`` whether the training part lies on the ``device`` or on the
-    ``host``. Close it, or leave its ``with`` block, to end the processes that load the data of the latter. Where the
-    workload makes its batches itself, their order is its own and ``dropped_samples`` is None. ``now`` is the
-    configuration of the last step, or of the first one before it has run.
+    ``now`` is the last step's configuration; ``dropped_samples`` is per epoch, None if the workload makes its batches.
     """
 
     def __init__(
@@ -76,45 +72,42 @@ class Trainer:
         self.close()
 
     def close(self) -> None:
-        """End the processes that load the data; no step can follow, evaluations can."""
+        """End the loader processes; evaluations remain possible."""
         self._batches.close()
 
     @property
     def samples(self) -> int:
-        """Return how many training samples have been seen."""
+        """Return the number of training samples seen."""
         grows = self.growth.schedule is not None
         return self.growth.samples if grows else self.steps * self._configuration.batch_size
 
     @property
     def position(self) -> int:
-        """Return the steps so far as the learning rate's schedule counts them; see `Growth.position`."""
+        """Return the steps as the learning rate schedule counts them; see `Growth.position`."""
         return self.steps if self.growth.schedule is None else self.growth.position
 
     @property
     def is_over(self) -> bool:
-        """Return whether the schedule has ended: no further step is run."""
+        """Return whether the schedule has ended."""
         return self.schedule.is_over(self.position)
 
     def has_seen_again(self, samples: int) -> bool:
-        """Return whether the last step has seen the last of another ``samples`` of the training, or none was taken."""
+        """Return whether the last step completed another ``samples`` samples, or no step was taken."""
         return self.samples % samples < self.now.batch_size
 
     @property
     def learning_rate(self) -> float:
-        """Return the learning rate of the last step, or of the first one before it has run."""
+        """Return the last step's learning rate, or the first one's before it has run."""
         return self._configuration.learning_rate * (self._factor if self._last_factor is None else self._last_factor)
 
     @property
     def skipped_steps(self) -> int | None:
-        """Return how many steps the loss scaling left out, None without one. Waits for the device.
-
-        They count as steps all the same: the data were seen and the schedule moved on.
-        """
+        """Return the steps that loss scaling skipped, or None; they count. Waits for the device."""
         return None if self.updates.scaler is None else int(self.updates.skipped.item())
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """Return the optimizers, all that the workload built or bssearch's own one."""
+        """Return all optimizers."""
         return self.updates.optimizers
 
     @property
@@ -124,11 +117,11 @@ class Trainer:
 
     @property
     def has_noise(self) -> bool:
-        """Return whether the gradient of any samples can be taken: by ``loss``, of a part that has rows."""
+        """Return whether gradients of arbitrary samples can be computed."""
         return self._own_step is None and self._train.has_rows
 
     def step(self) -> None:
-        """Run one optimizer step: all its micro-batches, then clipping, update and average once."""
+        """Run one optimizer step with all its micro-batches."""
         self.now, self._last_factor = self._configurations[self.growth.place], self._factor
         self.updates.begin(self._last_factor)
         if self._own_step is None:
@@ -141,14 +134,14 @@ class Trainer:
         self.growth.stepped()
 
     def update(self) -> None:
-        """Apply the gradient that lies there: clip, optimizers, average; once per step whatever the accumulation."""
+        """Apply the current gradient: clip, update, average."""
         if self._own_step is None:
             self.updates.apply()
         else:
             self.updates.apply_each()
 
     def state(self) -> dict[str, Any]:
-        """Return all that the next steps hang on but the random state, to be saved; the tensors are those in use."""
+        """Return all state but the random state; tensors are not copied."""
         model = self.model
         return {
             "steps": self.steps,
@@ -161,10 +154,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where a trainer of the same configuration and seed was saved; the random state is the caller's.
-
-        Raises `WorkloadError` where the model is another one.
-        """
+        """Restore a trainer of the same configuration and seed, but not the random state."""
         restore_model(self.model, state["model"], state["extra"])
         self.updates.restore(state)
         self._losses.restore(state["losses"])
@@ -177,16 +167,13 @@ class Trainer:
         self._batches = self._micro_batches()
 
     def take_mean_loss(self) -> float | None:
-        """Return the mean training loss since the last call, None without a step. Waits for the device."""
+        """Return the mean training loss since the last call, or None. Waits for the device."""
         mean = self._losses.mean()
         self._losses.clear()
         return mean
 
     def first_step_problem(self) -> str | None:
-        """Return what is wrong with the first step, to be asked right after it: None where its loss is finite.
-
-        Waits for the device. A step that fp16's loss scaling left out is no problem: its loss was finite.
-        """
+        """Return a description of a non-finite loss in the first step, or None; call right after it."""
         loss = self._losses.mean()
         if loss is None or math.isfinite(loss):
             return None
@@ -197,10 +184,7 @@ class Trainer:
         )
 
     def first_non_finite(self) -> str | None:
-        """Return the name of the first parameter that is not finite, or else of the first gradient, in words.
-
-        None where all are finite. Waits for the device.
-        """
+        """Return the name of the first non-finite parameter or gradient, or None."""
         named = list(self.model.named_parameters())
         tensors = {f"parameter: {name}": parameter.detach() for name, parameter in named}
         tensors |= {f"gradient: {name}": parameter.grad for name, parameter in named if parameter.grad is not None}
@@ -210,22 +194,17 @@ class Trainer:
         )
 
     def evaluate(self, part: Part, metric: str) -> float:
-        """Return a metric over a whole part; see `metrics`."""
+        """Return a metric over a whole part."""
         return self.metrics(part, [metric])[metric]
 
     def metrics(self, part: Part, names: Sequence[str]) -> dict[str, float]:
-        """Return metrics over a whole part by name, in evaluation mode and without gradients.
-
-        Where weights are averaged they are those of the average. Raises `WorkloadError` where the workload does not
-        return one of them as a number.
-        """
+        """Return metrics over a whole part, with averaged weights if there are any."""
         weights = nullcontext() if self.updates.average is None else self.updates.average.in_place()
         with weights, self._computation.evaluating():
             found = measure(self._workload, self.model, part)
             return {name: metric_value(self._workload, found, name) for name in names}
 
     def _accumulate(self) -> None:
-        """Add up the gradients of the step's micro-batches."""
         weights: list[torch.Tensor | float] = []
         for _ in range(self.now.accumulation_steps):
             inputs, targets = next(self._batches)
@@ -244,16 +223,13 @@ class Trainer:
 
     @property
     def _factor(self) -> float:
-        """Return the factor on the peak learning rate for the next step."""
         return self.schedule.factor(self.position) * self.growth.rate_factor
 
     def _micro_batches(self) -> Generator[Batch, None, None]:
-        """Return the micro-batches from the next step on."""
         given = self._train, self._configuration, self._computation, self._seed
         return micro_batches(*given, after_steps=self.steps, growth=self.growth)
 
     def _augmented(self) -> Iterator[Batch]:
-        """Yield the micro-batches as the model takes them."""
         for inputs, targets in self._batches:
             augmented = inputs if self._augment is None else self._augment(inputs)
             yield self._computation.inputs(augmented), targets
@@ -275,11 +251,7 @@ class Trainer:
         return loss
 
     def _add_gradient(self, loss: torch.Tensor | WeightedLoss) -> None:
-        """Add the gradient of a micro-batch's share in the loss of the batch.
-
-        The weight of a batch is known after its last micro-batch: until then its number of samples stands for it,
-        which keeps the gradients in the range of fp16.
-        """
+        """Until the last micro-batch gives the batch's weight, divide by its samples, which keeps fp16 in range."""
         accumulates = self.now.accumulation_steps > 1
         if isinstance(loss, WeightedLoss):
             share = loss.total / (self.now.batch_size if accumulates else loss.weight)
@@ -288,20 +260,20 @@ class Trainer:
         self.updates.backward(share)
 
     def _divide_gradient(self, whole: torch.Tensor) -> None:
-        """Divide the gradient by the weight of the whole batch, in place of its number of samples."""
+        """Divide the gradient by the batch's weight instead of its samples."""
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         torch._foreach_mul_(gradients, torch.as_tensor(self.now.batch_size / whole, dtype=gradients[0].dtype))
 
 
 def seed_everything(seed: int) -> None:
-    """Seed every global generator that a model or a loss may draw from."""
+    """Seed every global generator."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def check_split(configuration: Configuration, train_samples: int) -> None:
-    """Raise `UsageError` for a batch that is not made of its micro-batches, `WorkloadError` for one too large."""
+    """Check that a batch consists of its micro-batches and fits the training part."""
     batch_size = configuration.batch_size
     micro, accumulation = configuration.micro_batch_size, configuration.accumulation_steps
     if configuration.world_size != 1:
@@ -318,21 +290,18 @@ Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor | Weighted
 
 
 def loss_of(workload: Workload, configuration: Configuration) -> Loss:
-    """Return a workload's loss of (model, inputs, targets) with a configuration's own parameters.
-
-    One with a training step of its own may have none: nothing calls it then.
-    """
+    """Return a workload's loss of (model, inputs, targets) with the configuration's own parameters."""
     own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
     loss: Any = getattr(workload, "loss", _no_loss)
     return partial(loss, label_smoothing=configuration.label_smoothing, **own)
 
 
 def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
-    raise WorkloadError("the workload has a training step of its own, and no loss()")
+    raise WorkloadError("the workload has its own training_step() and no loss()")
 
 
 class LossSum:
-    """The losses of micro-batches and the weights behind them; a mean loss weighs one."""
+    """Sum of micro-batch losses and of their weights; a mean loss weighs one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -341,7 +310,7 @@ class LossSum:
         self._losses = 0
 
     def clear(self) -> None:
-        """Start again from nothing."""
+        """Reset."""
         self._total.zero_()
         if isinstance(self._weight, torch.Tensor):
             self._weight.zero_()
@@ -350,7 +319,7 @@ class LossSum:
         self._losses = 0
 
     def add(self, loss: torch.Tensor | WeightedLoss) -> None:
-        """Take in the loss of one micro-batch, without waiting for it."""
+        """Add a micro-batch's loss without waiting for it."""
         self._losses += 1
         if isinstance(loss, WeightedLoss):
             self._total += loss.total.detach()
@@ -362,12 +331,12 @@ class LossSum:
             self._weight = self._weight + 1.0
 
     def state(self) -> dict[str, Any]:
-        """Return the sums, to be saved."""
+        """Return the sums."""
         weight = self._weight if isinstance(self._weight, torch.Tensor) else float(self._weight)
         return {"total": self._total, "weight": weight, "losses": self._losses}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from saved sums."""
+        """Restore the sums."""
         weight = state["weight"]
         self._total.copy_(state["total"])
         if isinstance(self._weight, torch.Tensor):
@@ -377,16 +346,13 @@ class LossSum:
         self._losses = state["losses"]
 
     def mean(self) -> float | None:
-        """Return the sum of the losses over that of their weights, None of no loss. Waits for the device."""
+        """Return the weighted mean loss, or None. Waits for the device."""
         return (self._total / self._weight).item() if self._losses else None
 
 
 @torch.no_grad()
 def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], extra: dict[str, Any]) -> None:
-    """Give a model the tensors, wherever they lie, and the extra state of another one.
-
-    Raises `WorkloadError` where a parameter is missing or of another shape.
-    """
+    """Copy saved tensors and extra state into a model of the same shapes."""
     for name, parameter in model.named_parameters():
         if name not in saved or saved[name].shape != parameter.shape:
             was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"
@@ -398,7 +364,7 @@ def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], ext
 
 
 def _put(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
-    """Give a parameter or buffer its value where it lies; a buffer that the first steps made or replaced is made."""
+    """Copy a value in place; create a buffer that training created or replaced."""
     path, _, leaf = name.rpartition(".")
     owner = model.get_submodule(path)
     present = getattr(owner, leaf, None)
@@ -414,13 +380,10 @@ WARM_UP_STEPS = 2
 def warm_up(
     workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
 ) -> None:
-    """Let the device and the libraries meet every shape of a trial before its time starts.
+    """Run every shape of a trial before its time starts, on a throw-away model.
 
-    A throw-away model evaluates the validation part once and takes the first two steps of the trial, on the rows that
-    its seed draws for them: no batch is met here that the trial does not meet itself. Where the batch grows, others
-    take two steps of each size. Where it fails compiled and not uncompiled, compiling is given up. It changes the
-    random state: build the trial's own trainer afterwards, which seeds it and is then what it would be without the
-    warm-up. Raises `WorkloadError` where a batch is larger than the training part.
+    It evaluates once and takes two steps per batch size on the trial's own rows, and gives up compiling if only the
+    compiled model fails. The random state changes; the trial's trainer seeds it again.
     """
     check_split(configuration, len(data.train))
     try:
@@ -438,7 +401,7 @@ def warm_up(
 def _take_first_steps(
     workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
 ) -> None:
-    # The trial's own rows: made-up ones, or the first of a part that is sorted by length, may hold not a single token.
+    # Use the trial's own rows: made-up rows, or the first of a part sorted by length, may hold no token at all.
     for place, one in enumerate(constant_configurations(replace(configuration, warmup_epochs=0.0))):
         with Trainer(workload, one, data.train, computation, seed) as trainer:
             if place == 0:

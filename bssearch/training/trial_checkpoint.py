@@ -1,9 +1,8 @@
-"""A paused trial as a file: what it trains with and what was measured of it, so that it goes on as if never stopped.
+"""A paused trial as a file.
 
-The file is a zip archive of three parts: ``trial.json`` says whose it is, ``training.pt`` holds tensors and plain
-values, and ``measured.json``, written last, the ledgers, so that the time which the rest took to write is in them. The
-archive has a checksum of each part; nothing in it is executed when it is read. What a workload or a model keeps in
-attributes of its own, outside of parameters, buffers and ``get_extra_state``, is not in it.
+A zip archive, with a checksum for each part and no executable content: ``trial.json`` (identity), ``training.pt``
+(tensors and plain values), and ``measured.json`` (ledgers), written last so that it includes the time of writing.
+State outside parameters, buffers and ``get_extra_state`` is not saved.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from bssearch.training.course import first_line
 from bssearch.training.environment import workload_revision
 from bssearch.workloads.base import Workload
 
-CHUNK_BYTES = 16 * 2**20
-"""Bytes written or read at a time: a choice; on a slow disk progress shows after each."""
+CHUNK_BYTES = 16 * 2**20  # bytes per read or write; progress is reported after each
 
 FORMAT = 1
 
@@ -40,17 +38,15 @@ IDENTITY, TRAINING, _MEASURED = "trial.json", "training.pt", "measured.json"
 
 _SETTINGS = ("compile", "channels_last", "fused", "activation_checkpointing", "deterministic", "ghost_batch_size")
 
-State = dict[str, Any]
-"""Tensors, numbers, texts, None, and lists, tuples and dictionaries of them."""
+State = dict[str, Any]  # tensors, numbers, strings, None, and containers of them
 
-Identity = Mapping[str, str]
-"""The values that decide a trial's steps, by name, each as JSON."""
+Identity = Mapping[str, str]  # the values that decide a trial's steps, by name, as JSON
 
 
 def identity_of(
     request: TrialRequest, workload: Workload, train_samples: int, computation: Computation
 ) -> dict[str, str]:
-    """Return what must be the same where a trial is saved and where it goes on."""
+    """Return the values that must be equal when a trial is saved and resumed."""
     fields = {
         "format": FORMAT,
         "configuration": asdict(request.plan.configuration),
@@ -68,25 +64,25 @@ def identity_of(
 
 
 class Saved(Protocol):
-    """Something whose state is saved and restored."""
+    """Has a state to save and restore."""
 
     def state(self) -> State:
-        """Return what it goes on from."""
+        """Return the state."""
 
     def restore(self, state: State, /) -> None:
-        """Go on from there."""
+        """Restore a state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a checkpoint by the functions that return and take its state; see `Saved`."""
+    """A `Saved` made of two functions."""
 
     state: Callable[[], State]
     restore: Callable[[State], None]
 
 
 class Checkpoint:
-    """The file of a trial; the time that it takes is booked as other. ``on_progress`` is called after each chunk."""
+    """The file of a trial. Its time is booked as other; ``on_progress`` is called after each chunk."""
 
     def __init__(self, path: Path, identity: Identity, clock: Clock, on_progress: Callable[[], None]) -> None:
         self._path = path
@@ -95,10 +91,7 @@ class Checkpoint:
         self._on_progress = on_progress
 
     def save(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Write the file, in the place of an earlier one; the states of ``measured`` are JSON values.
-
-        What the file system or the serialisation raises goes through, and nothing is left of the try.
-        """
+        """Write or replace the file; ``measured`` states are JSON values. A failure leaves no partial file."""
         part = self._path.with_name(self._path.name + ".part")
         file = new_guarded_file(part)
         archive = zipfile.ZipFile(file, "w")
@@ -114,12 +107,11 @@ class Checkpoint:
                 part.replace(self._path)
         finally:
             for opened in (archive, file):
-                with suppress(OSError, ValueError):  # a full disk says so twice
+                with suppress(OSError, ValueError):  # a full disk raises again on close
                     opened.close()
             part.unlink(missing_ok=True)
 
     def _write(self, archive: zipfile.ZipFile, state: State) -> None:
-        """Write the large part."""
         with archive.open(TRAINING, "w", force_zip64=True) as member:
             file = _InChunks(member, self._on_progress)
             try:
@@ -128,9 +120,10 @@ class Checkpoint:
                 raise file.error or error from None
 
     def restore(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Restore the parts that are in the file, in their order.
+        """Restore the parts in the file, in order.
 
-        Raises `CheckpointError` where it is missing, damaged or that of another trial.
+        Raises:
+            CheckpointError: It is missing, damaged, or another trial's.
         """
         with self._clock.ledger("other"):
             states = _read(self._path, self._identity, self._on_progress)
@@ -144,13 +137,13 @@ class Checkpoint:
 
 
 class RandomState:
-    """The states of all global generators that a model, a loss or an augmentation may draw from."""
+    """States of all global generators."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def state(self) -> State:
-        """Return the states as they are."""
+        """Return the states."""
         version, values, gauss = random.getstate()
         kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
         return {
@@ -161,7 +154,7 @@ class RandomState:
         }
 
     def restore(self, state: State) -> None:
-        """Put the generators back into saved states."""
+        """Restore saved states."""
         version, values, gauss = state["python"]
         random.setstate((version, tuple(values), gauss))
         kind, keys, position, has_gauss, cached = state["numpy"]
@@ -172,7 +165,6 @@ class RandomState:
 
 
 def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tuple[State, State]:
-    """Return the states of the training, their tensors on the CPU, and of what was measured."""
     try:
         with zipfile.ZipFile(path) as archive:
             saved = json.loads(archive.read(IDENTITY))
@@ -202,7 +194,7 @@ def _check(path: Path, saved: Mapping[str, str], wanted: Identity) -> None:
 
 
 def _whole(member: IO[bytes], on_progress: Callable[[], None]) -> io.BytesIO:
-    """Return a member's content, which its last chunk has checked."""
+    """Return a member's content; reading its last chunk verifies the checksum."""
     content = io.BytesIO()
     while chunk := member.read(CHUNK_BYTES):
         content.write(chunk)
@@ -212,10 +204,7 @@ def _whole(member: IO[bytes], on_progress: Callable[[], None]) -> io.BytesIO:
 
 
 class _InChunks:
-    """A file to write to, which says after each chunk that there is progress.
-
-    ``error`` is what the file system said, which PyTorch's writer hides behind errors of its own.
-    """
+    """Reports progress after each chunk; ``error`` keeps the OSError that PyTorch's writer hides."""
 
     def __init__(self, file: IO[bytes], on_progress: Callable[[], None]) -> None:
         self._file = file

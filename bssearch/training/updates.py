@@ -1,4 +1,4 @@
-"""What happens once per optimizer step: clipping, updates, the average of the weights; and a workload's own step."""
+"""Work of each optimizer step: clipping, updates and weight averaging; and a workload's own training step."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from bssearch.workloads.data import Batch
 
 
 class AveragedWeights:
-    """The average of a model's parameters and floating-point buffers, which starts at what they are now.
+    """Average of a model's parameters and floating-point buffers, starting at their current values.
 
-    After each optimizer step: average ← decay · average + (1 − decay) · weights (Polyak & Juditsky 1992; in this form
-    Tarvainen & Valpola 2017, eq. 2). Counters and masks, buffers of integers or with infinities, stay the model's own.
+    After each step: average ← decay · average + (1 − decay) · weights (Polyak & Juditsky 1992; Tarvainen & Valpola
+    2017, eq. 2). Integer buffers and buffers with infinities (counters, masks) are not averaged.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -35,24 +35,24 @@ class AveragedWeights:
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
-        """Take the model's present weights into the average."""
+        """Add the current weights."""
         self._average(self._averages, self._weights, None)
 
     def begin_again(self) -> None:
-        """Let the average be what the weights are now."""
+        """Restart at the current weights."""
         _copy(self._weights, self._averages)
 
     def state(self) -> list[torch.Tensor]:
-        """Return the averages themselves, to be saved."""
+        """Return the averages, not copied."""
         return self._averages
 
     def restore(self, averages: list[torch.Tensor]) -> None:
-        """Take over saved averages."""
+        """Restore averages."""
         _copy(averages, self._averages)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the model have the averages as its weights inside the block, at the addresses of its own."""
+        """Swap the averages into the model within the block, at the same addresses."""
         kept = [tensor.clone() for tensor in self._weights]
         _copy(self._averages, self._weights)
         try:
@@ -62,7 +62,11 @@ class AveragedWeights:
 
 
 def ema_decay_of(configuration: Configuration) -> float | None:
-    """Return the decay of a configuration's average, None for no average. Raises `UsageError` outside of (0, 1)."""
+    """Return the decay of the weight average, or None.
+
+    Raises:
+        UsageError: It is outside (0, 1).
+    """
     value = configuration.parameters.get("ema_decay")
     if value is None:
         return None
@@ -77,9 +81,9 @@ def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
 
 
 class Updates:
-    """The optimizers of a model, with fp16's loss scaling, clipping and the average of the weights around them.
+    """Optimizers with fp16 loss scaling, clipping and weight averaging.
 
-    ``skipped`` counts the steps of which the loss scaling left out an update, on the device.
+    ``skipped`` counts, on the device, the steps in which loss scaling skipped an update.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class Updates:
         self._was_scaled = False
 
     def begin(self, factor: float) -> None:
-        """Begin a step: without gradients, each parameter group at ``factor`` times the rate that it was built with."""
+        """Clear gradients and set each group's rate to ``factor`` × its initial rate."""
         learning_rate = self._peak_learning_rate * factor
         if learning_rate != self._learning_rate:
             self._learning_rate = learning_rate
@@ -117,7 +121,7 @@ class Updates:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def apply(self) -> None:
-        """Apply the gradient that lies there with all optimizers, clipped as one."""
+        """Clip the whole gradient and step all optimizers."""
         if self.scaler is not None:
             self._unscale(self.optimizers)
         if self._clip_norm is not None:
@@ -127,7 +131,7 @@ class Updates:
         self.end()
 
     def apply_one(self, optimizer: torch.optim.Optimizer) -> None:
-        """Apply the gradients of one optimizer's parameters, clipped by themselves; `end` must follow in the step."""
+        """Clip and apply the gradients of one optimizer's parameters; call `end` later in the step."""
         if self.scaler is not None:
             self._unscale([optimizer])
         if self._clip_norm is not None:
@@ -136,14 +140,14 @@ class Updates:
         self._step(optimizer)
 
     def apply_each(self) -> None:
-        """Apply, one by one, the optimizers for which gradients lie there."""
+        """Step each optimizer that has gradients separately."""
         for optimizer in self.optimizers:
             if any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
                 self.apply_one(optimizer)
         self.end()
 
     def end(self) -> None:
-        """End a step: the loss scaling and the average take note of its updates."""
+        """Finish a step: update loss scaling and the average."""
         if self.scaler is not None and self._was_scaled:
             self.scaler.update()
             self.skipped = self.skipped + self._left_out
@@ -161,7 +165,7 @@ class Updates:
                 self._left_out = torch.maximum(self._left_out, found)
 
     def state(self) -> dict[str, Any]:
-        """Return what the next steps hang on, to be saved; the tensors are those in use."""
+        """Return the state; tensors are not copied."""
         return {
             "optimizer": states_of(self.optimizers),
             "learning_rate": self._learning_rate,
@@ -171,11 +175,7 @@ class Updates:
         }
 
     def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
-        """Begin with another run's state of the optimizers, None for none, and options of this one's own.
-
-        The average of the weights is that of the run, or else begins at its weights. Raises what an optimizer raises
-        whose state it is not.
-        """
+        """Take over another run's optimizer states and average, but not its options."""
         if optimizer is not None:
             take_over_states(self.optimizers, optimizer, self._model)
         if self.average is not None and average is not None:
@@ -184,7 +184,7 @@ class Updates:
             self.average.begin_again()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         restore_states(self.optimizers, state["optimizer"])
         self._learning_rate = state["learning_rate"]
         if self.average is not None:
@@ -195,7 +195,11 @@ class Updates:
 
 
 def clip_norm_of(configuration: Configuration) -> float | None:
-    """Return the largest norm of a gradient, None for no clipping. Raises `UsageError` where it is no number > 0."""
+    """Return the largest gradient norm, or None.
+
+    Raises:
+        UsageError: It is not a number > 0.
+    """
     value = configuration.parameters.get("clip_norm")
     if value is None:
         return None
@@ -209,21 +213,22 @@ T = TypeVar("T")
 
 
 def own_training_step(workload: Workload, computation: Computation) -> Take | None:
-    """Return the workload's ``training_step``, None without one.
+    """Return the workload's ``training_step``, or None.
 
-    Raises `UsageError` where CUDA graphs are replayed: they know only bssearch's own step.
+    Raises:
+        UsageError: CUDA graphs are in use; they support only bssearch's step.
     """
     step: Take | None = getattr(workload, "training_step", None)
     if step is not None and computation.replays_graphs:
         raise UsageError(
             f"training.compile = {computation.settings.compile!r} must be 'default' or 'none' for a workload with a "
-            "training_step of its own: CUDA graphs reuse the memory of what it may still hold"
+            "training_step: CUDA graphs reuse memory that it may still use"
         )
     return step
 
 
 class OwnStep:
-    """Takes steps by the workload's own ``training_step``, with the optimizers that it built."""
+    """Runs the workload's ``training_step`` with the optimizers that it built."""
 
     def __init__(
         self,
@@ -242,9 +247,10 @@ class OwnStep:
         self._updates = updates
 
     def run(self, number: int, batches: Iterator[Batch], configuration: Configuration) -> torch.Tensor | WeightedLoss:
-        """Take a step over the next micro-batches, as many as ``configuration`` has; return its loss.
+        """Take a step over the next micro-batches; return its loss.
 
-        Raises `WorkloadError` where not all of them are taken, and where what it returns is no loss.
+        Raises:
+            WorkloadError: It skips micro-batches, or returns no loss.
         """
         total = configuration.accumulation_steps
         taken = itertools.islice(batches, total)
@@ -264,7 +270,7 @@ class OwnStep:
         return _checked(loss)
 
     def _outside_autocast(self, function: Callable[[T], None]) -> Callable[[T], None]:
-        """Return a function that does what bssearch's own step does outside of autocast, outside of it, too."""
+        """Disable autocast, as in bssearch's own step."""
 
         def called(argument: T) -> None:
             with torch.autocast(self._computation.device.type, enabled=False):
@@ -274,7 +280,6 @@ class OwnStep:
 
 
 def _checked(loss: Any) -> torch.Tensor | WeightedLoss:
-    """Return what is logged of a step; raise `WorkloadError` where that is no scalar."""
     if isinstance(loss, int | float) and not isinstance(loss, bool):
         return torch.tensor(float(loss))
     scalar = loss.total if isinstance(loss, WeightedLoss) else loss

@@ -1,12 +1,7 @@
-"""The protocol of a workload, and how a spec's ``workload`` string finds one.
+"""The workload protocol, and resolving a spec's ``workload`` string to a workload.
 
-A workload is any object with the members of `Workload`. A study names it by
-
-* a shipped name: ``digits``
-* an import path: ``my_package.my_module:MyWorkload``
-* a file: ``folder/my_file.py:MyWorkload``, relative to the spec's folder
-
-If what the string names can be called (a class, a function), it is called with the spec's ``workload_settings``.
+The string is a shipped name (``digits``), an import path (``my_package.my_module:MyWorkload``), or a file
+(``folder/my_file.py:MyWorkload``) relative to the spec's folder. A callable is called with ``workload_settings``.
 """
 
 from __future__ import annotations
@@ -31,17 +26,14 @@ from bssearch.workloads.data import Part as Part
 if TYPE_CHECKING:
     import torch
 
-# What a workload with a training step of its own is given for each step.
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """One optimizer step, for ``training_step(step)``: forward, backward and update are the workload's.
+    """One optimizer step for ``training_step(step)``, which does forward, backward and update itself.
 
-    ``micro_batches`` gives the step's ``accumulation_steps`` pairs (inputs, targets) on the device, augmented, once;
-    all of them must be taken. ``optimizers`` is what ``build_optimizer`` returned, else bssearch's own optimizer; their
-    learning rates are those of the step, and all gradients are None. ``number`` counts steps from 0. The whole step
-    runs under autocast where the precision asks for it.
+    ``micro_batches`` gives ``accumulation_steps`` augmented pairs (inputs, targets) on the device; use all of them.
+    ``optimizers`` is the result of ``build_optimizer``, or bssearch's optimizer, at the step's learning rates;
+    gradients are None. ``number`` counts from 0. The step runs under autocast if the precision needs it.
     """
 
     model: torch.nn.Module
@@ -58,14 +50,11 @@ class TrainingStep:
         return self.configuration.accumulation_steps
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a scalar loss, scaled where fp16 needs it. Divide by the micro-batches beforehand."""
+        """Add the gradient of a scalar loss, scaled for fp16. Divide by the micro-batches beforehand."""
         self._backward(loss)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer step: after undoing fp16's scaling, and clipping its gradients to ``clip_norm``, if any.
-
-        An ``optimizer.step()`` of one's own does neither.
-        """
+        """Unscale fp16 gradients, clip to ``clip_norm``, step; ``optimizer.step()`` alone does neither."""
         self._update(optimizer)
 
 
@@ -77,18 +66,16 @@ SHIPPED = {
     "vit_tiny": "bssearch.workloads.vit_tiny:VitTiny",
 }
 
-MAIN = "__main__"
-"""The module of code that lies in no file which another process could load: a notebook, or the script that runs."""
+MAIN = "__main__"  # module of code that no other process can load: a notebook or the running script
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedLoss:
-    """A training loss whose samples do not all weigh the same, such as sequences of unequal length.
+    """A training loss over samples of unequal weight, such as sequences of different lengths.
 
-    ``total`` is the sum of the losses over a (micro-)batch, a scalar tensor to be differentiated; ``weight`` is the
-    number of tokens (or another weight) behind it, a number or a scalar tensor. A batch's loss is then the sum of its
-    micro-batches' totals over the sum of their weights, however the batch is divided. A batch that weighs nothing has
-    no loss: it comes out as NaN and ends the trial.
+    ``total`` is the scalar sum of losses over a (micro-)batch, ``weight`` the number of tokens (or other weight) behind
+    it. A batch's loss is the sum of totals over the sum of weights, however it is divided. Zero weight gives NaN, which
+    ends the trial.
     """
 
     total: torch.Tensor
@@ -99,54 +86,43 @@ BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWO
 
 
 class Workload(Protocol):
-    """One training problem: data, model, loss and metrics. bssearch does the rest.
+    """One training problem: data, model, loss and metrics.
 
-    A sample is one row of ``inputs`` and ``targets``: a tensor, or a nesting of dicts, lists and tuples of tensors.
-    ``load`` may also return samples to be collated; ``loss``, ``augment`` and ``evaluate`` get what collating made.
-    A workload may also have
+    A sample is one row of ``inputs`` and ``targets``: a tensor, or nested dicts, lists and tuples of tensors. ``load``
+    may also return samples to collate; ``loss``, ``augment`` and ``evaluate`` then get the collated batch. Optional
+    members:
 
-    * ``collate(samples: list) -> tuple[inputs, targets]``, which makes a batch of samples, such as by padding them; it
-      runs in the processes that load data. Without it PyTorch's ``default_collate`` does. What is no pair but a
-      mapping or a tensor is the inputs; targets are then None.
-    * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]``, which makes the training
-      batches itself, for an ``IterableDataset`` or a ``DataLoader`` of its own. It is called once per epoch, with the
-      micro-batch size and another seed each time. Each batch must have ``batch_size`` samples, the rows of its first
-      tensor; a shorter last one is left out. A paused trial that goes on makes the batches before anew, off the clock.
-    * ``train_samples: int``, the samples of an epoch of ``train_batches``, where ``load().train`` is None.
-    * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer``, instead of bssearch's own: one
-      optimizer, or a tuple, list or dict of them. The learning rate is ``configuration.learning_rate``; the schedule
-      multiplies the rate that each parameter group begins with.
-    * ``build_schedule(configuration, steps_per_epoch: int) -> Callable[[int], float]``, instead of bssearch's warm-up
-      and schedule: the factor on the learning rate at a step, counted from 0. A pure function. ``horizon_samples`` in
-      ``configuration.parameters``, where the space has it, still ends the trial.
-    * ``training_step(step: TrainingStep) -> Tensor``, instead of ``loss``: a whole optimizer step of its own, which
-      returns the loss to log. The gradient noise scale is not measured then.
-    * ``tokens_per_sample: int``, for what is counted in tokens rather than samples: the tokens that one training
-      sample predicts. Trials then tell the tokens that they have seen.
-    * ``augment(inputs) -> inputs``, called on the inputs of each training micro-batch, on the device and in the time of
-      training. Its random numbers come from PyTorch's global generators, which the trial's seed sets; it draws for all
-      samples at once, on the device of its inputs. Evaluation sees the inputs as they are.
-    * ``checkpointed_modules(model: Module) -> Sequence[Module]``: the parts of the model whose activations may be
-      computed again in the backward pass, under the setting ``activation_checkpointing``.
+    * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes, such as by padding;
+    default: PyTorch's ``default_collate``. A mapping or tensor instead of a pair is the inputs; targets are then None.
+    * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes the training batches, for
+    an ``IterableDataset`` or your own ``DataLoader``. Called once per epoch with the micro-batch size and a new seed.
+    Each batch must have ``batch_size`` samples (rows of its first tensor); a smaller last one is dropped. A resumed
+    trial makes earlier batches again, off the clock. * ``train_samples: int``: samples per epoch of ``train_batches``,
+    if ``load().train`` is None. * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer``
+    replaces bssearch's optimizer: one, or a tuple, list or dict of them, at ``configuration.learning_rate``. The
+    schedule multiplies each group's first rate. * ``build_schedule(configuration, steps_per_epoch: int) ->
+    Callable[[int], float]`` replaces warmup and schedule: a pure function from step (from 0) to factor.
+    ``horizon_samples`` in ``configuration.parameters`` still ends the trial. * ``training_step(step: TrainingStep) ->
+    Tensor`` replaces ``loss``: a whole optimizer step, returning the loss to log. The gradient noise scale is then not
+    measured. * ``tokens_per_sample: int``: tokens that a training sample predicts; trials then report tokens seen. *
+    ``augment(inputs) -> inputs`` changes each training micro-batch on the device, on the clock. It must use PyTorch's
+    global generators, which the trial seeds, and draw for all samples at once on the inputs' device. *
+    ``checkpointed_modules(model: Module) -> Sequence[Module]``: modules whose activations may be recomputed in the
+    backward pass, under ``activation_checkpointing``.
     """
 
     metrics: Mapping[str, MetricInfo]
-    """The metrics that `evaluate` returns, with their bounds and the value that guessing gives.
-
-    Read again after `load`, which may refine bounds that depend on the data, such as chance.
-    """
+    """Metrics of `evaluate` with their bounds and the value of guessing; read again after `load`, which may refine
+    them."""
 
     def load(self, device: torch.device) -> Data:
-        """Return the three parts on the device. Called once per worker process; must not depend on a seed.
-
-        The device is the CPU: bssearch itself moves the parts and the model to another one.
-        """
+        """Return the three parts on the device, which is the CPU. Called once per worker; must not depend on a seed."""
         ...
 
     def build_model(self, *, dropout: float) -> torch.nn.Module:
-        """Return a freshly initialised model. Called after the trial's seed is set; bssearch moves it.
+        """Return a freshly initialised model. Called after seeding; bssearch moves it to the device.
 
-        What a spec has under ``space.model`` comes as further keywords: ``build_model(dropout=0.1, hidden=64)``.
+        Parameters under ``space.model`` are further keywords: ``build_model(dropout=0.1, hidden=64)``.
         """
         ...
 
@@ -158,32 +134,32 @@ class Workload(Protocol):
         *,
         label_smoothing: float,
     ) -> torch.Tensor | WeightedLoss:
-        """Return the mean training loss over one (micro-)batch, a scalar tensor to be differentiated.
+        """Return the mean training loss over a (micro-)batch, a differentiable scalar tensor.
 
-        Where samples weigh unequally the mean of the micro-batches' means is not the batch's: return a `WeightedLoss`.
-        What a spec has under ``space.loss`` comes as further keywords.
+        Return a `WeightedLoss` if samples weigh unequally, because micro-batch means then do not average to the
+        batch's. Parameters under ``space.loss`` are further keywords.
         """
         ...
 
     def evaluate(self, model: torch.nn.Module, part: Part) -> Mapping[str, float]:
-        """Return each metric over a whole part. The model is in evaluation mode and gradients are off."""
+        """Return each metric over a whole part; the model is in evaluation mode, without gradients."""
         ...
 
 
-TAKES = {"model": "build_model", "loss": "loss"}
-"""The method that takes the user's own parameters of each group."""
+TAKES = {"model": "build_model", "loss": "loss"}  # the method that takes each group's own parameters
 
 
 def check_takes(workload: Workload, names: Iterable[str]) -> None:
-    """Raise `WorkloadError` naming the first of own parameters, as ``model.hidden``, that its method does not take.
+    """Check that the workload's methods take these own parameters, such as ``model.hidden``.
 
-    A method with ``**parameters`` takes all. Of one that says nothing of what it takes nothing is known before it runs.
+    Raises:
+        WorkloadError: A method takes neither the keyword nor ``**parameters``.
     """
     for full in names:
         group, _, name = full.partition(".")
         try:
             signature = inspect.signature(getattr(workload, TAKES[group]))
-        except (TypeError, ValueError, AttributeError):  # a training step of the workload's own reads its configuration
+        except (TypeError, ValueError, AttributeError):  # a workload's own training step reads its configuration
             continue
         kinds = {one.name: one.kind for one in signature.parameters.values()}
         takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
@@ -199,15 +175,15 @@ METHODS = ("load", "build_model", "loss", "evaluate")
 
 
 def lies_in_no_file(name: str) -> bool:
-    """Return whether a workload of this name was a notebook's, or one of the script that ran."""
+    """Return whether the workload is defined in a notebook or the running script."""
     return name.rpartition(":")[0] == MAIN
 
 
 def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
-    """Return the workload that a spec's string names, built with the spec's settings.
+    """Return the workload that a spec names, built with its settings; files are relative to ``folder``.
 
-    Relative files are looked up in ``folder``. Raises `WorkloadError` with the user's own error line where the code
-    does not import or cannot be built, and with the missing members where it is no workload.
+    Raises:
+        WorkloadError: The code does not import, cannot be built (with the user's failing line), or lacks members.
     """
     target = SHIPPED.get(name, name)
     location, separator, attribute = target.rpartition(":")
@@ -218,8 +194,8 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
         )
     if lies_in_no_file(name):
         raise WorkloadError(
-            f"workload {name!r} lies in no file: it was defined in a notebook, or in the script that ran",
-            hint="give it from there, as in bssearch.run_study(spec, bssearch.Launch(workload=MyTask)), or put it into "
+            f"workload {name!r} is not in a file: it was defined in a notebook, or in the script that ran",
+            hint="pass it from there, as in bssearch.run_study(spec, bssearch.Launch(workload=MyTask)), or put it into "
             "a file",
         )
     found = found_attribute(target, folder)
@@ -227,9 +203,10 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
 
 
 def found_attribute(name: str, folder: Path) -> Any:
-    """Return what ``package.module:attribute`` or ``path/file.py:attribute`` names.
+    """Return the object at ``package.module:attribute`` or ``path/file.py:attribute``, relative to ``folder``.
 
-    Relative files are looked up in ``folder``. Raises `WorkloadError` where it does not import or has no such member.
+    Raises:
+        WorkloadError: It does not import or has no such member.
     """
     location, _, attribute = name.rpartition(":")
     is_file = location.endswith(".py")
@@ -242,7 +219,7 @@ def found_attribute(name: str, folder: Path) -> Any:
 
 
 def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
-    """Return the workload that a class or a function makes of settings; raise as `resolve` does."""
+    """Return the workload that a class or function builds from settings; raises like `resolve`."""
     try:
         made = found(**settings)
     except Exception as error:
@@ -253,7 +230,11 @@ def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
 
 
 def whole(name: str, found: object) -> Workload:
-    """Return an object as a workload; raise `WorkloadError` naming the members that it lacks."""
+    """Return an object as a workload.
+
+    Raises:
+        WorkloadError: It lacks members.
+    """
     has_step = callable(getattr(found, "training_step", None))
     methods = [method for method in METHODS if not (method == "loss" and has_step)]
     missing = [method for method in methods if not callable(getattr(found, method, None))]
@@ -267,8 +248,7 @@ def whole(name: str, found: object) -> Workload:
     return cast(Workload, found)
 
 
-_importing: list[str] = []
-"""The names of the workloads whose modules this process is importing now."""
+_importing: list[str] = []  # workloads whose modules are being imported
 
 
 @contextmanager
@@ -281,18 +261,22 @@ def _noted(name: str) -> Iterator[None]:
 
 
 def refuse_while_importing() -> None:
-    """Raise `UsageError` where a workload's own file runs a study as it is imported: its workers would, and theirs."""
+    """Refuse to run a study while a workload's file is imported, because every worker would run it again.
+
+    Raises:
+        UsageError: An import is in progress.
+    """
     if _importing:
         raise UsageError(
             f"the file of workload {_importing[-1]!r} runs a study when it is imported, as every worker process does",
-            hint='put what runs it under `if __name__ == "__main__":`',
+            hint='put the code that runs it under `if __name__ == "__main__":`',
         )
 
 
 def _import_module(name: str, module: str, folder: Path) -> ModuleType:
-    place = str(folder.resolve())  # Python reads a relative one against the folder of its first use, whatever follows
+    place = str(folder.resolve())  # Python resolves a relative entry against the folder of its first use
     if place not in sys.path:
-        sys.path.append(place)  # last: nothing in it stands for an installed package
+        sys.path.append(place)  # last, so that it does not shadow installed packages
     try:
         with _noted(name):
             return importlib.import_module(module)
@@ -301,7 +285,11 @@ def _import_module(name: str, module: str, folder: Path) -> ModuleType:
 
 
 def import_file(name: str, path: Path) -> ModuleType:
-    """Return the module of a file; raise `WorkloadError` naming the workload where it is not there or fails."""
+    """Return the module of a file.
+
+    Raises:
+        WorkloadError: The file is missing or fails.
+    """
     if not path.is_file():
         raise WorkloadError(f"workload {name!r}: no file {path}")
     module_name = f"bssearch_workload_{path.stem}"
@@ -319,7 +307,7 @@ def import_file(name: str, path: Path) -> ModuleType:
 
 
 def _own_line(error: BaseException) -> str:
-    """Return the error with the last line of the user's code that led to it."""
+    """Return the error with the user's last line that led to it."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return f"{text} ({error.filename}:{error.lineno})"
@@ -331,13 +319,11 @@ def _own_line(error: BaseException) -> str:
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else text
 
 
-# What a workload's ``evaluate`` says of a part, checked.
-
-
 def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[str, Any]:
-    """Return what a workload's ``evaluate`` says of a whole part, and leave the model in training mode.
+    """Return the workload's metrics over a whole part; leaves the model in training mode.
 
-    Raises `WorkloadError` where that is no mapping; what is in it `metric_value` checks.
+    Raises:
+        WorkloadError: ``evaluate`` did not return a mapping.
     """
     import torch
 
@@ -351,9 +337,10 @@ def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[s
 
 
 def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) -> float:
-    """Return one of the metrics as a float, which may be NaN.
+    """Return a metric as a float, possibly NaN.
 
-    Raises `WorkloadError` where it is missing, no number, or outside the bounds that the workload declares.
+    Raises:
+        WorkloadError: It is missing, not a number, or outside its declared bounds.
     """
     if metric not in metrics:
         offered = ", ".join(sorted(metrics)) or "nothing"

@@ -1,9 +1,8 @@
-"""A character-level language model: the next character of a text, and a small GPT-style transformer.
+"""A character-level language model: next-character prediction with a small GPT-style transformer.
 
-A sample is a sequence of ``context`` characters, so a batch of 8 is 8 × ``context`` tokens. The default text is there
-on every machine: the sources of Python's own standard library. They differ between Python versions, and with them the
-vocabulary and every loss: compare targets and times within one version only. The log of the worker says which text was
-read, by its SHA-256.
+A sample is a sequence of ``context`` characters. The default text, the sources of Python's standard library, differs
+between Python versions, and with it the vocabulary and every loss: compare within one version only. The worker's log
+records the text's SHA-256.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
 
-_HELD_OUT_SHARE = 20
-"""One character in so many validates, and as many test."""
+_HELD_OUT_SHARE = 20  # 1/20 of the characters validates, 1/20 tests
 
 _EVALUATION_CHARACTERS = 8192
 _COUNTS = ("max_characters", "context", "layers", "heads", "width", "validation_sequences")
@@ -36,12 +34,9 @@ _COUNTS = ("max_characters", "context", "layers", "heads", "width", "validation_
 class CharLM:
     """Predict the next character: the first 90 % of the text train, the next 5 % validate, the last 5 % test.
 
-    ``text`` names a UTF-8 file, a folder (its files but hidden ones, no subfolders) or a glob (``**`` for any depth),
-    relative to the current folder. Files are read sorted by path until there are ``max_characters``. Without ``text``
-    they are the top-level modules of the standard library.
-
-    Each part is cut into windows of ``context`` + 1 characters that do not overlap; of those of the validation part at
-    most ``validation_sequences`` are kept, at even distances, because a search evaluates often.
+    ``text`` is a UTF-8 file, a folder (without hidden files or subfolders) or a glob, relative to the current folder;
+    default: the standard library's top-level modules. Files are read by path up to ``max_characters``, and cut into
+    windows of ``context`` + 1 characters. At most ``validation_sequences`` windows, evenly spaced, validate.
     """
 
     text: str | None = None
@@ -52,9 +47,9 @@ class CharLM:
     width: int = 64
     validation_sequences: int = 128
     vocabulary: str = field(default="", init=False)
-    """The characters of the training part in order, once loaded; the token after them stands for any other."""
+    """Characters of the training part, in order; the next token stands for any other character."""
     metrics: Mapping[str, MetricInfo] = field(default_factory=lambda: {"loss": MetricInfo(low=0.0)}, init=False)
-    """The mean cross-entropy in nats per character; chance, ln(tokens), is known once loaded."""
+    """Mean cross-entropy in nats per character; chance is ln(tokens)."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -68,14 +63,14 @@ class CharLM:
 
     @property
     def tokens_per_sample(self) -> int:
-        """Return the characters that one sample predicts."""
+        """Return the characters that a sample predicts."""
         return self.context
 
     def load(self, device: torch.device) -> Data:
-        """Return sequences (sequences, context) of int64 tokens; the targets are the inputs one character later.
+        """Return sequences (sequences, context) of int64 tokens; targets are one character later.
 
-        Raises `WorkloadError` where the text is not there, not readable, not UTF-8, or too short for a window in every
-        part.
+        Raises:
+            WorkloadError: The text is missing, unreadable, not UTF-8, or too short.
         """
         text = _read(_files(self.text), self.max_characters)
         held_out = len(text) // _HELD_OUT_SHARE
@@ -84,7 +79,7 @@ class CharLM:
                 f"the text has {len(text)} characters (max_characters = {self.max_characters}); they must be >= "
                 f"{_HELD_OUT_SHARE * (self.context + 1)}, {_HELD_OUT_SHARE} × (context + 1), for one window to validate"
             )
-        # A worker's stderr is its slot's log file.
+        # A worker's stderr is its slot's log.
         print(f"char_lm: {len(text)} characters, SHA-256 {hashlib.sha256(text.encode()).hexdigest()}", file=sys.stderr)
         train, validation, test = (
             text[: -2 * held_out],
@@ -100,7 +95,7 @@ class CharLM:
         )
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a transformer over the vocabulary of the text, which must have been loaded."""
+        """Return a transformer over the text's vocabulary; call `load` first."""
         if not self.vocabulary:
             raise WorkloadError("char_lm builds its model over the characters of the text: call load() first")
         return CharTransformer(
@@ -123,7 +118,7 @@ class CharLM:
         return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing)
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Return the mean cross-entropy over the part, in nats per character."""
+        """Return the mean cross-entropy in nats per character."""
         total = 0.0
         for inputs, targets in part.chunks(max(1, _EVALUATION_CHARACTERS // self.context)):
             scores = model(inputs).flatten(0, 1)
@@ -131,7 +126,6 @@ class CharLM:
         return {"loss": total / part.targets.numel()}
 
     def _part(self, text: str, device: torch.device) -> Part:
-        """Return the whole windows of a text; what is left at its end is dropped."""
         token_of = {character: token for token, character in enumerate(self.vocabulary)}
         tokens = torch.tensor([token_of.get(character, len(token_of)) for character in text], dtype=torch.int64)
         window = self.context + 1
@@ -140,11 +134,10 @@ class CharLM:
 
 
 class CharTransformer(nn.Module):
-    """A decoder-only transformer (Radford et al. 2019, GPT-2): normalised before each block, learned positions.
+    """A decoder-only pre-norm transformer with learned positions (Radford et al. 2019, GPT-2).
 
-    The output layer shares the token embedding's weights. Matrices start at a deviation of 0.5 / √width, which at
-    GPT-2's width of 768 is its 0.02; those that write to the residual stream at 1 / √(2 × layers) of that. ``dropout``
-    acts on the embeddings and on what each block adds.
+    Output and token embedding share weights. Initial deviation is 0.5 / √width (0.02 at GPT-2's width of 768), over
+    √(2 × layers) for writes to the residual stream. Dropout acts on embeddings and on each block's outputs.
     """
 
     def __init__(self, *, tokens: int, context: int, layers: int, heads: int, width: int, dropout: float) -> None:
@@ -161,7 +154,7 @@ class CharTransformer(nn.Module):
                 nn.init.normal_(parameter, std=deviation / math.sqrt(2 * layers) if writes else deviation)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the scores (sequences, characters, tokens) of what follows each of the inputs' characters."""
+        """Return the scores (sequences, characters, tokens) of each next character."""
         positions = self.positions.weight[: inputs.shape[1]]
         stream = self.dropout(self.tokens(inputs) + positions)
         for block in self.blocks:
@@ -170,7 +163,7 @@ class CharTransformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention and a two-layer network of four times the width, each added to the stream."""
+    """Causal self-attention and an MLP of four times the width, with residuals."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -184,7 +177,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        """Return the stream (sequences, characters, width) with both additions."""
+        """Return the stream (sequences, characters, width)."""
         stream = stream + self.dropout(self._attend(self.attention_norm(stream)))
         hidden = functional.gelu(self.mlp_in(self.mlp_norm(stream)))
         added: torch.Tensor = self.dropout(self.mlp_out(hidden))
@@ -199,13 +192,12 @@ class Block(nn.Module):
 
 
 def _files(text: str | None) -> list[Path]:
-    """Return the files of a ``text`` setting, sorted; raise `WorkloadError` where there is none."""
     if text is None:
         library = sysconfig.get_path("stdlib")
-        missing = f"this Python comes without the sources of its standard library in {library}: name another text"
+        missing = f"this Python lacks the sources of its standard library in {library}: name another text"
         found = list(Path(library).glob("*.py"))
     else:
-        missing = f"text = {text!r}: no file there; it is looked up in {Path.cwd()}"
+        missing = f"text = {text!r}: no such file in {Path.cwd()}"
         if Path(text).is_dir():
             found = [path for path in Path(text).iterdir() if not path.name.startswith(".")]
         else:
@@ -217,7 +209,6 @@ def _files(text: str | None) -> list[Path]:
 
 
 def _read(files: list[Path], max_characters: int) -> str:
-    """Return the files one after the other, cut off at ``max_characters``."""
     text = ""
     for file in files:
         try:
@@ -232,7 +223,6 @@ def _read(files: list[Path], max_characters: int) -> str:
 
 
 def _evenly(part: Part, count: int) -> Part:
-    """Return at most ``count`` samples of a part, at even distances."""
     if len(part) <= count:
         return part
     rows = torch.arange(count, device=part.inputs.device) * len(part) // count

@@ -1,4 +1,4 @@
-"""Whether what ``load`` returned can be trained on, and in plain words what it is where it cannot."""
+"""Checks that data from ``load`` can be trained on, with errors that describe it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from bssearch.workloads.data import BatchStream, Data, DatasetPart, Part, places
 
 PARTS = ("train", "validation", "test")
 
-TRIED_SAMPLES = 8
-"""Samples that are collated to see whether they can be: a choice."""
+TRIED_SAMPLES = 8  # samples that are collated as a test
 
 
 def check_data(data: object, workload: object = None) -> Data:
-    """Return what ``load`` returned as three parts; itself where they are that already.
+    """Return the data as three parts; with ``train_batches``, train is a `BatchStream`.
 
-    Where the workload has ``train_batches`` the training part is a `BatchStream`. Raises `WorkloadError` where a part
-    is none of the forms in `bssearch.workloads.data`, where its tensors differ in their rows, where its first samples
-    cannot be collated, and where it is empty.
+    Raises:
+        WorkloadError: A part has an unknown form, unequal rows, no sample, or samples that do not collate.
     """
     found = [_part(data, name, workload) for name in PARTS]
     same = isinstance(data, Data) and all(getattr(data, name) is one for name, one in zip(PARTS, found, strict=True))
@@ -41,19 +39,16 @@ def _part(data: object, name: str, workload: object) -> Part:
 
 
 def _stream(given: object, workload: Any) -> BatchStream:
-    """Return the training part of a workload that makes its own batches."""
     samples = len(given) if hasattr(given, "__len__") else getattr(workload, "train_samples", None)
     if type(samples) is not int or samples < 1:
         raise WorkloadError(
-            f"train_samples = {samples!r} must be a whole number >= 1: train_batches() does not say how many samples "
-            "an epoch has",
+            f"train_samples = {samples!r} must be an integer >= 1: train_batches() does not tell the samples per epoch",
             hint="give the workload a member train_samples, or let load() return the training samples as train",
         )
     return BatchStream(workload.train_batches, samples)
 
 
 def _check_sequence(data: object, given: object, name: str) -> None:
-    """Raise `WorkloadError` where a part is no sequence of samples."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset
 
@@ -62,7 +57,7 @@ def _check_sequence(data: object, given: object, name: str) -> None:
         raise WorkloadError(
             f"{returned}; bssearch chooses the batch size and the order itself",
             hint="give the loader's dataset, and its collate_fn as the workload's collate; "
-            "where the loader itself must make the training batches, write train_batches(batch_size, seed)",
+            "if the loader itself must make the training batches, write train_batches(batch_size, seed)",
         )
     if isinstance(given, IterableDataset):
         raise WorkloadError(
@@ -78,7 +73,6 @@ def _check_sequence(data: object, given: object, name: str) -> None:
 
 
 def _dataset_part(part: DatasetPart, name: str, collate: Any) -> DatasetPart:
-    """Return a part of samples with the collate that makes its batches, tried on the first ones."""
     if not len(part):
         raise WorkloadError(f"load() returned no samples as {name}; there must be at least one")
     found = part if part.collate is not None or collate is None else DatasetPart(part.samples, collate)
@@ -99,7 +93,6 @@ def _dataset_part(part: DatasetPart, name: str, collate: Any) -> DatasetPart:
 
 
 def _check_rows(part: Part, name: str) -> None:
-    """Raise `WorkloadError` where the tensors of a part do not have a row a sample."""
     rows: dict[str, int] = {}
     for field in ("inputs", "targets"):
         value = getattr(part, field)
@@ -123,7 +116,6 @@ def _check_rows(part: Part, name: str) -> None:
 
 
 def _check_tensor(leaf: object, whole: object, field: str, place: str) -> None:
-    """Raise `WorkloadError` where a leaf of a part is no tensor with a row for each sample."""
     import torch
 
     if not (isinstance(leaf, torch.Tensor) and leaf.ndim and not leaf.is_nested):
@@ -147,7 +139,7 @@ def _refused(whole: object, field: str, place: str, leaf: object = None) -> Work
 
 
 def in_words(value: object) -> str:
-    """Return what a value is, as far as it tells why it is no tensor: its keys, or the element unlike the first."""
+    """Return a description of a non-tensor: its keys, or the element that differs from the first."""
     kind = type(value).__name__
     if isinstance(value, Mapping):
         fields = ", ".join(f"{name!r}: {kind_of(one)}" for name, one in itertools.islice(value.items(), 4))
@@ -161,7 +153,7 @@ def in_words(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return a value's type, and its shape where it has one."""
+    """Return a value's type, and its shape if any."""
     shape = None if getattr(value, "is_nested", False) else getattr(value, "shape", None)
     nested = "nested " if getattr(value, "is_nested", False) else ""
     return f"a {nested}{type(value).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")

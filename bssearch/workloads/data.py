@@ -1,8 +1,8 @@
-"""The data of a workload: its parts, in the forms that ``load`` may return.
+"""The data of a workload, in the forms that ``load`` may return.
 
-* `Part`: tensors with a row a sample, alone or in nestings of dicts, lists and tuples
-* `DatasetPart`: a map-style ``Dataset``, or any sequence of samples, which are collated batch by batch
-* `BatchStream`: a training part whose batches the workload makes itself
+* `Part`: tensors with one row per sample, possibly nested in dicts, lists and tuples
+* `DatasetPart`: a map-style ``Dataset`` or a sequence of samples, collated per batch
+* `BatchStream`: a training part whose batches the workload makes
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from bssearch.errors import WorkloadError
 if TYPE_CHECKING:
     import torch
 
-# Nestings of dicts, lists and tuples with tensors in them, as `torch.utils._pytree` sees them.
-
 Nesting = Any
 """A tensor, or dicts, lists and tuples of nestings."""
 
@@ -27,7 +25,7 @@ CONTAINERS = (dict, list, tuple)
 
 
 def mapped(function: Callable[[Any], Any], value: Nesting) -> Nesting:
-    """Return a nesting like the one given with the function's result in the place of each leaf."""
+    """Return a nesting with the function applied to each leaf."""
     if not isinstance(value, CONTAINERS):
         return function(value)
     from torch.utils._pytree import tree_map
@@ -36,7 +34,7 @@ def mapped(function: Callable[[Any], Any], value: Nesting) -> Nesting:
 
 
 def leaves(value: Nesting) -> list[Any]:
-    """Return the leaves in their order."""
+    """Return the leaves in order."""
     if not isinstance(value, CONTAINERS):
         return [value]
     from torch.utils._pytree import tree_leaves
@@ -45,7 +43,7 @@ def leaves(value: Nesting) -> list[Any]:
 
 
 def places(value: Nesting) -> list[tuple[str, Any]]:
-    """Return each leaf with its place, such as ``['ids'][0]``; that of a lone leaf is empty."""
+    """Return each leaf with its path, such as ``['ids'][0]``."""
     if not isinstance(value, CONTAINERS):
         return [("", value)]
     from torch.utils._pytree import keystr, tree_flatten_with_path
@@ -54,14 +52,14 @@ def places(value: Nesting) -> list[tuple[str, Any]]:
 
 
 def tensors(value: Nesting) -> list[torch.Tensor]:
-    """Return those of the leaves that are tensors."""
+    """Return the tensor leaves."""
     import torch
 
     return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def moved(value: Nesting, device: torch.device, *, non_blocking: bool = False) -> Nesting:
-    """Return a nesting with its tensors on a device; other leaves stay as they are."""
+    """Return a nesting with its tensors on a device."""
     import torch
 
     def to_device(leaf: Any) -> Any:
@@ -76,25 +74,23 @@ Batch = tuple[Nesting, Nesting]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One part of the data, whole: ``inputs`` (samples, …) and ``targets`` (samples, …), on one device.
+    """One part of the data on one device: ``inputs`` (samples, …) and ``targets`` (samples, …).
 
-    Either is a tensor or a nesting of dicts, lists and tuples of tensors; each tensor has a row a sample. ``loss``,
-    ``augment`` and ``evaluate`` get the same nesting, its tensors cut to the rows of a batch.
+    Either is a tensor or a nesting of tensors with one row per sample; batches have the same nesting.
     """
 
     inputs: Nesting
     targets: Nesting
 
     has_rows: ClassVar[bool] = True
-    """Whether samples can be gathered by their row."""
+    """Whether samples can be gathered by row."""
 
     @staticmethod
     def of(samples: Any, *, collate: Collate | None = None) -> DatasetPart:
-        """Return a part made of samples: a map-style ``Dataset``, a list, anything with a length and an index.
+        """Return a part of samples: a map-style ``Dataset``, a list, or any indexable with a length.
 
-        ``collate`` makes a batch of a list of samples: a pair (inputs, targets), or a mapping or a tensor, which is
-        then the inputs, with targets None. Without it the workload's ``collate`` does, or else PyTorch's
-        ``default_collate``.
+        ``collate`` makes a batch of a list: a pair (inputs, targets), or only inputs as a mapping or tensor. Default:
+        the workload's ``collate``, else PyTorch's ``default_collate``.
         """
         return DatasetPart(samples, collate)
 
@@ -103,32 +99,32 @@ class Part:
 
     @property
     def device(self) -> torch.device:
-        """Return where the rows lie."""
+        """Return the device of the rows."""
         device: torch.device = leaves(self.inputs)[0].device
         return device
 
     @property
     def bytes(self) -> int:
-        """Return the memory that the part takes."""
+        """Return the part's bytes."""
         return sum(tensor.nbytes for tensor in [*leaves(self.inputs), *leaves(self.targets)])
 
     def to(self, device: torch.device) -> Part:
-        """Return the part on a device; itself where it is there already."""
+        """Return the part on a device."""
         return Part(moved(self.inputs, device), moved(self.targets, device))
 
     def gather(self, rows: torch.Tensor) -> Batch:
-        """Return (inputs, targets) of some rows (samples,), in their order, where the part lies."""
+        """Return (inputs, targets) of rows (samples,), in order."""
         return _cut(self.inputs, rows), _cut(self.targets, rows)
 
     def chunks(self, size: int) -> Iterator[Batch]:
-        """Yield (inputs, targets) in order, ``size`` samples at a time; the last chunk may be smaller."""
+        """Yield (inputs, targets) in order, ``size`` samples at a time; the last may be smaller."""
         for start in range(0, len(self), size):
             rows = slice(start, start + size)
             yield _cut(self.inputs, rows), _cut(self.targets, rows)
 
 
 class HostPart(Part):
-    """A part that stays on the host, from where its batches are brought to the device."""
+    """A part that stays on the host."""
 
     @property
     def device(self) -> torch.device:
@@ -139,12 +135,12 @@ class HostPart(Part):
 
     @property
     def bytes(self) -> int:
-        """Return 0: nothing of it lies on the device."""
+        """Return 0: it uses no device memory."""
         return 0
 
 
 class DatasetPart(HostPart):
-    """A part made of samples, which stay on the host; `chunks` brings collated batches to the device."""
+    """A part made of samples; `chunks` moves collated batches to the device."""
 
     def __init__(self, samples: Any, collate: Collate | None = None, device: torch.device | None = None) -> None:
         self.samples = samples
@@ -169,17 +165,17 @@ class DatasetPart(HostPart):
         return DatasetPart(self.samples, self.collate, device)
 
     def gather(self, rows: torch.Tensor) -> Batch:
-        """Return the collated (inputs, targets) of some rows (samples,), in their order, on the host."""
+        """Return the collated (inputs, targets) of rows (samples,) on the host."""
         return self._collated(rows.tolist())
 
     def chunks(self, size: int) -> Iterator[Batch]:
-        """Yield collated (inputs, targets) in order, ``size`` samples at a time; the last chunk may be smaller."""
+        """Yield collated (inputs, targets) in order; the last may be smaller."""
         for start in range(0, len(self), size):
             batch = self._collated(range(start, min(start + size, len(self))))
             yield batch if self._chunks_go_to is None else moved(batch, self._chunks_go_to)
 
     def _collated(self, rows: Sequence[int]) -> Batch:
-        # The method by which PyTorch's own loader asks a Dataset for many samples at once, where it has one.
+        # Like PyTorch's loader, fetch many samples at once if the Dataset can.
         many = getattr(self.samples, "__getitems__", None)
         samples = [self.samples[row] for row in rows] if many is None else many(list(rows))
         if self.collate is not None:
@@ -196,7 +192,7 @@ class DatasetPart(HostPart):
 
 
 class BatchStream(HostPart):
-    """A training part whose batches the workload's ``train_batches`` makes; ``samples`` is how many an epoch has."""
+    """A training part from the workload's ``train_batches``, with ``samples`` per epoch."""
 
     has_rows = False
 
@@ -214,10 +210,9 @@ class BatchStream(HostPart):
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Training, validation and test parts. The search sees train and validation; test is for the winner.
+    """Training, validation and test parts; only the winner sees test.
 
-    Each is a `Part`, or what `Part.of` makes one of: a map-style ``Dataset``, a ``Subset``, a list of samples.
-    ``train`` may be None where the workload has ``train_batches``.
+    Each is a `Part`, or an argument of `Part.of`. ``train`` may be None with ``train_batches``.
     """
 
     train: Any
@@ -226,14 +221,15 @@ class Data:
 
 
 def _cut(value: Nesting, rows: torch.Tensor | slice) -> Nesting:
-    """Return some rows of each tensor; that of a lone one is in the time of every step, without further calls."""
+    """Cut rows of each tensor; a lone tensor takes the fast path, because every step pays for it."""
     return mapped(lambda leaf: leaf[rows], value) if isinstance(value, CONTAINERS) else value[rows]
 
 
 def pair_of(batch: Any, maker: str) -> Batch:
-    """Return a batch as (inputs, targets): a pair as it is, a mapping or a lone tensor as inputs without targets.
+    """Return a batch as (inputs, targets); a mapping (as a dict) or lone tensor is inputs only.
 
-    Mappings become dicts. Raises `WorkloadError` for a tuple or list that is no pair.
+    Raises:
+        WorkloadError: A tuple or list is not a pair.
     """
     if not isinstance(batch, tuple | list):
         return _as_dict(batch), None
@@ -249,15 +245,12 @@ def _as_dict(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) and not isinstance(value, dict) else value
 
 
-# Splits of data into parts: fixed and stratified, the same on every machine and for every seed.
-
-
 def stratified_order(labels: np.ndarray) -> np.ndarray:
-    """Return all row numbers sorted by label, shuffled within each label by a generator whose stream is frozen."""
+    """Return all rows sorted by label, shuffled within each by a generator with a frozen stream."""
     shuffled = np.random.RandomState(0).permutation(len(labels))
     return shuffled[np.argsort(labels[shuffled], kind="stable")]
 
 
 def evenly(rows: np.ndarray, count: int) -> np.ndarray:
-    """Return ``count`` of the rows at even distances: of rows in stratified order, each label's share of them."""
+    """Return ``count`` evenly spaced rows; of stratified rows, each label's share."""
     return rows[np.arange(count) * len(rows) // count]

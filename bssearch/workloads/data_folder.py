@@ -1,10 +1,9 @@
-"""Where the four files of Fashion-MNIST lie. In this order:
+"""Finds the four files of Fashion-MNIST, in this order:
 
-1. the folder that ``BSSEARCH_DATA_DIR`` names: itself, its ``fashion-mnist`` or its ``FashionMNIST/raw``
-   (torchvision's layout); where it is set, nothing else is looked at
-2. the folder of Debian's package ``dataset-fashion-mnist``
-3. what was downloaded before into ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``
-4. a download into it by torchvision, where that is installed
+1. only the folder in ``BSSEARCH_DATA_DIR``, if set: itself, its ``fashion-mnist`` or ``FashionMNIST/raw`` (torchvision)
+2. Debian's package ``dataset-fashion-mnist``
+3. an earlier download in ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``
+4. a download into it with torchvision
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ WAYS = f"""any of these brings them:
 
 
 def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path]:
-    """Return the path of each of the four files, plain or ending in ``.gz``; download them where they are nowhere.
+    """Return the paths of the four files, plain or ``.gz``; download them if they are missing.
 
-    Raises `WorkloadError` where the folder asked for holds none of them, where a folder lacks one, and where they are
-    nowhere and cannot be downloaded.
+    Raises:
+        WorkloadError: A folder lacks a file, or the download fails.
     """
     given = os.environ.get(DATA_DIR_VARIABLE)
     if given:
@@ -53,8 +52,8 @@ def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path
         if found is None:
             raise WorkloadError(
                 f"the folder that --data-dir or {DATA_DIR_VARIABLE} names holds no Fashion-MNIST: no {FILES[0]}, with "
-                f"or without .gz, in {', '.join(map(str, folders))}; where none is named, {debian_folder} is looked "
-                f"at; {WAYS}"
+                f"or without .gz, in {', '.join(map(str, folders))}; if none is named, {debian_folder} is "
+                f"searched; {WAYS}"
             )
         return found
     cache = cache_folder() / "fashion-mnist"
@@ -62,7 +61,6 @@ def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path
 
 
 def _first(folders: list[Path]) -> dict[str, Path] | None:
-    """Return the files of the first folder that holds any; raise `WorkloadError` where it does not hold all."""
     for folder in folders:
         found = {name: path for name in FILES if (path := _plain_or_compressed(folder / name))}
         if found:
@@ -78,7 +76,7 @@ def _plain_or_compressed(plain: Path) -> Path | None:
 
 
 def _downloaded(folder: Path) -> dict[str, Path]:
-    """Download into a temporary folder beside, then rename: nobody ever finds half a download."""
+    """Download beside the folder, then rename, so that no process sees half a download."""
     if importlib.util.find_spec("torchvision") is None:
         raise WorkloadError(f"the images of Fashion-MNIST are not on this machine; {WAYS}")
     try:
@@ -88,7 +86,7 @@ def _downloaded(folder: Path) -> dict[str, Path]:
             try:
                 Path(temporary, "FashionMNIST", "raw").rename(folder)
             except OSError:
-                if not folder.is_dir():  # else another process was faster
+                if not folder.is_dir():  # otherwise another process was faster
                     raise
     except Exception as error:  # whatever torchvision and the network raise
         raise WorkloadError(
@@ -101,19 +99,17 @@ def _downloaded(folder: Path) -> dict[str, Path]:
     return found
 
 
-# Reads idx files of bytes, the format of MNIST and its kin, plain or compressed by gzip.
-#
-# Two zero bytes, the type (8: unsigned byte), the number of dimensions; each dimension as four bytes, the most
-# significant first; then the values, the last dimension running fastest (Y. LeCun, C. Cortes, C. Burges, "The MNIST
-# database of handwritten digits", 1998).
+# idx files (MNIST's format): two zero bytes, the type (8: unsigned byte), the number of dimensions, each dimension
+# as four big-endian bytes, then the values in C order (LeCun, Cortes, Burges, "The MNIST database", 1998).
 
 _UNSIGNED_BYTE = 8
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Return the values of an idx file of ``dimensions`` dimensions, a read-only array of uint8.
+    """Return the values of an idx file, as a read-only uint8 array.
 
-    Raises `WorkloadError`, naming the file and what is wrong with it, where it cannot be read or is something else.
+    Raises:
+        WorkloadError: The file is unreadable or has another format.
     """
     content = _content(path)
     magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])

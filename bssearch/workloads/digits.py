@@ -1,8 +1,7 @@
-"""scikit-learn's handwritten digits: 1,797 images of 8 × 8 pixels, and a small convolutional network.
+"""scikit-learn's handwritten digits: 1,797 images (8 × 8) and a small convolutional network; about 1 s per trial.
 
-A trial takes about a second on one CPU core, so a whole search is watched rather than waited for. The images
-(E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998) come with scikit-learn's package and
-are read from its file: importing `sklearn.datasets` would take longer than most trials.
+Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998. Importing `sklearn.datasets` would
+take longer than most trials, so the package's file is read directly.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ _EVALUATION_CHUNK = 2048
 
 
 class Digits:
-    """Classify the digits; 1,077 images train, 360 validate and 360 test unless asked otherwise.
-
-    The split is one fixed shuffle, stratified by digit: the same images for every seed and on every machine.
-    """
+    """Classify the digits; by default 1,077 images train, 360 validate and 360 test, in a fixed stratified split."""
 
     metrics: Mapping[str, MetricInfo] = {
         "accuracy": MetricInfo(low=0.0, high=1.0, chance=1 / CLASSES),
@@ -48,7 +44,7 @@ class Digits:
         self.test_samples = test_samples
 
     def load(self, device: torch.device) -> Data:
-        """Return images (samples, 1, 8, 8) scaled to mean 0 and deviation 1 over all pixels, and their digits."""
+        """Return images (samples, 1, 8, 8), standardised, and their digits."""
         images, labels = _read()
         held_out = self.validation_samples + self.test_samples
         if held_out >= len(labels):
@@ -72,7 +68,7 @@ class Digits:
         return Data(train=part(train), validation=part(validation), test=part(test))
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return three convolutions of 16, 32 and 32 channels, each group-normalised, and a linear layer."""
+        """Return three group-normalised convolutions and a linear layer."""
         return nn.Sequential(
             nn.Conv2d(1, 16, kernel_size=3, padding=1),
             nn.GroupNorm(4, 16),
@@ -97,7 +93,7 @@ class Digits:
         return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Return the accuracy and the mean cross-entropy over the part."""
+        """Return accuracy and mean cross-entropy."""
         scores = torch.cat([model(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
         correct = (scores.argmax(1) == part.targets).sum()
         return {
@@ -107,7 +103,7 @@ class Digits:
 
 
 def _read() -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (1797, 8, 8) as float32 in 0 … 1 and the digits (1797,) as int64."""
+    """Return images (1797, 8, 8) as float32 in 0 … 1 and digits (1797,) as int64."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise WorkloadError("the digits come with scikit-learn, which is not installed")

@@ -1,7 +1,7 @@
-"""Fashion-MNIST: 70,000 images of clothes in ten classes, 28 × 28 pixels, with a residual network or a perceptron.
+"""Fashion-MNIST: 70,000 images (28 × 28) of clothes in ten classes, with a residual network or a perceptron.
 
-The images (H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
-Algorithms", arXiv 1708.07747) are found by `bssearch.workloads.data_folder`.
+Source: Xiao, Rasul, Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms",
+arXiv 1708.07747.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from bssearch.workloads.base import Data, Part
 from bssearch.workloads.data import evenly, stratified_order
 from bssearch.workloads.data_folder import find_fashion_mnist, read_idx
 
+# training images that never train, however many of them validate
 CLASSES = 10
 SIDE = 28
 HELD_OUT = 5000
-"""The images of the training files that never train, whatever part of them validates."""
 
 MODELS = ("resnet", "mlp")
 NORMS = ("group", "batch")
 
-SHIFT = 2
-"""The pixels by which ``augment`` moves an image at most."""
+SHIFT = 2  # most pixels by which augment moves an image
 
 _STAGES = (32, 64, 96)
 _GROUPS = 8
@@ -42,17 +41,11 @@ _LABELS_CRC32 = {"train": 0x2ED6E46A, "t10k": 0x242BC73F}
 
 
 class FashionMnist:
-    """Classify the images; 55,000 train, up to 5,000 validate, and the 10,000 test images test.
+    """Classify the images; 55,000 train, up to 5,000 validate, and 10,000 test, in a fixed stratified split.
 
-    The split is fixed and stratified by class. ``validation_samples`` below 5,000 makes evaluation cheaper and leaves
-    the training part as it is.
-
-    ``model``: ``resnet``, or ``mlp`` for machines on which convolutions are slow. ``norm``, of the resnet only:
-    ``group`` (the default) or ``batch``. With batch normalisation a larger batch also means less noise in the
-    statistics, so that it changes the regularisation too, and gradient accumulation changes the result; with group
-    normalisation the batch size changes the optimisation alone.
-
-    ``augment`` moves each training image by up to two pixels each way and mirrors every other one.
+    ``model`` is ``resnet``, or ``mlp`` for machines with slow convolutions. ``norm`` of the resnet is ``group``
+    (default) or ``batch``, with which the batch size also changes the regularisation, and accumulation changes the
+    result. ``augment`` moves training images by up to two pixels and mirrors half of them.
     """
 
     metrics: Mapping[str, MetricInfo] = {
@@ -85,10 +78,10 @@ class FashionMnist:
         self._augments = augment
 
     def load(self, device: torch.device) -> Data:
-        """Return images (samples, 1, 28, 28) as float32 and their classes as int64.
+        """Return images (samples, 1, 28, 28) as float32, standardised over the training part, and int64 classes.
 
-        The pixels are scaled to mean 0 and deviation 1 over the training part. Raises `WorkloadError` where the files
-        are missing, damaged, or not Fashion-MNIST's.
+        Raises:
+            WorkloadError: The files are missing, damaged, or not Fashion-MNIST's.
         """
         files = find_fashion_mnist()
         images, labels = read_images(files, "train")
@@ -107,15 +100,15 @@ class FashionMnist:
         )
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return the model that the settings name, freshly initialised."""
+        """Return a freshly initialised model."""
         return perceptron(dropout) if self.model == "mlp" else residual_network(dropout, self.norm)
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Return the residual blocks; the perceptron has none."""
+        """Return the residual blocks."""
         return [module for module in model.modules() if isinstance(module, ResidualBlock)]
 
     def augment(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the images moved and mirrored at random, or as they are where ``augment`` is not set."""
+        """Return the images, moved and mirrored if ``augment`` is set."""
         return moved_and_mirrored(inputs) if self._augments else inputs
 
     def loss(
@@ -125,7 +118,7 @@ class FashionMnist:
         return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Return the accuracy and the mean cross-entropy over the part."""
+        """Return accuracy and mean cross-entropy."""
         scores = torch.cat([model(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
         correct = (scores.argmax(1) == part.targets).sum()
         return {
@@ -135,10 +128,10 @@ class FashionMnist:
 
 
 def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (samples, 28, 28) and the classes (samples,) of one pair of files, as uint8.
+    """Return the images (samples, 28, 28) and classes (samples,) of a pair of files, as uint8.
 
-    Raises `WorkloadError` where a file is damaged, where the two do not belong together, and where they are of another
-    data set: MNIST and its other kin use the same names and the same format.
+    Raises:
+        WorkloadError: A file is damaged, or belongs to another data set, such as MNIST with its equal file names.
     """
     images_file, labels_file = files[f"{part}-images-idx3-ubyte"], files[f"{part}-labels-idx1-ubyte"]
     labels = read_idx(labels_file, dimensions=1)
@@ -161,13 +154,13 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
 
 
 def split(labels: np.ndarray, validation_samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the training and of the validation part."""
+    """Return the training and validation rows."""
     held_out = evenly(stratified_order(labels), HELD_OUT)
     return np.setdiff1d(np.arange(len(labels)), held_out), evenly(held_out, validation_samples)
 
 
 def _moments(images: np.ndarray) -> tuple[float, float]:
-    """Return mean and deviation of all pixels, from exact sums: the same on every machine."""
+    """Return mean and deviation of all pixels, from exact sums, equal on every machine."""
     counts = torch.bincount(torch.from_numpy(images).flatten(), minlength=256).numpy()
     brightness = np.arange(256)
     mean = float(counts @ brightness / counts.sum())
@@ -175,10 +168,9 @@ def _moments(images: np.ndarray) -> tuple[float, float]:
 
 
 def moved_and_mirrored(images: torch.Tensor) -> torch.Tensor:
-    """Return images (samples, 1, height, width), each moved by up to `SHIFT` pixels each way, every other one mirrored.
+    """Return images (samples, 1, height, width), each moved by up to `SHIFT` pixels, half of them mirrored.
 
-    That is a random crop out of the image with as much padding, which repeats its border, and a horizontal flip: He et
-    al. 2016 (arXiv 1512.03385, § 4.2) with another padding.
+    He et al. 2016 (arXiv 1512.03385, § 4.2), with repeated borders as padding.
     """
     samples, _, height, width = images.shape
     down, right = torch.randint(-SHIFT, SHIFT + 1, (2, samples, 1), device=images.device)
@@ -192,7 +184,7 @@ def moved_and_mirrored(images: torch.Tensor) -> torch.Tensor:
 
 
 def perceptron(dropout: float) -> nn.Module:
-    """Return two hidden layers of 256 units, each followed by dropout: 0.27 million parameters."""
+    """Return two hidden layers of 256 units with dropout: 0.27 million parameters."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(SIDE * SIDE, _HIDDEN),
@@ -206,10 +198,7 @@ def perceptron(dropout: float) -> nn.Module:
 
 
 def residual_network(dropout: float, norm: str) -> nn.Module:
-    """Return three residual blocks of 32, 64 and 96 channels, of which two halve the image: 0.22 million parameters.
-
-    Dropout comes before the one linear layer. ``norm`` is ``group`` or ``batch``.
-    """
+    """Return three residual blocks of 32, 64 and 96 channels: 0.22 million parameters."""
     width = _STAGES[0]
     layers: list[nn.Module] = [_convolution(1, width), _norm(norm, width), nn.ReLU()]
     for stage, channels in enumerate(_STAGES):
@@ -220,10 +209,7 @@ def residual_network(dropout: float, norm: str) -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """Two normalised convolutions added to their input (K. He et al., arXiv 1512.03385, figure 2).
-
-    Where channels or size change the input goes through a normalised 1 × 1 convolution (there: option B).
-    """
+    """Two normalised convolutions with a residual (He et al., arXiv 1512.03385, figure 2; option B shortcuts)."""
 
     def __init__(self, channels_in: int, channels_out: int, *, stride: int, norm: str) -> None:
         super().__init__()
@@ -241,7 +227,7 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return images of (samples, channels_out, height / stride, width / stride)."""
+        """Return images (samples, channels_out, height / stride, width / stride)."""
         return functional.relu(self.branch(inputs) + self.shortcut(inputs))
 
 

@@ -1,11 +1,7 @@
-"""Fine-tuning: a network that was trained on five classes of Fashion-MNIST learns the other five from few images.
+"""Fine-tuning on Fashion-MNIST: a network trained on five classes learns the other five from few images.
 
-It begins with the trunk of that training and a fresh head, and all of it learns, as J. Howard and S. Ruder (2018,
-"Universal Language Model Fine-tuning for Text Classification", arXiv 1801.06146) call fine-tuning. What it forgets
-(R. French 1999, "Catastrophic forgetting in connectionist networks", Trends in Cognitive Sciences 3) shows in the old
-head, which stays as it was: it names the images of the old classes by what the trunk makes of them now.
-
-Images and split are those of `bssearch.workloads.fashion_mnist`.
+All of it learns, with a fresh head (Howard & Ruder 2018, arXiv 1801.06146). Forgetting (French 1999, "Catastrophic
+forgetting in connectionist networks", Trends in Cognitive Sciences 3) is measured with the frozen old head.
 """
 
 from __future__ import annotations
@@ -29,34 +25,29 @@ from bssearch.workloads.data import evenly, stratified_order
 from bssearch.workloads.fashion_mnist import CLASSES, HELD_OUT, FashionMnist
 from bssearch.workloads.pretrained import Weights, pretrained
 
-OLD_CLASSES = 5
-"""The classes 0 to 4 are those of the pre-training: T-shirts, trousers, pullovers, dresses, coats."""
+OLD_CLASSES = 5  # pre-training, classes 0 to 4: T-shirts, trousers, pullovers, dresses, coats
 
-NEW_CLASSES = CLASSES - OLD_CLASSES
-"""The classes 5 to 9 are those of the fine-tuning: sandals, shirts, sneakers, bags, ankle boots."""
+NEW_CLASSES = CLASSES - OLD_CLASSES  # fine-tuning, classes 5 to 9: sandals, shirts, sneakers, bags, ankle boots
 
-MOST_TRAINED = 27_500
-"""The training images of the new classes."""
+MOST_TRAINED = 27_500  # training images of the new classes
 
 _CHANNELS = (16, 32, 64)
 _GROUPS = 8
 _FEATURES = 64
 _EVALUATION_CHUNK = 2048
 
+# AdamW's rate, decaying linearly to zero; found by trying.
 _PRETRAINING_EPOCHS = 2
 _PRETRAINING_BATCH = 64
 _PRETRAINING_RATE = 3e-3
-"""AdamW's, falling to zero in a straight line; found by trying."""
 
 
 @dataclass(eq=False)
 class FineTune:
-    """Classify the images of five classes with a network that knows five others.
+    """Classify five new classes with a network that knows five others.
 
-    ``train_samples`` images train, as many of each new class: fine-tuning is for where there are few. Of the
-    ``validation_samples`` that validate and of the 10,000 test images each class has its share: those of the new
-    classes tell ``accuracy`` and ``loss``, those of the old ones ``old_accuracy``, and ``forgetting``, by how much that
-    is less than it was before.
+    ``train_samples`` is balanced over the new classes. In validation and test, new classes give ``accuracy`` and
+    ``loss``, old ones ``old_accuracy`` and ``forgetting``, its loss since the start.
     """
 
     train_samples: int = 2500
@@ -80,11 +71,10 @@ class FineTune:
                 raise ValueError(f"{name} = {value!r} must be a whole number from {low} to {high}")
 
     def load(self, device: torch.device) -> Data:
-        """Return images (samples, 1, 28, 28) as float32; targets (samples, 2) as int64.
+        """Return images (samples, 1, 28, 28) as float32 and targets (samples, 2) as int64; only new classes train.
 
-        A target is the class, 0 to 9, and for the old ones whether the network names it rightly before the fine-tuning
-        (0 or 1; 0 for the new ones). Only new classes train. The pre-training takes some ten seconds of one core the
-        first time; its weights are then in the cache. Raises `WorkloadError` as `FashionMnist.load` does.
+        A target is the class and, for old classes, whether the network was right before fine-tuning (else 0).
+        Pre-training takes about 10 s of one core, once; the weights are cached.
         """
         data = FashionMnist(validation_samples=self.validation_samples).load(torch.device("cpu"))
         train = data.train
@@ -99,7 +89,7 @@ class FineTune:
         )
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return the network of the pre-training with a fresh head; the images must have been loaded."""
+        """Return the pre-trained network with a fresh head; call `load` first."""
         if self._weights is None:
             raise WorkloadError("finetune builds its model from pre-trained weights: call load() first")
         model = TwoHeaded(dropout)
@@ -109,14 +99,11 @@ class FineTune:
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor:
-        """Return the mean cross-entropy over images of new classes."""
+        """Return the mean cross-entropy on new classes."""
         return functional.cross_entropy(model(inputs), targets[:, 0] - OLD_CLASSES, label_smoothing=label_smoothing)
 
     def evaluate(self, model: Any, part: Part) -> Mapping[str, float]:
-        """Return accuracy and mean cross-entropy on the new classes, accuracy and forgetting on the old ones.
-
-        The part must have images of both.
-        """
+        """Return accuracy and mean cross-entropy on new classes, accuracy and forgetting on old ones; needs both."""
         features = torch.cat([model.trunk(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
         classes, were_right = part.targets.unbind(1)
         is_old = classes < OLD_CLASSES
@@ -133,10 +120,7 @@ class FineTune:
 
 
 class TwoHeaded(nn.Module):
-    """Three convolutions that halve the image, a linear layer, dropout, a head: 0.09 million parameters.
-
-    ``old_head`` is that of the old classes, which never learns; it sees what the trunk makes without dropout.
-    """
+    """Three convolutions, a linear layer, dropout and a head; ``old_head`` is frozen. 0.09 million parameters."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -152,7 +136,7 @@ class TwoHeaded(nn.Module):
 
 
 def trunk() -> nn.Sequential:
-    """Return what makes features (samples, 64) of images (samples, 1, 28, 28)."""
+    """Return the network from images (samples, 1, 28, 28) to features (samples, 64)."""
     layers: list[nn.Module] = []
     width = 1
     for channels in _CHANNELS:
@@ -163,7 +147,7 @@ def trunk() -> nn.Sequential:
 
 
 def pretrained_weights(old: Part) -> Weights:
-    """Return the weights of trunk and old head, trained on images of the old classes (targets: classes 0 to 4)."""
+    """Return trunk and old head, trained on images of the old classes."""
     features, head = trunk(), nn.Linear(_FEATURES, OLD_CLASSES)
     parameters = [*features.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=_PRETRAINING_RATE, foreach=True)
@@ -182,30 +166,27 @@ def pretrained_weights(old: Part) -> Weights:
 
 
 def _chosen(part: Part, rows: torch.Tensor) -> Part:
-    """Return the samples of a part at which a mask (samples,) is true."""
     return Part(part.inputs[rows], part.targets[rows])
 
 
 def _few(part: Part, count: int) -> Part:
-    """Return ``count`` samples of a part, as many of each class: the same on every machine."""
+    """Return ``count`` samples, balanced over classes and equal on every machine."""
     rows = torch.from_numpy(evenly(stratified_order(part.targets.numpy()), count))
     return Part(*part.gather(rows))
 
 
 def _told(part: Part, before: Any) -> Part:
-    """Return a part whose targets also tell whether a network names the images of old classes rightly."""
+    """Add to targets whether a network names old classes rightly."""
     with torch.no_grad():
         named = torch.cat([before.old_head(before.trunk(x)).argmax(1) for x, _ in part.chunks(_EVALUATION_CHUNK)])
     return Part(part.inputs, torch.stack([part.targets, (named == part.targets).long()], 1))
 
 
 def _code() -> list[bytes]:
-    """Return the code that makes the weights and their data."""
     return [Path(str(path)).read_bytes() for path in (__file__, fashion_mnist.__file__)]
 
 
 def _digest(part: Part) -> bytes:
-    """Return the digest of a part's images and classes."""
     found = hashlib.sha256(part.inputs.numpy())
     found.update(part.targets.numpy())
     return found.digest()

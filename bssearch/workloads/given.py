@@ -1,7 +1,7 @@
-"""A workload given from Python, as a class or an object: the name by which a study keeps it, and who can run it.
+"""Workloads given from Python as a class or object: their stored name, and which process can run them.
 
-Where a worker process can load the code by its name, it does. A class of a notebook or of a script that runs lies in no
-file that another process could import: it is named ``__main__:Class``, and trials run in the process that has it.
+Workers load code by name if they can. A class of a notebook or running script is named ``__main__:Class``, and its
+trials run in the process that has it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from bssearch.errors import UsageError
 from bssearch.workloads.base import MAIN, SHIPPED, Workload, built, whole
 from bssearch.workloads.check_data import kind_of
 
+# code in these folders is named by module, alike on every machine
 INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Folders of installed packages: what lies in them is named by its module, on every machine alike."""
 
-LONGEST_SETTING = 10_000
-"""Characters of a setting's JSON that are stored as they are, of a longer one its kind: a choice."""
+LONGEST_SETTING = 10_000  # characters of a setting's JSON; of longer ones only the type is stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenWorkload:
-    """The code to run: ``name`` as a spec has it, ``settings`` of an object's constructor, None for those of the spec.
+    """The code to run: its ``name`` in a spec, and an object's constructor ``settings`` (None: the spec's).
 
-    ``in_process`` is the class or the object itself where no other process can load it, else None.
+    ``in_process`` is the class or object if no other process can load it.
     """
 
     name: str
@@ -39,16 +38,18 @@ class GivenWorkload:
 
     @property
     def label(self) -> str:
-        """Return the name of the class for people."""
+        """Return the class name."""
         return self.name.rpartition(":")[2]
 
 
 def given_workload(workload: Any, folder: Path) -> GivenWorkload:
-    """Return how a study names a workload: a string as it is, code by its file in ``folder``, its file, or its module.
+    """Return how a study names a workload: a string as is, code by its file in ``folder``, its file, or its module.
 
-    The arguments of an object's constructor are read from its attributes of the same names. Where these do not make an
-    equal object, which is tried once, the object itself is run in this process. Raises `UsageError` for None and for a
-    module.
+    Constructor arguments are read from equally named attributes. If they do not rebuild an equal object, the object
+    itself runs in this process.
+
+    Raises:
+        UsageError: The workload is None or a module.
     """
     if isinstance(workload, str):
         return GivenWorkload(name=workload)
@@ -63,22 +64,22 @@ def given_workload(workload: Any, folder: Path) -> GivenWorkload:
 
 
 def is_of_main(workload: object) -> bool:
-    """Return whether an object's class is a notebook's, or one of the script that runs."""
+    """Return whether an object's class is from a notebook or the running script."""
     return type(workload).__module__ == MAIN
 
 
 def is_maker(given: object) -> bool:
-    """Return whether a workload is yet to be made: of a class or by a function."""
+    """Return whether the workload is a class or function to call."""
     return isinstance(given, type) or inspect.isroutine(given)
 
 
 def made(name: str, given: Any, settings: Mapping[str, Any]) -> Workload:
-    """Return the workload that is given itself, or that its class makes of settings; raise as `resolve` does."""
+    """Return the given workload, or call it with settings; raises like `resolve`."""
     return built(name, given, settings) if is_maker(given) else whole(name, given)
 
 
 def _name(maker: Any, folder: Path) -> str | None:
-    """Return the name by which another process loads a class or a function; None where it cannot."""
+    """Return the name by which another process can load a class or function, or None."""
     attribute = str(maker.__qualname__)
     module = sys.modules.get(maker.__module__)
     if module is None or module.__name__ == MAIN or getattr(module, attribute, None) is not maker:
@@ -96,7 +97,7 @@ def _name(maker: Any, folder: Path) -> str | None:
 
 
 def _settings(workload: object) -> dict[str, Any]:
-    """Return the arguments of an object's constructor that are not its defaults, as JSON values or as their kinds."""
+    """Return non-default constructor arguments, as JSON values or type descriptions."""
     try:
         parameters = inspect.signature(type(workload)).parameters
     except (TypeError, ValueError):
@@ -112,7 +113,6 @@ def _settings(workload: object) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value as JSON has it, of another one its kind."""
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -121,7 +121,6 @@ def _as_json(value: Any) -> Any:
 
 
 def _is_made_by(workload: Any, settings: Mapping[str, Any]) -> bool:
-    """Return whether an object's class makes an equal one of the settings."""
     try:
         return bool(vars(type(workload)(**settings)) == vars(workload))
     except Exception:  # the user's own constructor, or values that do not compare, such as tensors

@@ -1,7 +1,7 @@
-"""Weights that a workload makes before its study begins, kept in the user's cache so that they are made once.
+"""Pre-trained weights, cached per user.
 
-A file is named after its recipe, the digest of all that makes the weights: another version of PyTorch, another kind of
-CPU or a changed line of code is another recipe. What is not the file of its recipe, whole, is made anew.
+A file is named by its recipe: the digest of code, data, PyTorch version and kind of CPU. Other or damaged files are
+made again.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from bssearch.settings import cache_folder
 
 Weights = Mapping[str, torch.Tensor]
 
+# of the recipe's digest in the file name
 _SEED = 0
 _DIGITS = 16
-"""Digits of the recipe's digest in the name of its file."""
 
 
 def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights]) -> Weights:
-    """Return the weights that ``make`` makes, from the file of a workload's ``name`` where it has been kept.
+    """Return the weights from ``make``, or from the cache.
 
-    ``made_of`` is all that decides the weights besides PyTorch and the kind of CPU: the code, and digests of the data.
-    ``make`` runs in one thread and from a seed of its own, and leaves both as they were. Processes that make the same
-    weights at once do so each for itself, and keep the same. Where nothing can be kept that is said on stderr, which is
-    the log of a worker.
+    ``made_of`` is all that decides the weights besides PyTorch and the CPU: code, and digests of data. ``make`` runs in
+    one thread with a fixed seed. Concurrent processes each make the same weights; a failed write is reported on stderr.
     """
     recipe = _recipe(made_of)
     path = cache_folder() / "pretrained" / f"{name}-{recipe[:_DIGITS]}.pt"
@@ -52,7 +50,7 @@ def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights])
 
 
 def _recipe(made_of: Sequence[bytes]) -> str:
-    """Return the digest of all that makes the weights: the same training differs in its bits elsewhere."""
+    """Include PyTorch and the CPU, because the same training differs in its bits elsewhere."""
     digest = hashlib.sha256(f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
     for part in (Path(__file__).read_bytes(), *made_of):
         digest.update(hashlib.sha256(part).digest())
@@ -60,7 +58,6 @@ def _recipe(made_of: Sequence[bytes]) -> str:
 
 
 def _read(path: Path, recipe: str) -> Weights | None:
-    """Return the weights of a file; None where it is not there, damaged, or that of another recipe."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
         weights: Weights = found["weights"]
@@ -71,7 +68,6 @@ def _read(path: Path, recipe: str) -> Weights | None:
 
 
 def _digest(weights: Weights) -> str:
-    """Return the digest of weights: their names, shapes and values."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -81,7 +77,7 @@ def _digest(weights: Weights) -> str:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Compute in one thread and from a seed of its own, whatever the process has been set to."""
+    """Compute in one thread with a fixed seed, then restore both."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,8 +1,4 @@
-"""A small vision transformer on Fashion-MNIST: A. Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words: Transformers
-for Image Recognition at Scale" (arXiv 2010.11929).
-
-Images and split are those of `bssearch.workloads.fashion_mnist`.
-"""
+"""A small vision transformer on Fashion-MNIST (Dosovitskiy et al. 2021, arXiv 2010.11929)."""
 
 from __future__ import annotations
 
@@ -18,18 +14,16 @@ from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
 from bssearch.workloads.fashion_mnist import CLASSES, HELD_OUT, SIDE, FashionMnist
 
+# hidden units per unit of width, as in table 1 of the paper
 _COUNTS = ("patch", "width", "depth", "heads")
 _MLP_RATIO = 4
-"""Units of a block's hidden layer per unit of its width, as in table 1 of the paper."""
 
 
 @dataclass(eq=False)
 class VitTiny:
     """Classify the images; 55,000 train, up to 5,000 validate, and the 10,000 test images test.
 
-    ``patch``: the side of a patch in pixels, which must divide 28. ``width``: the numbers by which a patch is
-    described. ``depth``: the blocks. ``heads``: those of the attention, which must divide the width.
-    ``validation_samples`` below 5,000 makes evaluation cheaper and leaves the training part as it is.
+    ``patch`` is a patch's side in pixels and must divide 28; ``heads`` must divide ``width``.
     """
 
     patch: int = 7
@@ -57,11 +51,11 @@ class VitTiny:
         self._images()
 
     def load(self, device: torch.device) -> Data:
-        """Return images (samples, 1, 28, 28) as float32 and their classes as int64; see `FashionMnist.load`."""
+        """Return the data of `FashionMnist.load`."""
         return self._images().load(device)
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return the transformer, freshly initialised."""
+        """Return a freshly initialised transformer."""
         return VisionTransformer(
             patch=self.patch, width=self.width, depth=self.depth, heads=self.heads, dropout=dropout
         )
@@ -77,20 +71,19 @@ class VitTiny:
         return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Return the accuracy and the mean cross-entropy over the part."""
+        """Return accuracy and mean cross-entropy."""
         return self._images().evaluate(model, part)
 
     def _images(self) -> FashionMnist:
-        """Return the workload whose images these are; raise `ValueError` for a wrong ``validation_samples``."""
+        """Return the images' workload; raises `ValueError` for a wrong ``validation_samples``."""
         return FashionMnist(validation_samples=self.validation_samples)
 
 
 class VisionTransformer(nn.Module):
-    """Patches, each made a vector by one matrix; learned positions; blocks; the mean over patches; one linear layer.
+    """Linear patches, learned positions, blocks, mean over patches, and a linear head.
 
-    The mean stands for the paper's class token, which does as well (there: appendix D.3). Dropout acts on the
-    sum of patches and positions and after every dense layer but the one that makes queries, keys and values (there:
-    appendix B.1).
+    The mean replaces the paper's class token (as good, appendix D.3). Dropout follows embeddings and all dense layers
+    but the one for queries, keys and values (appendix B.1).
     """
 
     def __init__(self, *, patch: int, width: int, depth: int, heads: int, dropout: float) -> None:
@@ -112,7 +105,7 @@ class VisionTransformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Self-attention and two dense layers, each of the two normalised before and added to the stream."""
+    """Pre-norm self-attention and MLP with residuals."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -126,7 +119,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        """Return the stream (samples, patches, width) with both additions."""
+        """Return the stream (samples, patches, width)."""
         stream = stream + self.dropout(self._attend(self.attention_norm(stream)))
         hidden = self.dropout(functional.gelu(self.mlp_in(self.mlp_norm(stream))))
         added: torch.Tensor = self.dropout(self.mlp_out(hidden))

@@ -311,7 +311,7 @@ def test_shared_memory_that_is_too_small_is_named_with_its_size_and_the_remedy(s
     assert next(made) is FIRST
     with pytest.raises(LaunchError, match=r"/dev/shm has [\d,]+ MiB.*--shm-size.*loader_workers = 0"):
         next(made)
-    assert "is not there" in str(shared_memory_is_full(RuntimeError(sentence), tmp_path / "shm"))
+    assert "does not exist" in str(shared_memory_is_full(RuntimeError(sentence), tmp_path / "shm"))
 
 
 def test_another_error_of_a_loader_stays_what_it_is() -> None:

@@ -174,7 +174,7 @@ class Code:
         ({"model": {}, "step": -3}, "step = -3 must be a whole number >= 0"),
         ({"model": {}, "samples": 1.5}, "samples = 1.5 must be a whole number >= 0"),
         ({"weights": 1, "epoch": 2}, "holds epoch, weights; it must hold model"),
-        ([1, 2], "holds a list, no dictionary"),
+        ([1, 2], "is a list; expected a dict"),
         ({"model": Code()}, "cannot be read as tensors and plain values"),
     ],
 )
@@ -190,6 +190,6 @@ def test_a_file_of_something_else_a_folder_and_no_file_are_refused(tmp_path: Pat
         read_checkpoint(tmp_path / "c.pt")
     with pytest.raises(UsageError, match="is a folder"):
         read_checkpoint(tmp_path)
-    with pytest.raises(NotFoundError, match="there is no such file") as caught:
+    with pytest.raises(NotFoundError, match="does not exist") as caught:
         read_checkpoint(tmp_path / "none.pt")
     assert isinstance(caught.value, BSSearchError)

@@ -134,4 +134,4 @@ def test_ghost_batch_norm_of_a_model_without_one_is_said_once_to_change_nothing(
 
 def test_reduce_overhead_on_the_cpu_is_said_to_be_no_more_than_default() -> None:
     [said] = on_cpu(compile="reduce-overhead").warnings
-    assert said == "compile = 'reduce-overhead' is no more than 'default' on cpu, which has no CUDA graphs"
+    assert said == "compile = 'reduce-overhead' acts like 'default' on cpu, which has no CUDA graphs"

@@ -112,5 +112,5 @@ def test_tokens_are_counted_only_where_the_workload_says_how_many(value: int | N
 def test_tokens_that_are_no_count_are_refused(value: object) -> None:
     toy: Any = Toy()
     toy.tokens_per_sample = value
-    with pytest.raises(WorkloadError, match=r"tokens_per_sample = .* must be a whole number >= 1"):
+    with pytest.raises(WorkloadError, match=r"tokens_per_sample = .* must be an integer >= 1"):
         tokens_per_sample(toy)

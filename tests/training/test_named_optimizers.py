@@ -228,7 +228,7 @@ class TestMuon:
         assert isinstance(build_optimizer(nn.Linear(3, 2, bias=False), wanted("muon")), torch.optim.Muon)
 
     def test_a_model_without_matrices_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="'muon' trains weight matrices outside of embeddings, and the model has"):
+        with pytest.raises(UsageError, match="'muon' trains weight matrices outside embeddings, but the model has"):
             build_optimizer(nn.Sequential(nn.Embedding(3, 2), nn.Conv2d(1, 1, 3)), wanted("muon"))
 
     def test_gradients_are_not_taken_as_adam_takes_them(self) -> None:
@@ -243,7 +243,7 @@ class TestMuon:
 class TestTimm:
     def test_a_version_that_is_too_old_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0.9")
-        with pytest.raises(LaunchError, match=r"'lars' needs timm >= 1.0.13, and 1.0.9 is installed") as caught:
+        with pytest.raises(LaunchError, match=r"'lars' needs timm >= 1.0.13; 1.0.9 is installed") as caught:
             check_libraries(Toy(), ["sgd", "lars"])
         assert caught.value.hint == "pip install 'bssearch[optimizers]'"
 

@@ -388,7 +388,7 @@ class TestWhatCannotBeReadBack:
             assert "parameter weight of shape (2, 6) was saved missing" in str(caught.value)
 
     def test_a_request_without_one(self, parts: Parts) -> None:
-        with pytest.raises(CheckpointError, match="trial 7 cannot go on: its request names no checkpoint"):
+        with pytest.raises(CheckpointError, match="trial 7 cannot resume: its request names no checkpoint"):
             parts.run(checkpoint=None)
 
 

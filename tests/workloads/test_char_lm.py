@@ -185,7 +185,7 @@ def test_a_text_that_is_not_there_is_named(tmp_path: Path) -> None:
     for text in (tmp_path / "none.txt", tmp_path / "*.txt", tmp_path):
         with pytest.raises(WorkloadError) as error:
             CharLM(str(text)).load(CPU)
-        assert f"text = {str(text)!r}: no file there; it is looked up in {Path.cwd()}" in str(error.value)
+        assert f"text = {str(text)!r}: no such file in {Path.cwd()}" in str(error.value)
 
 
 def test_a_text_that_is_not_utf8_is_named_with_the_place(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_nestings_differ_in_their_rows_by_name() -> None:
 
 @pytest.mark.parametrize("samples", [None, 0, 2.5, "9"])
 def test_own_batches_without_a_number_of_samples_are_refused(samples: Any) -> None:
-    with pytest.raises(WorkloadError, match=f"train_samples = {samples!r} must be a whole number >= 1"):
+    with pytest.raises(WorkloadError, match=f"train_samples = {samples!r} must be an integer >= 1"):
         check_data(dataset_data(None), Sampled(train_batches=lambda size, seed: [], train_samples=samples))
 
 

@@ -1,7 +1,4 @@
-"""The memory of a training step: of numbers alone (`numbers`), or of a model traced with fake tensors (`traced`).
-
-`traced`, `trace`, `kernels` and `models` import torch; the others do not.
-"""
+"""The memory of a training step, from numbers (`numbers`) or from a traced model (`traced`, `models`: need torch)."""
 
 from __future__ import annotations
 
@@ -15,16 +12,15 @@ __all__ = ["MemoryPlan", "MemoryRequest", "plan_memory"]
 
 @planned(MemoryRequest)
 def plan_memory(asked: MemoryRequest) -> MemoryPlan:
-    """Return what a training step needs on each device, term by term, and the micro-batches that fit.
+    """Return a training step's memory per device, term by term, and the micro-batches that fit.
 
-    Either ``parameters``, with the dimensions of a transformer if its activations are asked for, or a ``model``:
-    ``package.module:attribute`` or ``path/file.py:attribute``, ``transformers:Class`` or ``timm:name``, built with
-    ``model_settings`` and random weights and traced with fake tensors on inputs of ``input_shape`` (of tokens below
-    ``vocabulary``, if that is given). ``stage`` is ZeRO's, over so many ``devices``. ``table`` adds other precisions,
-    optimizers and checkpointing.
+    Give ``parameters``, with a transformer's dimensions for activations, or a ``model`` to trace with
+    ``model_settings`` and fake inputs of ``input_shape``: ``package.module:attribute``, ``path/file.py:attribute``,
+    ``transformers:Class`` or ``timm:name``. ``stage`` is ZeRO's.
 
-    Raises `UsageError` for wrong numbers, names or combinations, and `LaunchError` if the parameters do not fit, with
-    what would.
+    Raises:
+        UsageError: Numbers, names or combinations are wrong.
+        LaunchError: The parameters do not fit; the hint names what would.
     """
     if asked.model is None:
         return plan_numbers(asked)

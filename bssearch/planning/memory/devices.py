@@ -11,13 +11,12 @@ from bssearch.errors import UsageError
 
 MIB = 2**20
 
-CONTEXT_BYTES = 512 * MIB
-"""What a process's CUDA context and kernels take of a device before the first tensor: about half a GiB on each."""
+CONTEXT_BYTES = 512 * MIB  # memory of a CUDA context and kernels; about half a GiB on each device
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A kind of device: its memory in bytes, None where it is not known, and its compute capability (CUDA) or None."""
+    """A kind of device: memory in bytes, or None, and CUDA compute capability, or None."""
 
     name: str
     memory_bytes: int | None
@@ -30,20 +29,20 @@ class Device:
 
     @property
     def has_flash(self) -> bool:
-        """Return whether it has flash attention (and bf16): compute capability 8.0 or more."""
+        """Return whether it has flash attention and bf16 (compute capability ≥ 8.0)."""
         return self.capability is not None and self.capability >= (8, 0)
 
     def lacks(self, precision: str) -> bool:
-        """Return whether it is a GPU without tensor cores for a precision: bf16 from 8.0 on, fp8 from 8.9 (Ada)."""
+        """Return whether a GPU has no tensor cores for a precision: bf16 needs 8.0, fp8 8.9 (Ada)."""
         least = {"bf16": (8, 0), "fp8": (8, 9)}.get(precision)
         return least is not None and self.capability is not None and self.capability < least
 
     @property
     def workspace_bytes(self) -> int:
-        """Return cuBLAS's workspaces, one for the forward and one for the backward thread.
+        """Return cuBLAS's workspaces for the forward and backward threads.
 
-        PyTorch gives each 32 MiB from Hopper (compute capability 9.0) on and 8.1 MiB before (its notes on CUDA
-        semantics, "cuBLAS workspaces"; ``CUBLAS_WORKSPACE_CONFIG`` :4096:8 and :4096:2:16:8).
+        32 MiB each from Hopper (9.0) on, 8.1 MiB before (PyTorch's "cuBLAS workspaces"; ``CUBLAS_WORKSPACE_CONFIG``
+        :4096:8 and :4096:2:16:8).
         """
         if self.capability is None:
             return 0
@@ -51,7 +50,7 @@ class Device:
 
     @property
     def taken_bytes(self) -> int:
-        """Return what is taken before the first tensor: the context, where the memory is known, and the workspaces."""
+        """Return the bytes taken before the first tensor; the context counts if the memory is known."""
         return self.workspace_bytes + (CONTEXT_BYTES if self.memory_bytes is not None else 0)
 
 
@@ -85,7 +84,7 @@ _MIB_AND_CAPABILITY: Mapping[str, tuple[int, tuple[int, int]]] = MappingProxyTyp
         "rtx-5090": (32607, (12, 0)),
     }
 )
-"""MiB of memory as ``nvidia-smi`` reports it, and the compute capability."""
+"""MiB of memory as in ``nvidia-smi``, and compute capability."""
 
 ALIASES: Mapping[str, str] = MappingProxyType(
     {"a100": "a100-80gb", "h100": "h100-80gb", "v100": "v100-16gb", "p100": "p100-16gb", "gh200": "gh200-96gb"}
@@ -98,25 +97,22 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
         **{name: Device(name, mib * MIB, capability) for name, (mib, capability) in _MIB_AND_CAPABILITY.items()},
     }
 )
-"""All devices by name; ``cuda`` is any GPU of compute capability 8.0 or more, ``cpu`` a machine without one."""
+"""``cuda`` is any GPU of compute capability ≥ 8.0, ``cpu`` a machine without one."""
 
 
 def device_named(name: str) -> Device:
-    """Return a device; raise `UsageError` with the nearest names for one that is not known."""
+    """Return a device by name; `UsageError` lists the nearest names."""
     wanted = name.lower().replace(" ", "-").replace("_", "-").removeprefix("nvidia-")
     wanted = ALIASES.get(wanted, wanted)
     if wanted in DEVICES:
         return DEVICES[wanted]
     parts = [one for one in DEVICES if wanted and wanted in one]
     near = parts or get_close_matches(wanted, DEVICES, n=4, cutoff=0.4) or list(DEVICES)
-    raise UsageError(f"device = {name!r} is not known; there are {', '.join(near)}")
+    raise UsageError(f"unknown device = {name!r}; choose from {', '.join(near)}")
 
 
 def smallest_with(memory_bytes: int, *, bf16: bool = False) -> Device | None:
-    """Return the device with the least memory that leaves so many bytes beside its context and workspaces.
-
-    With ``bf16`` it is one that computes in it. None where there is no such device.
-    """
+    """Return the smallest device with these bytes beside context and workspaces, or None; ``bf16`` requires bf16."""
     known = [one for one in DEVICES.values() if one.memory_bytes is not None and (one.has_flash or not bf16)]
     fitting = [one for one in known if one.memory_bytes and one.memory_bytes - one.taken_bytes >= memory_bytes]
     return min(fitting, key=lambda one: one.memory_bytes or 0, default=None)

@@ -1,12 +1,9 @@
-"""The models that a plan of memory traces: the user's own, transformers' and timm's, with random weights.
+"""Models for a traced memory plan, with random weights and without network access.
 
-* ``package.module:attribute`` or ``path/file.py:attribute``: a function that returns a module, or a pair of a module
-  and a function ``loss(module, size)`` that returns the loss of a batch of so many samples.
-* ``transformers:Class``: a class of transformers with the configuration that is its default, or the path of a
-  ``config.json``.
-* ``timm:name``: a model of timm.
-
-Nothing is downloaded: what asks for the network is refused.
+* ``package.module:attribute`` or ``path/file.py:attribute``: a function returning a module, or a module and a function
+  ``loss(module, size)`` of the batch's samples
+* ``transformers:Class``, with its default configuration, or a path of a ``config.json``
+* ``timm:name``
 """
 
 from __future__ import annotations
@@ -31,19 +28,18 @@ from bssearch.planning.memory.request import MemoryRequest
 from bssearch.training.computation import checkpoint_modules
 from bssearch.workloads.base import found_attribute
 
-TOKENS = 512
-"""Tokens a sample has where neither the model nor the command says: a choice."""
+TOKENS = 512  # per sample, if neither model nor command gives them
 
 Loss = Callable[[nn.Module, Any], tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class NoBlocksError(UsageError):
-    """A model that has no blocks to compute twice."""
+    """The model has no blocks to recompute."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderPlan:
-    """A module, what makes a batch of so many samples for it, and its loss, with its output where that is known."""
+    """A module, its batch of a given size, and its loss with the output, if known."""
 
     module: nn.Module
     batch: Callable[[int], Any]
@@ -51,10 +47,10 @@ class ModelUnderPlan:
 
 
 def build_model(asked: MemoryRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
-    """Return a model whose tensors are fake ones of ``mode``, in training mode; its weights of ``dtype``, if given.
+    """Return a model in training mode with fake tensors of ``mode``, and weights of ``dtype`` if given.
 
-    Raises `UsageError` where the name says nothing, the model does not build, needs the network, or its inputs are not
-    known, and the errors of `found_attribute`.
+    Raises:
+        UsageError: The name is invalid, the inputs are unknown, or the model fails to build or needs the network.
     """
     with _without_network(asked.name):
         try:
@@ -62,7 +58,7 @@ def build_model(asked: MemoryRequest, mode: FakeTensorMode, dtype: torch.dtype |
                 made = _maker(asked)
         except BSSearchError:
             raise
-        except (Exception, SystemExit):  # it looks at values, which fake tensors have not: built for real, then
+        except (Exception, SystemExit):  # it reads values, which fake tensors lack: build it for real
             made = real_model(asked)
     _take_into(mode, made.module, dtype)
     made.module.train()
@@ -74,11 +70,11 @@ WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
     "gradient_checkpointing_enable": {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
     "set_grad_checkpointing": {"enable": True},
 }
-"""Methods of models with their arguments: of transformers from 5.23 on and before, and of timm."""
+"""Methods of transformers from 5.23 on, of older transformers, and of timm."""
 
 
 def checkpoint_blocks(module: Any, name: str) -> None:
-    """Let a model compute its blocks twice: as it offers itself, else all modules that stand repeated in a list."""
+    """Recompute a model's blocks by its own method, else all repeated modules of its lists."""
     way = next((one for one in WAYS_TO_CHECKPOINT if hasattr(module, one)), None)
     if way is not None:
         try:
@@ -95,7 +91,7 @@ def checkpoint_blocks(module: Any, name: str) -> None:
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost modules of which a list holds two of one kind or more, each with parts of its own."""
+    """Yield the outermost modules with children that occur at least twice in one list."""
     for child in module.children():
         kinds = [type(one) for one in child.children()]
         if isinstance(child, nn.ModuleList | nn.Sequential):
@@ -107,7 +103,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def real_model(asked: MemoryRequest) -> ModelUnderPlan:
-    """Return a model with real tensors, as it is built; raise as `build_model` does."""
+    """Return a model with real tensors; raises like `build_model`."""
     try:
         return _maker(asked)
     except BSSearchError:
@@ -124,7 +120,7 @@ def _maker(asked: MemoryRequest) -> ModelUnderPlan:
 
 
 def _take_into(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None) -> None:
-    """Replace the tensors of a module by fake ones, each once: what is shared stays shared."""
+    """Replace a module's tensors by fake ones; shared tensors stay shared."""
     fakes: dict[int, torch.Tensor] = {}
     with mode:
         for part in module.modules():
@@ -143,7 +139,6 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dtype: torch.dtype | None)
 
 
 def _of_user(asked: MemoryRequest, rest: str) -> ModelUnderPlan:
-    """Return what a function of the user's makes."""
     if not rest:
         raise UsageError(
             f"--model {asked.name!r} must be FILE.py:NAME, package.module:NAME, transformers:CLASS or timm:NAME"
@@ -177,7 +172,7 @@ def _batches(shape: Sequence[int], vocabulary: int | None, module: nn.Module) ->
 
 
 def _loss_of_output(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return a loss of a model's output: the cross-entropy over its last dimension, or squared error for images."""
+    """Return a loss of the output: cross-entropy over its last dimension, or squared error for images."""
     output = model(batch)
     if hasattr(output, "values") and not isinstance(output, torch.Tensor):
         output = next(iter(output.values()))
@@ -190,10 +185,9 @@ def _loss_of_output(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.T
 
 
 def _of_timm(asked: MemoryRequest, rest: str) -> ModelUnderPlan:
-    """Return a model of timm, for the images that it is made for."""
     timm = _library("timm", asked.name)
     if not timm.is_model(rest):
-        near = ", ".join(timm.list_models(f"*{rest.split('_')[0]}*")[:5]) or "none like it"
+        near = ", ".join(timm.list_models(f"*{rest.split('_')[0]}*")[:5]) or "no similar one"
         raise UsageError(f"--model {asked.name}: timm has no model {rest!r}; it has {near}")
     module = timm.create_model(rest, pretrained=False, **asked.settings)
     shape = asked.input_shape or module.default_cfg["input_size"]
@@ -201,7 +195,6 @@ def _of_timm(asked: MemoryRequest, rest: str) -> ModelUnderPlan:
 
 
 def _of_transformers(asked: MemoryRequest, rest: str) -> ModelUnderPlan:
-    """Return a model of transformers, from the default of its configuration or a file with one."""
     library = _library("transformers", asked.name)
     path = asked.folder / rest
     path = path / "config.json" if path.is_dir() else path
@@ -221,7 +214,6 @@ def _of_transformers(asked: MemoryRequest, rest: str) -> ModelUnderPlan:
 
 
 def _batches_of(module: Any, asked: MemoryRequest) -> Callable[[int], dict[str, torch.Tensor]]:
-    """Return what makes the keywords of a model of transformers: its inputs, and labels where it takes them."""
     configuration, name = module.config, type(module).__name__
     images = module.main_input_name == "pixel_values"
     longest = getattr(configuration, "max_position_embeddings", None) or TOKENS
@@ -261,7 +253,7 @@ def _library(name: str, model: str) -> Any:
 
 @contextmanager
 def _without_network(name: str) -> Iterator[None]:
-    """Refuse connections inside; raise `UsageError` where the model wanted one."""
+    """Refuse connections in the block, and report a model that wanted one."""
     wanted: list[str] = []
 
     def refuse(*arguments: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A plan of memory from numbers alone."""
+"""Memory plans from numbers alone."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ from bssearch.planning.memory.plan import Choice, MemoryPlan, Term, gib, in_orde
 from bssearch.planning.memory.request import MemoryRequest
 from bssearch.planning.memory.transformer import SampleBytes, layer_parameters, sample_bytes
 
-IN_TABLE = tuple(one for one in FORMATS if one.precision != "fp16")
-"""The precisions of the table; fp16 takes as much as bf16."""
+IN_TABLE = tuple(one for one in FORMATS if one.precision != "fp16")  # in the table; fp16 takes as much as bf16
 
-OPTIMIZERS = ("sgd", "momentum", "adamw", "adam8bit", "adafactor", "muon")
-"""The optimizers of the table."""
+OPTIMIZERS = ("sgd", "momentum", "adamw", "adam8bit", "adafactor", "muon")  # in the table
 
-GATHERED_LAYERS = 2
-"""Layers whose weights stand whole at a time under ZeRO stage 3: the one that computes and the one that is fetched."""
+GATHERED_LAYERS = 2  # whole layers at a time in ZeRO stage 3: one computing, one being fetched
 
-MOST_SHARDS = 1024
-"""The most devices that are proposed."""
+MOST_SHARDS = 1024  # most devices to propose
 
 
 def plan_numbers(asked: MemoryRequest) -> MemoryPlan:
-    """Return the plan of so many parameters, and of a transformer's activations if it is described.
+    """Return the plan for given parameters, with a transformer's activations if described.
 
-    Raises `LaunchError` if the parameters alone do not fit, with what would.
+    Raises:
+        LaunchError: The parameters alone do not fit; the hint names what would.
     """
     fixed, sample = parameter_bytes(asked), _sample(asked)
     check_fits(asked, fixed.least, IN_TABLE)
@@ -56,7 +53,11 @@ def plan_numbers(asked: MemoryRequest) -> MemoryPlan:
 
 
 def check_fits(asked: MemoryRequest, needed: int, formats: Sequence[Format]) -> None:
-    """Raise `LaunchError` if bytes that are needed are not there, with the choices that take less."""
+    """Check that the needed bytes fit.
+
+    Raises:
+        LaunchError: They do not; the hint names smaller choices.
+    """
     if asked.room_bytes is None or needed <= asked.room_bytes:
         return
     there = asked.device or "the memory given"
@@ -70,7 +71,7 @@ def check_fits(asked: MemoryRequest, needed: int, formats: Sequence[Format]) -> 
 
 
 def what_fits(asked: MemoryRequest, needed: int, room: float, formats: Sequence[Format]) -> Iterator[str]:
-    """Yield the options of a plan of memory that make its parameters fit into ``room`` bytes."""
+    """Yield plan options with which the parameters fit into ``room`` bytes."""
     if (device := smallest_with(needed, bf16=asked.precision == "bf16")) is not None:
         yield f"--device {device.name} ({gib((device.memory_bytes or 0) - device.taken_bytes)} beside its context)"
     has_no_bf16 = asked.kind is not None and asked.kind.lacks("bf16")
@@ -104,7 +105,7 @@ def _gathered(asked: MemoryRequest) -> int:
 
 
 def _peak(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes, micro_batch: int) -> int:
-    """Return the peak of a step of one micro-batch: when its activations are complete there are no gradients yet."""
+    """Once a micro-batch's activations are complete, there are no gradients yet."""
     beside = fixed.autocast_copies + _gathered(asked)
     forward = fixed.fixed - fixed.gradients + beside + micro_batch * sample.total
     update = fixed.fixed + _foreach(fixed, asked)
@@ -112,12 +113,11 @@ def _peak(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes, micr
 
 
 def _foreach(fixed: ParameterBytes, asked: MemoryRequest) -> int:
-    """Return what the update of all tensors at once needs: PyTorch does so on GPUs."""
+    """PyTorch updates all tensors at once on GPUs only."""
     return fixed.foreach if asked.kind is None or asked.kind.is_cuda else 0
 
 
 def _fitting(asked: MemoryRequest) -> tuple[int | None, int | None]:
-    """Return the largest and the safe micro-batch; None if the memory or a sample's bytes are not known."""
     fixed, sample = parameter_bytes(asked), _sample(asked)
     if sample is None:
         return None, None

@@ -1,9 +1,8 @@
-"""Bytes that follow from the number of parameters: weights, gradients, optimizer state, master weights.
+"""Bytes per parameter: weights, gradients, optimizer state, master weights.
 
-`FORMATS` says what each precision means, and each way to mix it with fp32, in bytes a parameter. ``master`` is that of
-Megatron, DeepSpeed and Apex: 16-bit weights and gradients, and fp32 weights that the optimizer updates; with Adam 16
-bytes in all (Rajbhandari et al. 2020, arXiv 1910.02054, § 3.1). ``autocast`` is PyTorch's: the parameters are fp32, and
-are the master weights, and forward and backward pass hold their 16-bit copies; with Adam 18.
+``master`` (Megatron, DeepSpeed, Apex): 16-bit weights and gradients with fp32 master weights; 16 bytes with Adam
+(Rajbhandari et al. 2020, arXiv 1910.02054, § 3.1). ``autocast`` (PyTorch): fp32 parameters and 16-bit copies during
+the passes; 18 bytes with Adam.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ FP32 = 4
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Bytes of each number: ``state`` is the optimizer's, a ``copy`` is autocast's; around fp8 16 bits are computed."""
+    """Bytes per number: ``state`` of the optimizer, ``copy`` of autocast; fp8 computes in 16 bits."""
 
     precision: str
     mixed: str | None
@@ -68,28 +67,24 @@ STATES: Mapping[str, float] = MappingProxyType(
         "adagrad": 1,
     }
 )
-"""Numbers that each optimizer keeps for a parameter.
+"""Numbers that each optimizer keeps per parameter.
 
-``sgd`` is without momentum. ``adafactor`` keeps a first moment, so that its state is half of Adam's;
-``adafactor-factored`` does not (Shazeer & Stern 2018, arXiv 1804.04235, § 3 and 9; `torch.optim.Adafactor` and T5), and
-is left with a row and a column a matrix. ``muon`` keeps momentum for matrices (Jordan et al. 2024); embedding and head
-have AdamW's two.
+``sgd`` has no momentum. ``adafactor`` keeps a first moment; ``adafactor-factored`` (`torch.optim.Adafactor`, T5) only a
+row and a column per matrix (Shazeer & Stern 2018, arXiv 1804.04235, § 3 and 9). ``muon`` keeps momentum for matrices
+(Jordan et al. 2024), and AdamW's two for embedding and head.
 """
 
+# Parameters per fp32 scale of each state in 8-bit Adam (Dettmers et al. 2022, arXiv 2110.02861, § 2; bitsandbytes).
 BLOCK_8BIT = 256
-"""Parameters that share one fp32 scale in 8-bit Adam, for each of its two states (Dettmers et al. 2022, arXiv
-2110.02861, § 2; bitsandbytes' block size)."""
 
-MATRIX_SIDE = 1024
-"""The side of a matrix of which a factored second moment keeps a row and a column, where no hidden size is given."""
+MATRIX_SIDE = 1024  # side of a factored matrix if no hidden size is given
 
-NO_FOREACH = frozenset({"adam8bit"})
-"""Optimizers that update each tensor in a kernel of its own."""
+NO_FOREACH = frozenset({"adam8bit"})  # update each tensor in its own kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterBytes:
-    """Bytes on one device; ``autocast_copies`` live in the forward and backward pass, ``foreach`` in the update."""
+    """Bytes on one device; ``autocast_copies`` exist in the passes, ``foreach`` in the update."""
 
     weights: int
     gradients: int
@@ -100,17 +95,17 @@ class ParameterBytes:
 
     @property
     def fixed(self) -> int:
-        """Return the bytes that stay from step to step, gradients included."""
+        """Return the bytes between steps, gradients included."""
         return self.weights + self.gradients + self.optimizer_state + self.master_weights
 
     @property
     def least(self) -> int:
-        """Return the bytes without which no step is possible: the fixed ones, and autocast's copies beside them."""
+        """Return the least bytes of a step: the fixed ones and autocast's copies."""
         return self.fixed + self.autocast_copies
 
 
 def parameter_bytes(asked: MemoryRequest) -> ParameterBytes:
-    """Return the bytes of a request's parameters on one device."""
+    """Return the bytes of the parameters on one device."""
     parameters, form = asked.parameters, asked.form
     return ParameterBytes(
         weights=asked.share(parameters * form.weight, 3),
@@ -123,7 +118,6 @@ def parameter_bytes(asked: MemoryRequest) -> ParameterBytes:
 
 
 def _state_bytes(asked: MemoryRequest) -> float:
-    """Return the bytes of the optimizer's state, of which a hidden size and a vocabulary say more if they are given."""
     size, name = asked.form.state, asked.optimizer
     parameters: int = asked.parameters
     if name == "adam8bit":

@@ -1,4 +1,4 @@
-"""A plan of memory: what a device must hold, term by term, and how many samples fit beside it."""
+"""Memory plans: the bytes of each term on a device, and the samples that fit."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ MEANINGS: dict[str, tuple[str, When]] = {
     "logits": ("logits, their log-probabilities and gradients, in fp32", "forward_backward"),
     "foreach_temporaries": ("what the update of all tensors at once needs besides", "update"),
 }
-"""What each term is and when it lives; in the order in which terms are shown."""
+"""Meaning and lifetime of each term, in display order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """One line of a plan: its bytes are ``bytes`` + ``bytes_per_sample`` × micro-batch."""
+    """A line of a plan: ``bytes`` + ``bytes_per_sample`` × micro-batch."""
 
     term: str
     bytes: int
@@ -46,7 +46,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A row of the table: what another precision, optimizer or checkpointing would come to."""
+    """A table row for another precision, optimizer or checkpointing."""
 
     precision: str
     mixed: str | None
@@ -60,12 +60,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan(Plan):
-    """What a training step needs on each device; None where it was not asked, all sizes in bytes.
+    """A training step's memory per device in bytes; None for values not requested.
 
-    ``basis`` is ``numbers`` or ``trace``. ``fixed_bytes`` are weights, gradients, optimizer state and master weights.
-    ``activation_bytes_per_sample`` is all that one more sample adds to the peak, logits included.
-    ``largest_micro_batch`` leaves nothing free, ``safe_micro_batch`` leaves ``headroom_bytes``. ``peak_bytes`` is the
-    peak at ``micro_batch``, which is the one that was asked for, or else the safe one.
+    ``basis`` is ``numbers`` or ``trace``. ``fixed_bytes``: weights, gradients, optimizer state and master weights.
+    ``activation_bytes_per_sample``: growth of the peak, with logits. ``safe_micro_batch`` leaves ``headroom_bytes``
+    free, ``largest_micro_batch`` nothing. ``peak_bytes`` is at ``micro_batch``, by default the safe one.
     """
 
     basis: Literal["numbers", "trace"]
@@ -96,7 +95,7 @@ class MemoryPlan(Plan):
 
 
 def in_order(terms: Mapping[str, tuple[float, float]]) -> list[Term]:
-    """Return the terms that have bytes, or bytes a sample, in the order of `MEANINGS`."""
+    """Return the non-empty terms in the order of `MEANINGS`."""
     sizes = {name: (round(size), round(slope)) for name, (size, slope) in terms.items()}
     return [
         Term(term=name, bytes=sizes[name][0], bytes_per_sample=sizes[name][1], when=when, meaning=meaning)

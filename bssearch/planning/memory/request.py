@@ -1,4 +1,4 @@
-"""What a plan of memory is asked: numbers of parameters, or a model to trace; a device; a transformer's dimensions."""
+"""Input of a memory plan: parameters or a model, a device, a transformer's dimensions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ from bssearch.planning.requests import Count, Dimension, Parameters, Request, re
 from bssearch.registry import Option
 
 HEADROOM = 0.2
-"""The share of the memory that the safe micro-batch leaves free: the handbook's 80 %.
+"""Share of memory that the safe micro-batch leaves free (the handbook's 80 %): feasible, not optimal.
 
-It is for what no plan sees: blocks that lie unused in the allocator's segments, larger inputs, evaluation, and the
-error of the plan itself (at most 15 % for traced models and 25 % for numbers on those of the benchmark). It says what
-is feasible, not which batch size is best.
+It covers unused blocks in the allocator's segments, larger inputs, evaluation, and the plan's error: at most 15 % for
+the benchmark's traced models and 25 % for numbers.
 """
 
-ARCHITECTURE = ("layers", "hidden", "heads", "sequence")
-"""What makes a transformer: all of it or none."""
+ARCHITECTURE = ("layers", "hidden", "heads", "sequence")  # a transformer needs all or none of them
 
 BESIDE_ARCHITECTURE = ("vocabulary", "kv_heads", "intermediate", "mlp", "fused_attention", "dropout")
 
@@ -42,7 +40,7 @@ def _shape(given: Any) -> Any:
 
 
 def _settings(given: Any) -> Any:
-    """Return settings; of texts KEY=VALUE with the values read as YAML."""
+    """Parse KEY=VALUE texts, with values in YAML."""
     if not isinstance(given, list):
         return given
     pairs = [one.partition("=") for one in given]
@@ -207,17 +205,17 @@ class MemoryRequest(Request):
 
     @property
     def name(self) -> str:
-        """The name of the model to trace."""
+        """The model to trace."""
         return self.model or ""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the model is built with."""
+        """The model's keyword arguments."""
         return dict(self.model_settings or {})
 
     @property
     def kind(self) -> Device | None:
-        """The device that is named."""
+        """The named device."""
         return None if self.device is None else DEVICES[self.device]
 
     @property
@@ -228,53 +226,53 @@ class MemoryRequest(Request):
 
     @property
     def transformer(self) -> Transformer | None:
-        """The transformer that is described, if any."""
+        """The described transformer, if any."""
         given = {name: getattr(self, name) for name in (*ARCHITECTURE, *BESIDE_ARCHITECTURE)}
         known = {name: value for name, value in given.items() if value is not None}
         return Transformer(**known) if self.model is None and self.layers is not None else None
 
     @property
     def memory_bytes(self) -> int | None:
-        """The memory given, which is for tensors alone, else the device's."""
+        """The memory given for tensors, else the device's."""
         if self.memory_gib is not None:
             return round(self.memory_gib * GIB)
         return None if self.kind is None else self.kind.memory_bytes
 
     @property
     def overhead_bytes(self) -> int:
-        """What the device takes of the memory before the first tensor."""
+        """Bytes taken before the first tensor."""
         if self.kind is None:
             return 0
         return self.kind.taken_bytes if self.memory_gib is None else self.kind.workspace_bytes
 
     @property
     def headroom_bytes(self) -> int | None:
-        """What a safe micro-batch leaves free."""
+        """Bytes that a safe micro-batch leaves free."""
         return None if self.memory_bytes is None else round(HEADROOM * self.memory_bytes)
 
     @property
     def room_bytes(self) -> int | None:
-        """What a step may have at most."""
+        """Most bytes of a step."""
         return None if self.memory_bytes is None else self.memory_bytes - self.overhead_bytes
 
     def share(self, size: float, from_stage: int) -> int:
-        """Return what one device holds of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
+        """Return one device's share of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:
-        """Return the largest micro-batch and the safe one, of what is the largest within so many bytes."""
+        """Return the largest and the safe micro-batch, given the largest within some bytes."""
         if self.room_bytes is None or self.headroom_bytes is None:
             return None, None
         return largest(self.room_bytes), largest(self.room_bytes - self.headroom_bytes)
 
     def in_plan(self) -> dict[str, Any]:
-        """Return what a plan repeats of the request."""
+        """Return the request's fields that a plan repeats."""
         same = ("precision", "optimizer", "checkpointing", "device", "memory_bytes", "headroom_bytes", "model")
         shards = {"stage": self.stage or 0, "devices": self.devices or 1}
         return {**{name: getattr(self, name) for name in same}, "mixed": self.form.mixed, **shards}
 
     def notes(self) -> Iterator[str]:
-        """Yield what the device and the sharding mean for the request, and what is often said wrongly of it."""
+        """Yield remarks about the device, sharding and common claims."""
         yield CLAIMS["gradients_not_of_batch"].message
         if self.memory_bytes is not None:
             yield CLAIMS["eighty_percent_feasible"].message

@@ -1,7 +1,7 @@
-"""A plan of memory from a model's own training step, traced with fake tensors at two batch sizes.
+"""Memory plans from a model's training step, traced with fake tensors at two batch sizes.
 
-Fake tensors have shapes and no values (``torch._subclasses.FakeTensorMode``). Autograd runs over them as over real
-ones, so what the backward pass keeps is not guessed, and is freed when it would be.
+Fake tensors have shapes but no values (``torch._subclasses.FakeTensorMode``). Autograd runs over them, so the trace
+shows exactly what the backward pass keeps and when it is freed.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ from bssearch.records import Configuration
 from bssearch.training.optimizers import build_optimizer
 
 CUDA_BLOCK_BYTES = 512
-"""What PyTorch's allocator on CUDA rounds each block up to (``kMinBlockSize`` in c10/cuda/CUDACachingAllocator).
+"""Rounding of PyTorch's CUDA allocator (``kMinBlockSize`` in c10/cuda/CUDACachingAllocator).
 
-It asks the device for segments: of 2 MiB for blocks up to 1 MiB, of 20 MiB for those below 10 MiB, and of whole 2 MiB
-above. ``torch.cuda.max_memory_allocated`` counts blocks, as here; what lies unused in segments is the headroom's."""
+``torch.cuda.max_memory_allocated`` counts blocks, as here; unused space in segments belongs to the headroom.
+"""
 
 
 @dataclass(slots=True)
 class Allocation:
-    """One storage of ``size`` bytes that lives from event ``start`` until event ``end``, None where it is never freed.
+    """A storage of ``size`` bytes from event ``start`` to ``end`` (None: never freed).
 
-    Events are counted: each storage that is made and each that is freed is one. ``phase`` is that of its making:
-    build, inputs, forward, backward or optimizer. ``elements`` and ``width`` are the number of elements and the last
-    dimension of its first tensor. ``term`` says what it is, where that is known.
+    Each creation and release of a storage is an event. ``phase`` is build, inputs, forward, backward or optimizer.
+    ``elements`` and ``width`` (last dimension) are the first tensor's.
     """
 
     start: int
@@ -61,14 +60,14 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class StepLifetimes:
-    """The storages of a traced training step; the step begins at event ``since``."""
+    """Storages of a traced training step, which begins at event ``since``."""
 
     micro_batch_size: int
     since: int
     allocations: Sequence[Allocation]
 
     def accumulating(self) -> StepLifetimes:
-        """Return the step with all gradients there from its beginning, as from the second micro-batch on."""
+        """Return the step with all gradients present from the start, as from the second micro-batch on."""
         return replace(
             self,
             allocations=[
@@ -77,13 +76,13 @@ class StepLifetimes:
         )
 
     def events_before_update(self) -> int | None:
-        """Return how many events of the step come before the optimizer's; None where it makes nothing."""
+        """Return the number of events before the optimizer's, or None."""
         updates = (one.start for one in self.allocations if one.phase == "optimizer" and one.start > self.since)
         first = min(updates, default=None)
         return None if first is None else first - self.since
 
     def live_bytes(self) -> npt.NDArray[np.int64]:
-        """Return the bytes that live at each event of the step."""
+        """Return the live bytes at each event."""
         last = max((one.end or one.start for one in self.allocations), default=0)
         changes = np.zeros(last + 2, dtype=np.int64)
         for one in self.allocations:
@@ -93,7 +92,7 @@ class StepLifetimes:
         return np.cumsum(changes)[self.since :]
 
     def terms_at(self, event: int) -> dict[str, int]:
-        """Return the bytes of each term that live at an event of the step, counted from its beginning."""
+        """Return the live bytes of each term at an event of the step."""
         found: dict[str, int] = {}
         for one in self.allocations:
             if one.start <= event + self.since and (one.end is None or event + self.since < one.end):
@@ -102,17 +101,16 @@ class StepLifetimes:
         return found
 
     def most_of(self, term: str) -> int:
-        """Return the most bytes of one term that live at once during the step."""
+        """Return a term's most live bytes during the step."""
         of_term = [one for one in self.allocations if one.term == term]
         return int(StepLifetimes(self.micro_batch_size, self.since, of_term).live_bytes().max(initial=0))
 
 
 class PeakByBatch:
-    """The peak of a step as a function of the micro-batch size, from traces of two sizes.
+    """Peak of a step as a function of the micro-batch size, from traces of two sizes.
 
-    At every event the live bytes are a line in the batch size, so that their peak is the highest of these lines: the
-    optimizer's step where batches are small, the end of the forward pass where they are large. Where the two traces do
-    not have the same events (a kernel was chosen by the batch size) the peak itself is taken as a line.
+    Live bytes at each event are linear in the batch size; the peak is the highest line. If the traces' events differ (a
+    kernel depends on the batch size), the peak itself is taken as linear.
     """
 
     def __init__(self, small: StepLifetimes, large: StepLifetimes) -> None:
@@ -128,18 +126,18 @@ class PeakByBatch:
         return round(float((self._fixed + micro_batch_size * self._per_sample).max()))
 
     def bytes_per_sample(self, micro_batch_size: int) -> int:
-        """Return by how many bytes the peak grows with one more sample."""
+        """Return the peak's growth with one more sample."""
         return self.peak_bytes(micro_batch_size + 1) - self.peak_bytes(micro_batch_size)
 
     def largest(self, memory_bytes: float) -> int:
-        """Return the largest micro-batch size whose peak is within so many bytes; 0 where not even one sample is."""
+        """Return the largest micro-batch size within some bytes, or 0."""
         if (self._fixed > memory_bytes).any():
             return 0
         grows = self._per_sample > 0
         return floor(((memory_bytes - self._fixed[grows]) / self._per_sample[grows]).min()) if grows.any() else 0
 
     def terms(self, micro_batch_size: int) -> Mapping[str, tuple[float, float]]:
-        """Return what lives at the peak of the forward and backward pass, by term: fixed bytes, and bytes a sample."""
+        """Return the terms at the peak of the passes: fixed bytes and bytes per sample."""
         if len(self._fixed) > 1:
             live = self._fixed + micro_batch_size * self._per_sample
             event = int(live[: self._small.events_before_update()].argmax())
@@ -153,14 +151,11 @@ class PeakByBatch:
         return small - slope * self._small.micro_batch_size, slope
 
 
-# What a CUDA device computes otherwise than the CPU, imposed on a step that is traced with tensors of the CPU.
-#
-# A build of PyTorch without CUDA cannot differentiate fake tensors of a CUDA device. So the tensors of a trace are the
-# CPU's, and the choices that decide over memory are the device's: the kernel of attention, the operations that autocast
-# leaves in fp32, and the mask of dropout. On every machine the same plan comes out.
+# Without a CUDA build, PyTorch cannot differentiate fake CUDA tensors. A trace therefore uses CPU tensors and imposes
+# the device's behaviour that decides memory: attention's kernel, autocast's fp32 operations, dropout's mask. Every
+# machine computes the same plan.
 
-FLASH_HEAD_SIZE = 256
-"""The largest head that flash attention takes (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+FLASH_HEAD_SIZE = 256  # the largest head of flash attention (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)
 
 IN_FP32 = frozenset(
     {
@@ -201,12 +196,13 @@ IN_FP32 = frozenset(
         "__rtruediv__",
     }
 )
-"""What autocast computes in fp32 on CUDA, and in 16 bits on the CPU (PyTorch's documentation, "CUDA Ops that can
-autocast to float32")."""
+"""Operations that autocast runs in fp32 on CUDA but in 16 bits on the CPU (PyTorch: "CUDA Ops that can autocast to
+float32").
+"""
 
 
 class CudaKernels(TorchFunctionMode):
-    """Choose as a CUDA device would; ``has_flash`` where it is of compute capability 8.0 or more."""
+    """Choose kernels as a CUDA device would; ``has_flash`` from compute capability 8.0 on."""
 
     def __init__(self, *, has_flash: bool) -> None:
         super().__init__()
@@ -215,7 +211,7 @@ class CudaKernels(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call a function of PyTorch, or what stands for it on the device."""
+        """Call a function of PyTorch, or its CUDA counterpart."""
         named = dict(kwargs or {})
         if func is functional.scaled_dot_product_attention:
             return self._attention(*args, **named)
@@ -236,7 +232,7 @@ class CudaKernels(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """Return attention by flash attention (16 bits, no mask), else by the memory-efficient kernel."""
+        """Use flash attention (16 bits, no mask), else the memory-efficient kernel."""
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -254,12 +250,12 @@ class CudaKernels(TorchFunctionMode):
 
 
 def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Return a mask as what is added to the scores, in their precision."""
+    """Return a mask as a summand of the scores."""
     return torch.zeros_like(mask, dtype=query.dtype) if mask.dtype == torch.bool else mask.to(query.dtype)
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Return dropout as CUDA's kernel does it, with a mask of a byte an element."""
+    """Use CUDA's dropout kernel, with a mask of one byte per element."""
     if not training or p == 0:
         return input
     kept: torch.Tensor = torch.native_dropout(input, p, True)[0]
@@ -287,15 +283,15 @@ TERM_OF_PHASE = {
     "backward": "activation_gradients",
     "optimizer": "foreach_temporaries",
 }
-"""What a storage is that nothing else is known of."""
+"""Term of a storage without a more specific one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What is traced: ``batch(size)`` makes a batch, ``loss(model, batch)`` the loss and the model's output.
+    """The step to trace.
 
-    ``optimizer`` makes one of a model, or is None where no step is taken. ``autocast`` is bf16, fp16 or None.
-    ``is_cuda`` and ``has_flash`` say what the device is.
+    ``batch(size)`` makes a batch, ``loss(model, batch)`` the loss and the model's output. ``optimizer`` None means no
+    update; ``autocast`` is bf16, fp16 or None.
     """
 
     model: nn.Module
@@ -308,12 +304,11 @@ class Step:
 
 
 def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifetimes:
-    """Return the lifetimes of all storages of one training step, after the optimizer has made its state.
+    """Return the lifetimes of a training step's storages, once the optimizer has state.
 
-    The model's tensors must be those of ``mode``. Its gradients are None when the step begins, as `zero_grad` leaves
-    them. The model's errors go through.
+    The model needs tensors of ``mode``. Gradients start as None, as after `zero_grad`. The model's errors pass through.
     """
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error itself goes through
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error itself is raised
     model = step.model
     recorder = _Recorder(CUDA_BLOCK_BYTES if step.is_cuda else 1)
     with ExitStack() as stack:
@@ -333,7 +328,7 @@ def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifeti
         logits = None if output is None or output.ndim not in (2, 3) else (output.shape[-1], output.numel())
         del output
         recorder.phase = "backward"
-        # Of an edge the modes stay in force inside, where blocks are computed again; of a tensor they would not.
+        # Given an edge, the modes also apply when blocks are recomputed; given a tensor they would not.
         torch.autograd.backward([torch.autograd.graph.get_gradient_edge(loss)], [torch.ones_like(loss)])
         del loss
         for parameter in model.parameters():
@@ -349,7 +344,7 @@ def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifeti
 
 
 def _named(one: Allocation, logits: tuple[int, int] | None) -> Allocation:
-    """Return an allocation with its term; what has the size of the model's output is of its logits."""
+    """Name an allocation's term; those as large as the model's output are logits."""
     if one.term is None and one.phase in ("forward", "backward") and logits is not None:
         width, elements = logits
         if one.width == width and 2 * one.elements > elements:
@@ -359,7 +354,7 @@ def _named(one: Allocation, logits: tuple[int, int] | None) -> Allocation:
 
 
 def _with_state(step: Step, recorder: _Recorder) -> torch.optim.Optimizer | None:
-    """Return the optimizer after a step on zero gradients, which makes its state."""
+    """Return the optimizer with state, after a step on zero gradients."""
     if step.optimizer is None:
         return None
     recorder.phase = "optimizer"
@@ -379,7 +374,7 @@ def _with_state(step: Step, recorder: _Recorder) -> torch.optim.Optimizer | None
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes each storage that an operation makes, and when it is freed."""
+    """Records each storage's creation and release."""
 
     def __init__(self, block_bytes: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -392,7 +387,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation, and note what it returns."""
+        """Run an operation and record its results."""
         result = func(*args, **(kwargs or {}))
         term = "autocast_copies" if func is torch.ops.aten._to_copy.default and self._is_weight(args[0]) else None
         for tensor in tree_iter(result):
@@ -403,7 +398,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def note(self, tensor: torch.Tensor, term: str | None = None) -> None:
-        """Note the storage of a tensor, unless it lives already; ``term`` says what it is."""
+        """Record the storage of a tensor once; ``term`` names its role."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         known = self._live.get(key)
@@ -432,10 +427,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return known is not None and known[0].term == "weights"
 
     def _note_workspace(self, args: tuple[Any, ...], result: Any) -> None:
-        """Note what a convolution needs while it runs: its input and its output in the layout of its kernel.
-
-        oneDNN on the CPU computes in blocked layouts, cuDNN's kernels for tensor cores in channels-last.
-        """
+        """Record a convolution's temporary copies: oneDNN wants blocked layouts, cuDNN channels-last."""
         tensors = args[:2] if isinstance(result, tuple) else (args[0], result)
         made = self._made(sum(one.numel() * one.element_size() for one in tensors), tensors[0])
         made.term = "workspaces"
@@ -443,12 +435,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made.end = self.clock
 
 
-SIZES = (2, 4)
-"""The micro-batch sizes that are traced. At 1 batch normalisation may refuse, and broadcasts look alike."""
+SIZES = (2, 4)  # traced micro-batches; at 1, batch normalisation may refuse and broadcasts look alike
 
-IN_TABLE = (BY_NAME["fp32", None], BY_NAME["bf16", "autocast"], BY_NAME["bf16", "pure"])
-"""The precisions of the table."""
+IN_TABLE = (BY_NAME["fp32", None], BY_NAME["bf16", "autocast"], BY_NAME["bf16", "pure"])  # in the table
 
+# Optimizers to trace; the state of others comes from `parameters`.
 _TRACED = {
     "sgd": ("sgd", {"momentum": 0.0, "nesterov": False}),
     "momentum": ("sgd", {"momentum": 0.9}),
@@ -456,8 +447,8 @@ _TRACED = {
     **{name: (name, {}) for name in ("adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "adagrad", "muon")},
     **{name: (name, {}) for name in ("lamb", "lars")},
 }
-"""The optimizers whose step is traced; of others the state is taken from `parameters`."""
 
+# ZeRO's stage from which a term is sharded.
 _SHARDED_FROM = {
     "optimizer_state": 1,
     "foreach_temporaries": 1,
@@ -465,14 +456,14 @@ _SHARDED_FROM = {
     "weights": 3,
     "autocast_copies": 3,
 }
-"""ZeRO's stage from which on a term is sharded."""
 
 
 def plan_model(asked: MemoryRequest) -> MemoryPlan:
     """Return the plan of a model's training step.
 
-    Raises `LaunchError` if it does not fit before any activation, the errors of `build_model`, and `UsageError` if the
-    model's step cannot be traced.
+    Raises:
+        LaunchError: It does not fit even before activations.
+        UsageError: The model does not build, or its step cannot be traced.
     """
     small, large, module = _traces(asked, asked.optimizer)
     asked = asked.model_copy(update={"parameters": sum(one.numel() for one in module.parameters())})
@@ -503,7 +494,7 @@ def plan_model(asked: MemoryRequest) -> MemoryPlan:
 
 
 def _traces(asked: MemoryRequest, optimizer: str | None) -> tuple[StepLifetimes, StepLifetimes, nn.Module]:
-    """Return the traces of a step at both sizes, sharded as asked, and the model."""
+    """Return the sharded traces at both sizes, and the model."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = build_model(asked, mode, DTYPES[asked.precision] if asked.form.mixed == "pure" else None)
     if asked.checkpointing:
@@ -535,7 +526,6 @@ def _traced(step: Step, size: int, mode: FakeTensorMode, asked: MemoryRequest) -
 
 
 def _optimizer(name: str | None) -> Callable[[nn.Module], torch.optim.Optimizer] | None:
-    """Return what makes an optimizer of a model; None of one that is not traced."""
     if name is None or name not in _TRACED:
         return None
     kind, options = _TRACED[name]
@@ -546,13 +536,12 @@ def _optimizer(name: str | None) -> Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def _untraced(asked: MemoryRequest) -> ParameterBytes:
-    """Return the bytes of an optimizer that is not traced; nothing of one that is."""
+    """Return the bytes of an untraced optimizer."""
     known = parameter_bytes(asked)
     return replace(known, optimizer_state=0, foreach=0) if asked.optimizer in _TRACED else known
 
 
 def _sharded(lifetimes: StepLifetimes, asked: MemoryRequest) -> StepLifetimes:
-    """Return a trace as one of several devices sees it."""
     for one in lifetimes.allocations:
         if one.term in _SHARDED_FROM:
             one.size = asked.share(one.size, _SHARDED_FROM[one.term])
@@ -569,12 +558,11 @@ def _fixed_terms(lifetimes: StepLifetimes, untraced: ParameterBytes) -> dict[str
 
 
 def _accumulated(small: StepLifetimes, large: StepLifetimes) -> PeakByBatch:
-    """Return the peak of a step that accumulates: its gradients live beside all activations."""
+    """Return the peak of an accumulating step, with gradients beside all activations."""
     return PeakByBatch(small.accumulating(), large.accumulating())
 
 
 def _fitting(curve: PeakByBatch, asked: MemoryRequest, untraced: ParameterBytes) -> tuple[int | None, int | None]:
-    """Return the largest and the safe micro-batch by the peak of a step that accumulates."""
     return asked.fitting(lambda room: curve.largest(room - untraced.optimizer_state))
 
 
@@ -586,7 +574,6 @@ def _terms(
     untraced: ParameterBytes,
     asked: MemoryRequest,
 ) -> list[Term]:
-    """Return what is as large as the model, what the passes have at their peak, and what the update needs besides."""
     made = {**curve.terms(micro_batch), **{name: (float(size), 0.0) for name, size in fixed.items()}}
     size, slope = made.get("workspaces", (0.0, 0.0))
     made["workspaces"] = (round(size) + asked.overhead_bytes, slope)

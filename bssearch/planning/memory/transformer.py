@@ -1,9 +1,8 @@
-"""The activations of a transformer from its dimensions (Korthikanti et al. 2022, arXiv 2205.05198, § 4.1).
+"""Activations of a transformer from its dimensions (Korthikanti et al. 2022, arXiv 2205.05198, § 4.1).
 
-In 16 bits, with dropout and without fused attention, a layer keeps s·h·(34 + 5·a·s/h) bytes a sample, for s tokens,
-hidden size h and a heads (their equation 2). The counts behind it are those of `_layer`, with 4 bytes an activation in
-fp32, fewer heads for keys and values, another MLP, and with fused attention (Dao et al. 2022, arXiv 2205.14135)
-without the scores: of these it keeps a logarithm a row.
+In 16 bits with dropout and unfused attention, a layer keeps s·h·(34 + 5·a·s/h) bytes per sample, for s tokens, hidden
+size h and a heads (their equation 2). `_layer` generalises the counts; fused attention (Dao et al. 2022, arXiv
+2205.14135) keeps one logarithm per row instead of scores.
 """
 
 from __future__ import annotations
@@ -15,23 +14,19 @@ from types import MappingProxyType
 from bssearch.planning.memory.parameters import FP32, Format
 
 MLP_TENSORS: Mapping[str, int] = MappingProxyType({"gelu": 2, "relu": 2, "gelu_new": 5, "swiglu": 4})
-"""Tensors of the MLP's width that its backward pass needs: what goes into the activation and what comes out.
+"""Tensors of the MLP's width that its backward pass needs, around the activation.
 
-``gelu_new`` is GPT-2's, written out in five operations. ``swiglu`` has the gate, its activation, the other half and
-their product (Shazeer 2020, arXiv 2002.05202).
+``gelu_new`` is GPT-2's, in five operations; ``swiglu`` has gate, activation, other half and product (Shazeer 2020,
+arXiv 2002.05202).
 """
 
+# per logit: log-probability, its gradient and the logit's own, each in fp32, as cross-entropy computes them
 LOGIT_BYTES = 3 * FP32
-"""Of each logit at the end of the forward pass, whatever the precision: its log-probability, the gradient of that and
-its own, each in fp32, as cross-entropy computes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A transformer's dimensions; ``kv_heads`` and ``intermediate`` are by default ``heads`` and 4 × ``hidden``.
-
-    ``vocabulary`` is None if there are no logits to speak of.
-    """
+    """A transformer's dimensions; by default ``kv_heads`` = ``heads`` and ``intermediate`` = 4 × ``hidden``."""
 
     layers: int
     hidden: int
@@ -47,7 +42,7 @@ class Transformer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBytes:
-    """What one sample adds to the peak, in bytes."""
+    """Growth of the peak per sample, in bytes."""
 
     activations: int
     attention_scores: int
@@ -55,15 +50,15 @@ class SampleBytes:
 
     @property
     def total(self) -> int:
-        """Return all of them."""
+        """Return the sum."""
         return self.activations + self.attention_scores + self.logits
 
 
 def sample_bytes(model: Transformer, form: Format, *, checkpointing: bool) -> SampleBytes:
-    """Return the bytes that one sample adds to the peak, at the end of the forward pass.
+    """Return a sample's bytes at the end of the forward pass.
 
-    With checkpointing each layer keeps its input alone (2·s·h in 16 bits: § 5, full recomputation). Beside those inputs
-    stand first the logits, then one layer at a time that is computed again: the larger of the two counts.
+    With checkpointing each layer keeps only its input (2·s·h in 16 bits: § 5, full recomputation), beside the larger of
+    the logits and one recomputed layer.
     """
     layer, scores = _layer(model, form), _scores(model, form)
     stream = model.sequence * model.hidden * _stream_bytes(form)
@@ -79,7 +74,7 @@ def sample_bytes(model: Transformer, form: Format, *, checkpointing: bool) -> Sa
 
 
 def layer_parameters(model: Transformer) -> int:
-    """Return the parameters of one layer: four matrices of attention, those of the MLP, two norms."""
+    """Return a layer's parameters: four attention matrices, the MLP's, two norms."""
     shared = (model.kv_heads or model.heads) / model.heads
     attention = 2 * model.hidden**2 * (1 + shared)
     matrices = 3 if model.mlp == "swiglu" else 2
@@ -91,15 +86,15 @@ def _width(model: Transformer) -> int:
 
 
 def _stream_bytes(form: Format) -> int:
-    """Return the bytes of an element of the residual stream: autocast keeps sums and norms in fp32."""
+    """Autocast keeps sums and norms in fp32."""
     return FP32 if form.mixed == "autocast" else form.activation
 
 
 def _layer(model: Transformer, form: Format) -> int:
-    """Return the bytes that a layer keeps of a sample, the scores of attention apart.
+    """Return a layer's bytes per sample, without attention scores.
 
-    Attention: its input, queries, keys, values, the input of its projection, the mask of dropout. MLP: its input, the
-    tensors around its activation, the mask. Norms: the input of each, in the precision of the residual stream.
+    Attention: input, queries, keys, values, projection input, dropout mask. MLP: input, tensors around the activation,
+    mask. Norms: their inputs, in the residual stream's precision.
     """
     tokens = model.sequence * model.hidden
     shared = (model.kv_heads or model.heads) / model.heads
@@ -109,7 +104,7 @@ def _layer(model: Transformer, form: Format) -> int:
 
 
 def _scores(model: Transformer, form: Format) -> int:
-    """Return the bytes of attention's scores: after softmax, and with dropout its mask and what comes out of it."""
+    """Return the bytes of scores after softmax, and with dropout of its mask and output."""
     rows = model.heads * model.sequence
     if model.fused_attention:
         return rows * FP32

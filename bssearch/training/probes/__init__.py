@@ -1,1 +1,1 @@
-"""What this device and this model can do, measured in isolation."""
+"""Measurements of a device and a model in isolation."""

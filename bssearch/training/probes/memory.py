@@ -16,15 +16,13 @@ from bssearch.training.memory import (
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
-STEPS = 3
-"""The first step makes the optimizer's state; memory that grows from step to step shows in the next."""
+STEPS = 3  # The first step creates the optimizer's state; the next ones show memory that grows.
 
-RESERVE = 0.01
-"""The share of the memory that a size must leave free to count as one that fits."""
+RESERVE = 0.01  # share of memory that must stay free
 
+# At least this much on the CPU: heaps of alike processes differ there; a used worker held up to 9 MiB more than a new
+# one.
 CPU_RESERVE_BYTES = 16 * 2**20
-"""At least so much of it on the CPU. Two processes that do the same differ there in their heaps, whatever the limit: a
-worker that has run trials of other sizes before held up to 9 MiB more than a new one."""
 
 
 def measure_memory(
@@ -35,12 +33,10 @@ def measure_memory(
     *,
     memory_bytes: int | None = None,
 ) -> MemoryUse:
-    """Run a trial of three optimizer steps, with its warm-up and evaluations; return whether memory sufficed.
+    """Run a trial of three steps; return whether memory, capped at ``memory_bytes``, sufficed.
 
-    With ``memory_bytes`` the process has no more than that from here on. A size at which the GPU's allocator has to
-    give memory back and ask again, once its kernels are chosen, counts as too large: it would thrash.
-    ``peak_memory_bytes`` is that of a process which has done nothing else; on a GPU, as in a trial, without the
-    workspaces that were tried as kernels were chosen. Exceptions of the workload that are not about memory go through.
+    A size at which a GPU's allocator must retry after its kernels are chosen does not fit, because it would thrash. The
+    peak excludes workspaces of kernels being benchmarked.
     """
     device = computation.device
     if memory_bytes is not None:
@@ -69,7 +65,7 @@ def measure_memory(
 
 
 def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int | None:
-    """Return the memory less what must stay free; None on a CPU without a limit, whose end only the kernel knows."""
+    """Return the memory less the reserve; None on a CPU without a limit."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         return int((1 - RESERVE) * (total if limit_bytes is None else min(limit_bytes, total)))
@@ -79,7 +75,6 @@ def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int |
 def _train_and_evaluate(
     request: MemoryRequest, workload: Workload, data: Data, computation: Computation, metric: str
 ) -> int | None:
-    """Do what a trial does after its warm-up; return the peak of memory."""
     with Trainer(workload, request.configuration, data.train, computation, seed=0) as trainer:
         trainer.evaluate(data.validation, metric)
         for _ in range(STEPS):

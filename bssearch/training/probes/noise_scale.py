@@ -16,31 +16,29 @@ from bssearch.training.memory import is_out_of_memory
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
-PRECISION = 0.15
-"""Enough is measured when half the width of the interval is within this share of the scale."""
+PRECISION = 0.15  # stop once half the interval's width is within this share of the scale
 
-PASS_BATCHES = 32
-"""Small batches in a pass: more than in a trial, where time is short."""
+PASS_BATCHES = 32  # small batches in a pass; more than in a trial, which has less time
 
+# Look at the interval each time the passes have grown by this factor; looking after each pass would stop at chance
+# minima.
 GROWTH = 1.5
-"""The interval is looked at after ever more passes, each time this many times as many.
-
-Looking after each pass would stop where chance made the interval narrow."""
 
 
 def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
-    """Train from the seed until the metric is near the target, then measure the noise scale at those weights.
+    """Train from the seed until the metric is near the target, or training ends; measure the noise scale there.
 
-    The training ends there, or at the request's limit of train seconds, or with the schedule's horizon. The interval is
-    that of the measurement: other seeds come to other weights, whose noise is another. Raises `WorkloadError` where the
-    metric is not finite, there are too few samples, or the workload makes its batches or its steps itself: there is
-    then no gradient of samples drawn at random. Raises `LaunchError` where memory runs out.
+    The interval covers this measurement, not other seeds.
+
+    Raises:
+        WorkloadError: The metric is not finite, samples are too few, or the workload makes its own batches or steps.
+        LaunchError: Memory runs out.
     """
     own = [name for name in ("training_step", "train_batches") if callable(getattr(workload, name, None))]
     if own:
         raise WorkloadError(
-            f"the gradient noise scale is not measured for a workload with {' and '.join(own)} of its own: "
-            "it takes loss() on training samples drawn at random"
+            f"the gradient noise scale cannot be measured for a workload with its own {' and '.join(own)}: "
+            "it needs loss() on training samples drawn at random"
         )
     if len(data.train) < PASS_BATCHES:
         raise WorkloadError(f"the training part has {len(data.train)} samples; there must be >= {PASS_BATCHES}")
@@ -74,7 +72,7 @@ def _measure(request: NoiseRequest, workload: Workload, data: Data, computation:
 
 
 def _train(request: NoiseRequest, trainer: Trainer, data: Data, computation: Computation) -> tuple[float, str | None]:
-    """Train until the metric is near the target or the training is over; return the metric and what ended it early."""
+    """Train until near the target or the end; return the metric and the reason of an early end."""
     approach, clock = Approach(request.target), clock_for(computation.device)
     while True:
         metric = trainer.evaluate(data.validation, request.target.metric)
@@ -95,7 +93,6 @@ def _train(request: NoiseRequest, trainer: Trainer, data: Data, computation: Com
 
 
 def _measure_passes(make: GradientPasses, seconds_limit: float) -> GradientNoise:
-    """Make passes until the interval is narrow enough or the time is up."""
     started = time.perf_counter()
     passes: list[Pass] = []
     look_at = 2 * FEWEST_PASSES

@@ -1,4 +1,4 @@
-"""How long one optimizer step, its update and one evaluation take, alone on the device."""
+"""Seconds of an optimizer step, of its update and of an evaluation, alone on the device."""
 
 from __future__ import annotations
 
@@ -18,49 +18,35 @@ from bssearch.training.probes.cadence import eval_every_steps
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
-WARM_UP_STEPS = 5
-"""Steps before any is timed: a choice; the first ones allocate, choose algorithms and make the optimizer's state."""
+WARM_UP_STEPS = 5  # untimed steps, which allocate, choose algorithms and create the optimizer's state
 
-RUN_SECONDS = 0.01
-"""The seconds of a run of steps, which are timed together: a choice; a longer step is a run of its own. The clock and,
-on a GPU, the wait for its end are then small beside what is timed."""
+RUN_SECONDS = 0.01  # seconds of steps timed together, so that the clock and the GPU's wait cost little
 
-SEGMENT_SECONDS = 0.1
-"""The longest that steps are timed between two evaluations: after so long the caches are warm again."""
+SEGMENT_SECONDS = 0.1  # longest timed stretch between two evaluations; by then caches are warm again
 
-RUNS = (6, 1000)
-"""Fewer than six runs have no 95 % interval; at 10 ms, a thousand are ten seconds."""
+RUNS = (6, 1000)  # fewer than 6 runs have no 95% interval; 1000 runs of 10 ms take 10 s
 
+# Time for at least this share of the limit: a few agreeing runs may share one slow or fast period of the machine.
 LEAST_SHARE = 0.2
-"""Runs are timed for this share of the limit even where they agree before: a choice; a few agreeing runs may all fall
-into one slow or fast period of the machine."""
 
-PATIENCE = 4
-"""Where the core was slow too often, timing goes on for up to this many times the limit, evaluations included: a
-choice."""
+PATIENCE = 4  # limits to spend, evaluations included, if the core was slow too often
 
+# Steps before a second timing at the power limit: a cool chip holds a higher clock for a second or two.
 SUSTAINED_SECONDS = 3.0
-"""Steps are taken for so long before they are timed once more where the device runs at its power limit: a choice. A
-cool chip holds a higher clock for a second or two, which a trial does not see."""
 
-UPDATE_SHARE = 0.1
-"""The share of the limit for which the update alone is timed, at most: a choice."""
+UPDATE_SHARE = 0.1  # largest share of the limit for timing the update alone
 
+# Evaluations are timed until they take this many seconds, at least once and at most three times.
 EVALUATIONS = (1, 3)
 EVALUATION_SECONDS = 0.5
-"""Evaluations are timed until they add up to this many seconds, at least once and at most three times: a choice."""
 
 
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     """Return the median seconds of a step with its interval, of its update, and of an evaluation.
 
-    The steps are those of the training loop, on training data, after a few that are not counted, and between
-    evaluations as in a trial: the first steps after one find the caches cold, and where evaluations are frequent that
-    is a tenth of the time and more. They are timed in short runs (`RUN_SECONDS`) until the 95 % interval of the median
-    run is within the asked precision, or the limit is reached. Runs in which the core was slow are left out, unless
-    there is little else: then the measurement is contended. A device that is at its power limit then is timed once
-    more, at the clock that it keeps. The evaluation is that of the validation part. Out of memory is an answer:
-    ``out_of_memory`` without times. Other exceptions of the workload go through.
+    Steps run between evaluations as in a trial, because caches are then cold (10% or more). Short runs (`RUN_SECONDS`)
+    are timed until the median's 95% interval is within the precision or the limit is reached. Runs on a slow core are
+    dropped unless few others remain: contended.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -130,7 +116,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
 
 
 def _sustain(clock: Clock, step: Callable[[], object]) -> None:
-    """Take steps until a device at its power limit has come to the clock that it keeps."""
+    """Take steps until a device at its power limit reaches its sustained clock."""
     seconds = 0.0
     while seconds < SUSTAINED_SECONDS:
         seconds += _seconds(clock, "warmup", step)
@@ -146,10 +132,7 @@ def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """Work that was done ``count`` times in a row, each in so many ``seconds``.
-
-    ``look`` is the core's pace beside it, see `CorePace.look`; 0 where the work does not depend on that of a core.
-    """
+    """``count`` repetitions in a row, each in ``seconds``; ``look`` is the core's pace beside them (0: irrelevant)."""
 
     seconds: float
     count: int
@@ -158,10 +141,7 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The median seconds of a piece of work, with its interval; ``count`` is how often it was done at full pace.
-
-    ``count_all`` counts what was done on a slow core, too; ``slow`` says so where little else was.
-    """
+    """Median seconds of some work with its interval; ``count`` repetitions ran at full pace, ``count_all`` in all."""
 
     median: float
     low: float
@@ -173,9 +153,10 @@ class Timing:
 
 
 def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> Timing:
-    """Return the median of the runs at full pace; that of all where fewer than six (`RUNS`) were at full pace.
+    """Return the timing of the runs at full pace, or of all runs if fewer than six were.
 
-    Raises `ValueError` for fewer than six runs, see `median_interval`.
+    Raises:
+        ValueError: There are fewer than six runs.
     """
     counted, slow = at_full_pace(runs, core), None
     if len(counted) < RUNS[0]:
@@ -195,20 +176,20 @@ def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float)
 
 
 def at_full_pace(runs: Sequence[TimedRun], core: CorePace | None) -> list[TimedRun]:
-    """Return the runs in which the core was not slow."""
+    """Return the runs on a core that was not slow."""
     slow_above = math.inf if core is None else core.slow_above
     return [run for run in runs if run.look <= slow_above]
 
 
 def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
-    """Return whether the 95 % interval of the median run is within the precision; see `median_interval`."""
+    """Return whether the median's 95% interval is within ``precision``."""
     times = [run.seconds for run in runs]
     low, high = median_interval(times)
     return high - low <= 2 * precision * statistics.median(times)
 
 
 def why_contended(contention: Contention, slow: str | None, clock: Clock, threads: int) -> str | None:
-    """Return why what was timed shared the machine; None where it did not. ``slow`` is what `Timing.slow` says."""
+    """Return why the timed work shared the machine, or None."""
     reasons = [contention.reason, slow]
     if clock.is_contended(threads) and contention.reason is None:
         reasons.append("other work had the processor meanwhile")
@@ -216,8 +197,6 @@ def why_contended(contention: Contention, slow: str | None, clock: Clock, thread
 
 
 class _Timer:
-    """Times pieces of work in runs, on a core whose pace is looked at between them (None: not what they depend on)."""
-
     def __init__(
         self, clock: Clock, core: CorePace | None, reference: ReferenceKernel | None, precision: float
     ) -> None:
@@ -235,10 +214,9 @@ class _Timer:
         between: Callable[[], object] | None = None,
         in_a_row: int | None = None,
     ) -> Timing:
-        """Time runs of a piece of work that takes about ``guess`` seconds until their median is known.
+        """Time runs of work of about ``guess`` seconds until their median is known.
 
-        ``between`` is done, on another ledger, before every ``in_a_row`` pieces of work; a run is made of whole rows,
-        by default of one.
+        ``between`` runs, on another ledger, before every ``in_a_row`` repetitions.
         """
         per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
         in_a_row = in_a_row or per_run
@@ -292,11 +270,10 @@ def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the interval that holds the median of what the values are drawn from, at 95 % or more.
+    """Return a distribution-free 95% interval of the median of independent values.
 
-    It assumes nothing about their distribution but that they are independent: it runs from the k-th smallest to the
-    k-th largest with the largest k for which P(Bin(n, ½) < k) ≤ 2.5 % (David & Nagaraja, Order Statistics, § 7.1).
-    Raises `ValueError` below six values, which have no such interval.
+    From the k-th smallest to the k-th largest, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5%
+    (David & Nagaraja, Order Statistics, § 7.1). Needs six values.
     """
     k = _rank(len(values))
     if k < 1:
@@ -307,7 +284,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 @functools.cache
 def _rank(count: int) -> int:
-    """Return the largest k with P(Bin(count, ½) < k) ≤ 1/40, in whole numbers: of 2^count ways, those with < k."""
+    """Return the largest k with P(Bin(count, ½) < k) ≤ 1/40, in integers."""
     below, ways = 0, 1
     for k in range(count):
         below += ways
