@@ -52,7 +52,7 @@ class Device(Model):
 
 
 class Figure(Model):
-    """Median of the objective over seeds, with its 95 % interval: null below three runs or if a run missed the target."""
+    """Median over seeds, with its 95 % interval: null below three runs or if a run missed the target."""
 
     median: float
     low: float | None

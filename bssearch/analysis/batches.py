@@ -102,7 +102,7 @@ def _in_words(model: ModelParameters) -> str:
 
 
 def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
-    """Return the default configuration; for imported runs the first run at its batch size, which has more parameters."""
+    """Return the default configuration; for imported studies that of the first run at its batch size."""
     if not spec.is_imported:
         return spec.default_configuration
     at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)

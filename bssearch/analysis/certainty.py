@@ -23,7 +23,10 @@ DRAWS = 4000
 """Draws from the posterior: a probability of 0.9 is then known to half a percent."""
 
 OPTIMUM_GAP = 0.08
-"""Mean log gain from better tuning of the recommended batch size, if it can be bettered (`TUNING_GAP` of the others)."""
+"""Mean log gain from better tuning of the recommended batch size; `TUNING_GAP` for the others.
+
+In studies with a known truth (``tests/benchmarks/verdicts.py``), 95 % of firm verdicts are within 5 % of the best.
+"""
 
 UNTRIED_DEVIATION = 0.15
 """Standard deviation of the log figure of a batch size without one, about the line between its neighbours."""
