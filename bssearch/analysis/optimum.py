@@ -91,7 +91,7 @@ class Candidate:
         return self._lower_bound(self._times, self.time)
 
     def _lower_bound(self, objective: Objective, known: Estimate) -> float | None:
-        """Return the median with last misses for unknown figures; None if a run diverged or its seconds do not compare."""
+        """Return the median with last misses for unknown figures; None if a run has neither."""
         if known.median is not None:
             return None
         values = [
