@@ -140,7 +140,7 @@ def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
 
 
 def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal) -> LocalCriticalBatch:
-    """Return the local critical batch size; the first failing size ends the range. ``start``: the checkpoint's metric."""
+    """Return the local critical batch size; ``start`` is the metric at the checkpoint."""
     base = sizes[0]
     bound = bound_of(base, len(base.ends), goal)  # a larger size has as many, or fewer where one diverged
     ends = [end for end in base.ends if end is not None]

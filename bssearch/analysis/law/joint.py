@@ -42,7 +42,7 @@ def fit_and_predict(
 
 
 def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[RunnableStep]:
-    """Return step times up to ``largest``: measured ones, and linear interpolation between them without accumulation."""
+    """Return step times up to ``largest``: measured, and interpolated between sizes without accumulation."""
     found = [
         RunnableStep(one.batch_size, one.micro_batch_size, one.step_seconds)
         for one in sorted(probes, key=lambda one: one.batch_size)
