@@ -62,7 +62,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             any(trial.state is TrialState.RUNNING for trial in trials),
             "trials are still running; the answer may change",
         ),
-        ("queued", queued, f"{queued} enqueued trials have not been run; bssearch run tries them"),
+        ("queued", queued, f"{queued} enqueued trials have not run; run them with `bssearch run`"),
         (
             "unconfirmed",
             not verdict.confirmed,
@@ -110,8 +110,8 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "wall_seconds",
             SecondsBasis.WALL in bases,
-            "times are by the wall clock from the program's first report on, its evaluations included; they do not "
-            "compare with measured ones",
+            "times are wall-clock seconds from the program's first report, evaluations included; do not compare them "
+            "with measured times",
         ),
         (
             "reported_seconds",
@@ -121,12 +121,12 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "seconds_mixed",
             len(bases) > 1,
-            "some trials report seconds of their own and some do not: they do not compare, and both are in the answer",
+            "only some trials report their own seconds; times of the two kinds do not compare",
         ),
         (
             "only_one_batch_size",
             len(verdict.by_batch) == 1,
-            f"no batch size but {best} has run: there is nothing to compare it with",
+            f"only batch {best} was run; run another batch size to compare",
         ),
         (
             "optimum_at_edge",
@@ -155,8 +155,8 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "seeds_ignored",
             verdict.ignores_seeds,
-            "runs of one configuration with different seeds are equal in steps and metric: what trains ignores the "
-            "trial's seed, or sets one of its own, so how far seeds differ is not known",
+            "runs with different seeds are equal, so the training ignores the trial's seed; seed it from the trial to "
+            "measure the spread",
         ),
         ("missed_runs", missed, f"{missed} of {known.runs} runs of the optimum missed the target"),
         (
@@ -276,7 +276,7 @@ def about_versions(versions: Sequence[str]) -> list[Notice]:
     return [
         Notice(
             code="torch_changed",
-            message=f"its trials ran with torch {' and '.join(versions)}: steps may take another time with each",
+            message=f"trials ran with torch {' and '.join(versions)}; step times may differ between versions",
         )
     ]
 
