@@ -162,8 +162,7 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "seed_noise",
             variation > NOISE,
-            f"the seeds of the optimum differ by {variation:.0%} (coefficient of variation); "
-            f"differences below that are not settled by {known.runs} runs",
+            f"run-to-run variation is {variation:.0%}; {known.runs} runs cannot separate smaller differences",
         ),
         (
             "chosen_by_law",
