@@ -1,4 +1,4 @@
-"""The shape of an answer: what ``bssearch best --format json`` prints and its JSON Schema describes."""
+"""The answer as ``bssearch best --format json`` prints it; its JSON Schema comes from these models."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ from bssearch.records.batch_schedule import BatchScheduleName
 from bssearch.records.scaling import LearningRateRule
 
 SavesTime = Literal["yes", "no", "undecided", "not_run"]
-"""Whether letting the batch grow saves time."""
 
 
 class Device(Model):
-    """Where it was measured; the answer holds for this kind of device.
+    """The device on which the study ran.
 
-    ``threads`` of a CPU are those that each trial had. ``compile_mode`` says how steps were computed: ``none`` is
-    eager, ``own`` the business of a program, and of imported runs it is ``unknown``. Of a device for which an answer is
-    predicted only the name is known: its type is ``unknown``, the rest null.
+    ``threads``: CPU threads of each trial. ``compile_mode``: ``none`` is eager, ``own`` a program's own, ``unknown``
+    for imported runs. A predicted answer knows only the name; its type is ``unknown``.
     """
 
     name: str
@@ -44,7 +42,7 @@ class Device(Model):
 
     @property
     def in_words(self) -> str:
-        """Return the device with what of it the figures hold for."""
+        """Return the device's name with its threads and compile mode."""
         said = [self.name]
         if self.threads is not None:
             said.append(f"{self.threads} thread{'' if self.threads == 1 else 's'}")
@@ -54,10 +52,7 @@ class Device(Model):
 
 
 class Figure(Model):
-    """The figure of the objective, in its own unit, over the seeds that count.
-
-    The median, and its 95 % interval: null below three runs, or if a run missed the target.
-    """
+    """Median over seeds, with its 95 % interval: null below three runs or if a run missed the target."""
 
     median: float
     low: float | None
@@ -72,9 +67,9 @@ class Time(Figure):
 
 
 class Ratio(Model):
-    """A ratio of medians with its 95 % interval, null as in `Time`; ``at_least`` where the slower side never finished.
+    """A ratio of medians; ``at_least`` if the slower side never reached the target.
 
-    The interval is Welch's on logarithms over the seeds of both sides, widened to hold the ratio.
+    The 95 % interval is Welch's on logarithms, widened to hold the ratio.
     """
 
     value: float
@@ -84,14 +79,14 @@ class Ratio(Model):
 
     @property
     def is_shown(self) -> bool:
-        """Return whether the two sides are shown to differ, or nothing is known of how sure the ratio is."""
+        """True if the interval excludes 1 or is unknown."""
         return self.low is None or self.high is None or not self.low <= 1 <= self.high
 
 
 class Restricted(Model):
-    """Repeats of which some missed the target: the mean of min(seconds, horizon), and the share that reached by then.
+    """Kaplan–Meier figures of repeats of which some missed the target.
 
-    By Kaplan and Meier; ``median_s`` is null where half of the runs or more did not reach.
+    ``mean_s`` is the mean of min(seconds, horizon). ``median_s`` is null if half of the runs or more missed the target.
     """
 
     mean_s: float
@@ -101,11 +96,10 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration, whole; tokens where the workload counts them.
+    """The recommended configuration.
 
-    ``further_metrics`` are those that the workload reports beside the target's, on the test part like ``test_metric``.
-    ``peak_memory_basis`` says what the peak memory is the peak of: what tensors held on the ``device``, or the growth
-    of the process's ``resident`` set.
+    ``further_metrics`` are measured on the test part, as ``test_metric`` is. ``peak_memory_basis``: memory of tensors
+    on the ``device``, or growth of the process's ``resident`` set.
     """
 
     batch_size: int
@@ -125,10 +119,9 @@ class Optimal(Model):
 
 
 class Largest(Model):
-    """The largest batch size that ran without accumulation; the reason names what ran out of memory.
+    """The largest batch size that ran without accumulation.
 
-    It is the largest that fits where ``bounded_by_memory``: at most twice as many samples ran out. Otherwise nobody
-    knows whether a larger one would, and it is the largest tried.
+    With ``bounded_by_memory`` at most twice as many samples ran out of memory; otherwise it is only the largest tried.
     """
 
     batch_size: int
@@ -139,15 +132,14 @@ class Largest(Model):
 
     @property
     def in_words(self) -> str:
-        """Return what it is the largest of."""
+        """Return "largest that fits" or "largest tried"."""
         return "largest that fits" if self.bounded_by_memory else "largest tried"
 
 
 class Speedup(Model):
     """How much faster the optimum is.
 
-    Over the default it is the product of two: ``from_retuning`` the rest at the default's own batch size, and
-    ``from_batch_size`` what the batch size adds then; null where one is not known.
+    ``over_default`` = ``from_retuning`` (at the default's own batch size) × ``from_batch_size``.
     """
 
     over_largest: Ratio | None
@@ -157,28 +149,21 @@ class Speedup(Model):
 
 
 class BestTrial(Model):
-    """The configuration whose time-to-target stands for a batch size, and its fastest trial."""
+    """The fastest trial of a batch size's best configuration."""
 
     trial: int
     parameters: Parameters
 
 
 class Batch(Model):
-    """One batch size: its best tuned figures, or why it has none; medians over the runs of ``best``'s configuration.
+    """One batch size: medians over the runs of its best configuration.
 
-    ``untuned``, for the reasons in ``untuned_because``: the learning rate lies at an end of its range (of imported
-    runs: of those tried), the steps rise from the next smaller batch size, or a single configuration has reached the
-    target. ``lower_bound_s`` is the last moment at which the target was seen to be missed, ``objective_lower_bound``
-    the same in the unit of the objective; ``restricted`` is there where some of several runs missed it. Samples and the
-    product of steps and step time are of the median steps, ``steps_to_target`` is rounded up. Energy is of the device,
-    over the train seconds to the target. ``predicted_s`` is law × step time with the errors of both, where the law fits
-    and no further than it was seen to. ``peak_memory_basis`` as in `Optimal`. ``generalisation`` is the metric on
-    samples that no training saw, over the same runs; ``noise_scale`` is that of the gradient near the target, over all
-    trials of the batch size. ``host_bound_share`` is the share of the train seconds, 0 to 1, in which the host did not
-    wait for a CUDA device: the median of these runs, or of the steps timed in isolation; null where neither tells.
-
-    ``slope`` is that of log steps over log batch from the next smaller batch size: −1 if steps halve as the batch
-    doubles.
+    ``untuned_because``: the learning rate is at an end of its range, the steps rise from the next smaller batch size,
+    or only one configuration reached the target. ``lower_bound_s``: last moment at which the target was seen to be
+    missed. ``restricted``: set if some of several runs missed the target. ``energy_joules``: of the device, to the
+    target. ``predicted_s``: law × step time, if the law fits. ``host_bound_share``: share of the train seconds, 0 to 1,
+    in which the host did not wait for a CUDA device. ``slope``: of log steps over log batch from the next smaller batch
+    size; −1 if steps halve as the batch doubles.
     """
 
     batch_size: int
@@ -213,20 +198,16 @@ class Batch(Model):
 
 
 class Recommendation(Model):
-    """Why this batch size: it has the ``least`` median, is the smallest shown to be within 5 % of it, or by the law.
-
-    ``least_batch_size`` has the least median.
-    """
+    """Why this batch size: least median, smallest shown to be within 5 % of the least, or by the law."""
 
     rule: Rule
     least_batch_size: int
 
 
 class Settle(Model):
-    """The seed noise of the confirmation runs, and how many runs a batch size tell two of them apart by 5 and 10 %.
+    """The seed-to-seed spread, and the runs per batch size that separate 5 % and 10 %.
 
-    ``undecided`` are the batch sizes of which more runs could change what the runs alone recommend, which is another
-    one where the law decides; ``settled`` where none is.
+    ``undecided``: batch sizes for which more runs could change the recommendation from the runs alone.
     """
 
     coefficient_of_variation: float
@@ -237,11 +218,10 @@ class Settle(Model):
 
 
 class FrontPoint(Model):
-    """What reaching the target takes at a batch size; ``on_front`` where no other is better in time and in cost.
+    """Time and cost of a batch size; ``on_front`` if no other is better in both.
 
-    The cost is the price of the device-hours where the spec gives one, else the samples: what is computed. Once batch
-    sizes are confirmed, only these are on the front and count against others: as in the recommendation, a single search
-    trial is not held against a median of confirmation runs.
+    The cost is the price of the device-hours, or the samples if the spec gives no price. Once batch sizes are
+    confirmed, only those are compared.
     """
 
     batch_size: int
@@ -251,17 +231,16 @@ class FrontPoint(Model):
 
 
 class NextStep(Model):
-    """A command that would tell more, or use the answer, and why."""
+    """A command to run next, and why."""
 
     command: str
     why: str
 
 
 class StageAnswer(Model):
-    """Steps of ``batch_size`` samples from ``start_samples`` seen on; null where the trial decides when.
+    """Steps at one batch size, from ``start_samples`` on; null if the trial decides when.
 
-    ``steps`` and ``seconds`` are those to the target in the median run: null where they are not known, seconds by the
-    step times.
+    ``steps`` and ``seconds`` are those of the median run to the target.
     """
 
     start_samples: int | None
@@ -273,11 +252,10 @@ class StageAnswer(Model):
 
 
 class BatchScheduleAnswer(Model):
-    """The best way to let the batch grow, and what it saves against the best batch that stays.
+    """The best schedule of growing batches, against the best constant batch size.
 
-    ``ratio`` is its figure over that of the optimum, paired by seed where both have runs with it. ``saves_time`` is yes
-    where the whole interval is below 1, no where it is above, ``not_run`` where no run repeats it. ``time_to_target``
-    is the median over ``runs``. ``trials`` are those of the search for it.
+    ``ratio``: its figure over the optimum's, paired by seed if possible. ``saves_time``: yes if the whole interval is
+    below 1, no if above 1, ``not_run`` if no run repeats the schedule.
     """
 
     name: BatchScheduleName
@@ -298,17 +276,14 @@ class BatchScheduleAnswer(Model):
 
 
 class Answer(Model):
-    """Which batch size is optimal, and the evidence.
+    """The optimal batch size, and the evidence.
 
-    ``tied`` are the batch sizes shown to be within 5 % of the least, ``worse`` those shown not to be; of the others the
-    runs show neither. ``within_5_percent`` is the probability that the recommendation costs at most 5 % more than the
-    best confirmed batch size, pooled through the law where it fits; null without confirmation runs. The answer is
-    ``provisional`` below 0.9; ``would_settle`` says what would tell most then, ``runs_to_settle`` how many runs of each
-    batch size in all, where these would. ``next`` are the commands that would help most now. Costs are in the currency
-    of ``price_per_device_hour``; where it is null they are device-hours. ``quick`` is the quick answer
-    that came before the search, ``batch_schedule`` the best way to let the batch grow, null where none was run.
+    ``tied`` are shown to be within 5 % of the least, ``worse`` are shown not to be. ``within_5_percent``: probability
+    that the recommendation costs at most 5 % more than the best; below 0.9 the answer is ``provisional``.
+    ``would_settle`` says what would help most, ``runs_to_settle`` the runs per batch size in total. Costs are in the
+    currency of ``price_per_device_hour``, or in device-hours if null.
 
-    `bssearch.commands.answer` adds ``plot``, ``frame`` and what a notebook shows.
+    `bssearch.commands.answer` adds ``plot``, ``frame`` and the notebook view.
     """
 
     plot: ClassVar[Callable[[Answer], Any]]
@@ -351,20 +326,20 @@ class Answer(Model):
 
     @property
     def clock(self) -> str | None:
-        """Whose clock the seconds are by; None if bssearch measured them."""
+        """The clock of the seconds; None if bssearch measured them."""
         time = self.optimal.time_to_target_s
         return time.basis if time is not None and time.basis in {"wall", "reported"} else None
 
     @property
     def settling(self) -> NextStep | None:
-        """Return the command that would settle a provisional answer; None where it is settled, or nothing would."""
+        """Return the command that would settle a provisional answer; None if settled or if no command would."""
         return self.next[0] if self.next and self.would_settle is not None else None
 
 
 NO_NEXT_STEP: Mapping[str, object] = {"next": [], "would_settle": None, "runs_to_settle": None}
-"""The fields of an answer derived from a study's, whose commands are about another question."""
+"""Fields to reset in derived answers, whose commands would be about another question."""
 
 
 def objective_in(answer: Answer) -> Objective:
-    """Return the objective of an answer, with its words."""
+    """Return the objective of an answer."""
     return make_objective(answer.objective, answer.target, answer.price_per_device_hour)

@@ -1,4 +1,4 @@
-"""The row of each batch size: what its best configuration takes, how sure that is, and what its trials came to."""
+"""The row of each batch size in the answer."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ LAW_NOT_TIMED = "law_not_timed"
 
 
 def is_timed(spec: StudySpec, candidate: Candidate | None) -> bool:
-    """Return whether the study's step times are those of a candidate's model; of none they are its batch size's."""
+    """True if the study's step times were measured with a candidate's model."""
     if candidate is None or not spec.has_several_models:
         return True
     return model_parameters(candidate.configuration) == spec.timed_model
 
 
 def are_of_one_model(spec: StudySpec, verdict: Verdict) -> bool:
-    """Return whether all batch sizes that reached the target did so with the same model, so that steps compare."""
+    """True if the best configurations of all batch sizes have one model, so that their steps compare."""
     return not spec.has_several_models or len(_models(verdict)) < 2
 
 
 def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> Mapping[int, ProbeRecord]:
-    """Return the step times by which a law of steps gives seconds: none where its steps are another model's."""
+    """Return the step times, or an empty mapping if they were measured with another model."""
     return {} if spec.has_several_models and _models(verdict) != {spec.timed_model} else probes
 
 
 def own_step_seconds(candidate: Candidate) -> float | None:
-    """Return the median seconds of a step in a candidate's own runs, without waits for a CPU where they are known."""
+    """Return the median step seconds of a candidate's own runs, without CPU waits if known."""
     outcomes = [run.outcome for run in candidate.runs if run.outcome is not None and run.outcome.steps]
     paces = [(one.undelayed_train_seconds or one.train_seconds) / one.steps for one in outcomes]
     return statistics.median(paces) if paces else None
 
 
 def about_default_model(spec: StudySpec) -> Iterator[tuple[str, str]]:
-    """Yield, as (code, sentence), that step times and memory are the default's model's, where others are searched."""
+    """Yield (code, sentence) if other models than the timed default are searched."""
     if not spec.has_several_models:
         return
     searched = ", ".join(spec.varied_in_model)
@@ -77,7 +77,7 @@ def about_default_model(spec: StudySpec) -> Iterator[tuple[str, str]]:
 
 
 def about_models(spec: StudySpec, verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield, as (code, sentence), what a search over models means for an answer."""
+    """Yield (code, sentence) about a search over models."""
     yield from about_default_model(spec)
     if not are_of_one_model(spec, verdict):
         yield (
@@ -102,7 +102,7 @@ def _in_words(model: ModelParameters) -> str:
 
 
 def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
-    """Return the default as it was run: of imported runs the first at its batch size, which hold more than a spec."""
+    """Return the default configuration; for imported studies that of the first run at its batch size."""
     if not spec.is_imported:
         return spec.default_configuration
     at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)
@@ -110,10 +110,10 @@ def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Con
 
 
 def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> bool:
-    """Return whether the learning rate of the best configuration of a batch size lies at an end.
+    """True if the learning rate of a batch size's best configuration is at an end of its range.
 
-    Imported runs: it is the least or the greatest of those tried at its batch size; where that is one, of those tried
-    at all batch sizes, but not where each batch size was only run at a rate chosen for it.
+    For imported runs: the least or greatest tried at the batch size, or if only one was tried there, at all batch
+    sizes. False if each batch size was run at a single rate.
     """
     if not spec.is_imported:
         return spec.space.at_edge(best)
@@ -132,16 +132,14 @@ def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuratio
 
 
 def _is_known(configuration: Configuration) -> bool:
-    """Return whether the learning rate is known; of an imported run that does not say it a placeholder is there."""
     return "learning_rate" not in configuration.parameters
 
 
 def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
-    """Return the Kaplan–Meier estimate of repeats under one limit; None where there is none to make.
+    """Return the Kaplan–Meier estimate of repeats under one limit; None if it cannot be made.
 
-    ``objective`` is one of time: it says of which kind the seconds are. Censoring must not depend on how a run goes
-    (Kaplan & Meier 1958): of pruned runs, under differing limits, and where something else ended a run, nothing is
-    said; nor where all runs reached or none did, or where the seconds of one are not known or not comparable.
+    Censoring must not depend on how a run goes (Kaplan & Meier 1958), so pruned runs and differing limits give None. So
+    do runs that all reached or all missed, and unknown or contended seconds. ``objective`` must be one of time.
     """
     ended = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED}
     if any(run.state not in ended for run in runs) or len({run.train_seconds_limit for run in runs}) > 1:
@@ -174,7 +172,7 @@ SINGLE = "only one configuration reached the target"
 
 @dataclass(frozen=True)
 class Tuning:
-    """Why batch sizes are not as well tuned as they could be, their slopes, and the runs that the law is fitted to."""
+    """Why batch sizes are untuned, their slopes, and the points for the law."""
 
     reasons: Mapping[int, list[str]]
     slopes: Mapping[int, Slope]
@@ -182,9 +180,9 @@ class Tuning:
 
 
 def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> Tuning:
-    """Return what is known of how well each batch size is tuned.
+    """Return how well each batch size is tuned.
 
-    In a study that only holds repeats of chosen configurations, as an imported one may, one of them is enough.
+    A batch size with confirmation runs alone, as in imported studies, may have a single configuration.
     """
     points = [law_point(size, candidate.runs) for size, candidate in verdict.by_batch.items()]
     comparable = are_of_one_model(spec, verdict)
@@ -224,10 +222,9 @@ def batch_rows(
     noise: Mapping[int, BatchNoise],
     predicted: Mapping[int, Time],
 ) -> list[Batch]:
-    """Return a row for every batch size that has run or been timed, ascending; ``noise`` and ``predicted`` are by it.
+    """Return a row for every batch size that was run or timed, ascending.
 
-    ``predicted`` are the law's seconds to the target. A row with another model than the default's, whose step times
-    ``probes`` are, has the step time of its own runs.
+    A row with another model than the timed one has the step time of its own runs.
     """
     rows = []
     for size in sorted({*probes, *verdict.by_batch}):
@@ -262,7 +259,7 @@ def batch_rows(
 
 
 def time_of(candidate: Candidate) -> Time | None:
-    """Return the time-to-target of a candidate as the answer has it."""
+    """Return a candidate's time-to-target as shown in the answer."""
     known = candidate.time
     if known.median is None:
         return None
@@ -270,7 +267,7 @@ def time_of(candidate: Candidate) -> Time | None:
 
 
 def figure_of(candidate: Candidate) -> Figure | None:
-    """Return the objective's figure of a candidate in its own unit."""
+    """Return a candidate's figure in the objective's unit."""
     known, shown = candidate.estimate, candidate.objective.shown
     if known.median is None:
         return None
@@ -280,7 +277,7 @@ def figure_of(candidate: Candidate) -> Figure | None:
 
 
 def further_metrics(candidate: Candidate) -> dict[str, Figure]:
-    """Return the further metrics on the test part of the runs that reached the target, by name.
+    """Return the further test metrics of runs that reached the target, by name.
 
     The 95 % interval is Student's t about the mean, widened to hold the median; null below three runs.
     """
@@ -301,33 +298,32 @@ def _over_seeds(values: Sequence[float]) -> Figure:
 
 
 def bound_of(candidate: Candidate) -> float | None:
-    """Return a lower bound of a candidate's figure, in the objective's own unit, where it is not known."""
+    """Return a lower bound of a candidate's unknown figure, in the objective's unit."""
     bound = candidate.lower_bound
     return None if bound is None else candidate.objective.shown(bound)
 
 
 def steps_to_target(candidate: Candidate) -> int | None:
-    """Return `median_steps` rounded up: a run takes whole ones."""
+    """Return `median_steps` rounded up."""
     steps = median_steps(candidate)
     return None if steps is None else math.ceil(steps)
 
 
 def peak_memory(candidate: Candidate) -> tuple[int | None, MemoryBasis | None]:
-    """Return the largest peak memory of a candidate's runs, and what it is the peak of."""
+    """Return the largest peak memory of a candidate's runs, and its basis."""
     outcomes = [run.outcome for run in candidate.runs if run.outcome is not None]
     known = [(one.peak_memory_bytes, one.peak_memory_basis) for one in outcomes if one.peak_memory_bytes is not None]
     return max(known, key=lambda one: one[0], default=(None, None))
 
 
 def energy_of(run: TrialRecord) -> float | None:
-    """Return the joules that a run took to the target: mean power × its seconds; None where one is not known."""
+    """Return a run's joules to the target (mean power × seconds); None if unknown."""
     power = None if run.outcome is None else run.outcome.device_use.mean_power_watts
     seconds = seconds_to_target(run)
     return None if power is None or seconds is None else power * seconds
 
 
 def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> dict[str, Any]:
-    """Return the fields of a row that its best configuration fills."""
     if candidate is None:
         empty = (
             "best time_to_target_s lower_bound_s steps_to_target final_metric micro_batch_size objective_value "

@@ -1,4 +1,4 @@
-"""How sure a recommendation is: the probability that it costs at most 5 % more than the best batch size."""
+"""The probability that a recommendation costs at most 5 % more than the best batch size."""
 
 from __future__ import annotations
 
@@ -17,44 +17,43 @@ from bssearch.records import Phase, TrialRecord
 from bssearch.records.intervals import FLAT_RATIO
 
 ENOUGH = 0.9
-"""Below this probability an answer is provisional: a choice."""
+"""Below this probability an answer is provisional."""
 
 DRAWS = 4000
 """Draws from the posterior: a probability of 0.9 is then known to half a percent."""
 
 OPTIMUM_GAP = 0.08
-"""By how much the recommended batch size could be bettered on the average where it could be (`TUNING_GAP` of the
-others): a choice. 95 % of the verdicts that are not provisional are within 5 % of the best in studies with a known
-truth (``tests/benchmarks/verdicts.py``)."""
+"""Mean log gain from better tuning of the recommended batch size; `TUNING_GAP` for the others.
+
+In studies with a known truth (``tests/benchmarks/verdicts.py``), 95 % of firm verdicts are within 5 % of the best.
+"""
 
 UNTRIED_DEVIATION = 0.15
-"""How far the log figure of a batch size that no trial reached the target at may lie from the line between the two
-beside it, as a standard deviation: a choice."""
+"""Standard deviation of the log figure of a batch size without one, about the line between its neighbours."""
 
 LEAST_DEVIATION = 1e-6
-"""Runs without any spread are no more exact than this."""
+"""Lower limit of a standard deviation, for runs without spread."""
 
 FEWEST_FOR_LAW = 4
-"""Batch sizes from which on the law's own misfit can be told from the seeds' noise: it has two parameters."""
+"""Batch sizes needed to estimate the law's misfit: the law has two parameters."""
 
 MOST_RUNS = 100
-"""More runs than this of a batch size are proposed to nobody: a choice."""
+"""Most runs per batch size that are proposed."""
 
 MORE = 1.3
-"""Numbers of runs are looked at in steps of this factor: a choice."""
+"""Factor between the numbers of runs that are tried."""
 
 Numbers = NDArray[np.float64]
 
 Settles = Literal["runs", "tuning", "step_times"]
-"""What a provisional answer would need: more confirmation runs, more search trials, or more visits to step times."""
+"""What would settle a provisional answer: confirmation runs, search trials, or step-time visits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certainty:
-    """The probability that the recommended batch size is within 5 % of the best, and that of each contender.
+    """The probability that the recommendation is within 5 % of the best, and that of each batch size.
 
-    Where it is not `ENOUGH`, ``settles`` says what would tell most: ``runs`` of each batch size in all, or something
-    that more runs cannot tell.
+    ``runs``: runs of each batch size in total, if ``settles`` is ``runs``.
     """
 
     within_5_percent: float
@@ -64,7 +63,7 @@ class Certainty:
 
     @property
     def is_provisional(self) -> bool:
-        """Return whether the recommendation is less sure than an answer has to be."""
+        """True if the probability is below `ENOUGH`."""
         return self.within_5_percent < ENOUGH
 
 
@@ -74,17 +73,13 @@ def certainty(
     trials: Sequence[TrialRecord] = (),
     batch_sizes: Sequence[int] = (),
 ) -> Certainty | None:
-    """Return how sure a verdict is, None where no confirmation runs decide or they tell nothing of their noise.
+    """Return how sure a verdict is; None without confirmation runs or without known noise.
 
-    The mean log figure of each batch size has a posterior around that of its runs, with the deviation of all runs
-    pooled (Student's t) and the error of its step time; one that was not confirmed has its best search trial alone.
-    With ``predicted``, the law's figures by batch size, means are drawn towards the law by as much as their distances
-    from it are noise (empirical Bayes, as of James & Stein 1961): neighbours then tell of each other. A level that the
-    predictions share, as that of their step times, does not matter. What counts is what a batch size could reach: from
-    each draw is taken what its tuning may be short of, by the valley over the learning rate that the ``trials`` show,
-    and by what they do not show (`BADLY_TUNED`). Those of the study's ``batch_sizes`` that have no figure at all may be
-    better than the straight line between the two beside them, or than the last and what the law adds to it
-    (`UNTRIED_DEVIATION`).
+    The mean log figure of each batch size has a Student-t posterior: pooled deviation of the runs and step-time error.
+    An unconfirmed batch size has its best search trial alone. ``predicted`` figures of the law shrink the means towards
+    the law by empirical Bayes (James & Stein 1961); their common level does not matter. Each draw allows for gains from
+    better tuning: by the learning-rate valley of ``trials``, and hidden ones (`BADLY_TUNED`). Those of ``batch_sizes``
+    without a figure may beat the line between their neighbours (`UNTRIED_DEVIATION`).
     """
     known = {size: one for size, one in verdict.by_batch.items() if math.isfinite(one.value)}
     optimal = verdict.optimal.configuration.batch_size
@@ -123,11 +118,7 @@ def certainty(
 
 
 def _what_settles(posterior: _Posterior) -> tuple[Settles, int | None]:
-    """Return what would bring the answer to `ENOUGH`, and how many runs of each batch size where these would.
-
-    More runs, if no more than `MOST_RUNS` do; else whichever is in the way more: what tuning may be short of, or what
-    step times may be off by.
-    """
+    """Return what would bring the answer to `ENOUGH`: up to `MOST_RUNS` runs, else the larger obstacle."""
     runs = float(posterior.runs.max()) + 1
     while runs <= MOST_RUNS:
         if posterior.share_after(runs) >= ENOUGH:
@@ -140,11 +131,10 @@ def _what_settles(posterior: _Posterior) -> tuple[Settles, int | None]:
 
 @dataclass(frozen=True, eq=False)
 class _Posterior:
-    """What is believed of the log figure of each batch size (sizes,): means, and the errors of seeds and step times.
+    """Posterior of the log figure of each batch size: means, and errors from seeds and step times, each (sizes,).
 
-    ``shortfalls`` are draws (`DRAWS`, sizes) of what better tuning would take off. ``untried`` are the batch sizes
-    without a figure: the places of those on either side, the share of the way from the first to the second, and by how
-    much the law says that it is worse. ``deviation`` is that of a single run over seeds.
+    ``shortfalls`` (`DRAWS`, sizes): gains from better tuning. ``untried``: for each batch size without a figure, the
+    indices of its neighbours, the share of the way between them, and the law's penalty. ``deviation``: of a single run.
     """
 
     means: Numbers
@@ -157,14 +147,14 @@ class _Posterior:
     deviation: float
 
     def truth(self) -> Numbers:
-        """Return draws (`DRAWS`, sizes) of the log figures as they are tuned now, the same ones at each call."""
+        """Return draws (`DRAWS`, sizes) of the log figures as tuned now; equal at each call."""
         rng = np.random.default_rng(0)
         scale = np.sqrt(self.freedom / rng.chisquare(self.freedom, (DRAWS, 1)))
         off = rng.standard_normal((DRAWS, len(self.means)))
         return self.means + np.hypot(self.of_seeds, self.of_steps) * scale * off
 
     def near(self, truth: Numbers) -> NDArray[np.bool_]:
-        """Return for each draw which batch sizes are within 5 % of the best that each could reach, tuned in full."""
+        """Return for each draw which batch sizes are within 5 % of the best after full tuning."""
         reached = truth - self.shortfalls
         rng = np.random.default_rng(3)
         others = [
@@ -176,9 +166,9 @@ class _Posterior:
         return near
 
     def share_after(self, runs: float) -> float:
-        """Return how often the batch size that is least after so many runs of each is within 5 % of the best.
+        """Return how often the least of ``runs`` runs of each is within 5 % of the best.
 
-        The runs still to be made are drawn around the truth; they tell nothing of the error of a step time.
+        Further runs are drawn around the truth; they do not reduce the error of a step time.
         """
         rng = np.random.default_rng(2)
         shape = DRAWS, len(self.means)
@@ -192,7 +182,7 @@ class _Posterior:
 
 
 def _slower(verdict: Verdict) -> set[int]:
-    """Return the batch sizes beyond those with a figure that missed the target for longer than the best one takes."""
+    """Return the outer batch sizes whose lower bound exceeds the best figure."""
     known = [size for size, one in verdict.by_batch.items() if math.isfinite(one.value)]
     best = verdict.optimal.value
     return {
@@ -205,11 +195,7 @@ def _slower(verdict: Verdict) -> set[int]:
 def _untried(
     known: Sequence[int], batch_sizes: Collection[int], law: Mapping[int, float]
 ) -> list[tuple[int, int, float, float]]:
-    """Return between which of the known batch sizes, ascending, each other lies, and where, on a logarithmic scale.
-
-    One beyond them lies at the last: it is taken for as good, or for worse by as much as the ``law``'s log figures say,
-    which is the fourth.
-    """
+    """Return `_Posterior.untried`; a size beyond the known ones takes the last known, plus the law's penalty."""
     found = []
     for size in sorted({*batch_sizes} - {*known}):
         high = sum(one < size for one in known)
@@ -224,11 +210,7 @@ def _untried(
 
 
 def _shortfalls(verdict: Verdict, trials: Sequence[TrialRecord], sizes: Sequence[int]) -> Numbers:
-    """Return draws (`DRAWS`, sizes) of the logarithm by which better tuning would better each batch size.
-
-    It is what the valley over the learning rate shows and, where other hyperparameters were searched too or no valley
-    is seen, what may be hidden.
-    """
+    """Return draws (`DRAWS`, sizes) of the log gain from better tuning: from the learning-rate valley and hidden."""
     rng = np.random.default_rng(1)
     seen = heights(verdict, trials, DRAWS, rng)
     unseen = np.where(np.array(sizes) == _batch_size(verdict.optimal), OPTIMUM_GAP, TUNING_GAP)
@@ -241,7 +223,6 @@ def _shortfalls(verdict: Verdict, trials: Sequence[TrialRecord], sizes: Sequence
 
 
 def _others_vary(trials: Sequence[TrialRecord]) -> bool:
-    """Return whether search trials differ in more than their batch size and learning rate."""
     searched = (one.configuration for one in trials if one.phase is Phase.SEARCH)
     alike = (
         replace(one, learning_rate=1.0, batch_size=1, micro_batch_size=1, accumulation_steps=1) for one in searched
@@ -250,17 +231,13 @@ def _others_vary(trials: Sequence[TrialRecord]) -> bool:
 
 
 def _error(candidate: Candidate, deviation: float, least_excess: float) -> float:
-    """Return the standard error of a candidate's mean log figure, its runs' own deviation where that is larger."""
     known = candidate.estimate
     of_seeds = max(deviation, known.log_deviation, LEAST_DEVIATION) / math.sqrt(known.reached)
     return math.hypot(of_seeds, known.unresolved, _step_time_error(candidate, least_excess))
 
 
 def _step_time_error(candidate: Candidate, least_excess: float) -> float:
-    """Return the standard error of the logarithm of a candidate's step time against those of the others.
-
-    What other work may have left in it, more than in that which had the least, is somewhere between nothing and all.
-    """
+    """Return the error of a candidate's log step time against the others; the excess is uniform on its range."""
     known = candidate.estimate
     return math.hypot(known.step_time_error, (known.excess - least_excess) / math.sqrt(12))
 
@@ -272,7 +249,6 @@ def _log(candidate: Candidate, figure: float) -> float:
 
 
 def _drawn_to_law(means: Numbers, errors: Numbers, law: Numbers) -> tuple[Numbers, Numbers]:
-    """Return means and standard errors (sizes,) drawn to the law, whose level is theirs."""
     law = law + float(np.average(means - law, weights=1 / errors**2))
     off = means - law
     misfit = float((off**2).sum()) / (len(means) - 2) - float((errors**2).mean())
@@ -285,11 +261,7 @@ def _drawn_to_law(means: Numbers, errors: Numbers, law: Numbers) -> tuple[Number
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of the confirmation: the recommendation so far, and the candidates that could still change it.
-
-    ``least`` has the least median, ``recommended`` is the smallest batch size shown to be within 5 % of it (else the
-    least itself), ``undecided`` are the best candidates of the other batch sizes that could change that, ascending.
-    """
+    """State of the confirmation: the recommendation so far, and the candidates that could change it, ascending."""
 
     least: Candidate
     recommended: Candidate
@@ -297,7 +269,7 @@ class Standing:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether no batch size is left that could change the recommendation."""
+        """True if no batch size could change the recommendation."""
         return not self.undecided
 
     @property
@@ -307,10 +279,9 @@ class Standing:
 
     @property
     def to_run(self) -> list[Candidate]:
-        """Return the candidates to run with another seed: the undecided, and those that they are compared with.
+        """Return the candidates to run with another seed: the undecided ones and those they are compared with.
 
-        A candidate of which a run missed the target has no interval, however many runs follow: it is left out, and so
-        are all where the least is one.
+        Candidates with a missed run are left out because they never get an interval; if the least has one, all are.
         """
         open_ones = [one for one in self.undecided if not _has_missed(one)]
         if not open_ones or _has_missed(self.least):
@@ -320,20 +291,16 @@ class Standing:
 
 
 def standing(verdict: Verdict) -> Standing | None:
-    """Return where the confirmation stands, None where no confirmation run decides yet.
+    """Return the state of the confirmation; None before any confirmation run decides.
 
-    Of each batch size its best candidate counts, and only where fresh seeds reached the target in more than half of its
-    runs. With the 95 % interval [low, high] of the ratio of two figures (Welch, on logarithms), L the least and R the
-    recommended, a batch size b is undecided
+    With the 95 % interval [low, high] of a ratio (Welch, on logarithms), L the least and R the recommended, a batch
+    size b is undecided if
 
-    * where it is smaller than R and low(b / L) ≤ 1.05 < high(b / L): neither shown to be within 5 %, which would make
-      it the recommended, nor shown not to be;
-    * where it could be the least, low(b / L) < 1, and R is not shown to be within 5 % of it, high(R / b) > 1.05: the
-      least would then be b, and R perhaps not within 5 % of it;
-    * where there is no interval: below three runs, or where one missed the target.
+    * b < R and low(b / L) ≤ 1.05 < high(b / L): b might become the recommended one;
+    * low(b / L) < 1 and high(R / b) > 1.05: b might be the least, and R not within 5 % of it;
+    * it has no interval: fewer than three runs, or a missed run.
 
-    The recommendation is settled where no batch size is undecided. Two batch sizes that are as good as each other
-    settle once each is shown to be within 5 % of the other, though none is ever shown to be the better one.
+    Two equally good batch sizes settle once each is shown to be within 5 % of the other.
     """
     if not verdict.confirmed:
         return None

@@ -1,4 +1,4 @@
-"""How far a confirmation has come: what every configuration has had of its runs, and which plainly miss the target."""
+"""Progress of a confirmation: runs of each configuration, and plain misses of the target."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 from bssearch.records.intervals import at_most
 
 ENOUGH_RUNS = 3
-"""Confirmation runs of each configuration without which there is no interval, and so no verdict: a choice."""
+"""Confirmation runs of each configuration that an interval, and so a verdict, needs."""
 
 FEWEST_ALIKE = 3
-"""Runs that are like another one of their configuration, before their seeds count as ignored: a choice."""
+"""Equal runs of one configuration from which seeds count as ignored."""
 
 HALF = 0.5
-"""The share of its runs in which a configuration must reach the target to have a median, and so to be recommended."""
+"""Share of runs that must reach the target for a configuration to have a median."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainMiss:
-    """A configuration of which ``reached`` of ``runs`` with fresh seeds reached the target: plainly below one half.
+    """A configuration that plainly misses the target with fresh seeds: in more than half of its runs.
 
-    Plainly: the upper 95 % bound of the share lies below `HALF` (Clopper & Pearson 1934, one-sided). It is looked at
-    after each run: of configurations that reach in half of their runs 3 % are given up after five misses in a row and
-    5 % within ten runs, of those that reach in three of four 0.1 %.
+    The one-sided upper 95 % bound of its share is below `HALF` (Clopper & Pearson 1934), tested after each run. Of
+    configurations that reach in half of their runs, 3 % are dropped after five misses and 5 % within ten runs; of those
+    that reach in three of four, 0.1 %.
     """
 
     configuration: Configuration
@@ -42,9 +42,9 @@ class PlainMiss:
 
 
 def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[PlainMiss]:
-    """Return the configurations in confirmation that plainly miss the target, in the order in which they began.
+    """Return the confirmed configurations that plainly miss the target, in the order of their first runs.
 
-    Each seed counts once; runs that failed, were lost or cancelled, or ran out of memory say nothing.
+    Each seed counts once; failed, lost, cancelled and out-of-memory runs do not count.
     """
     found = []
     for runs in _runs_by_configuration(trials).values():
@@ -56,10 +56,9 @@ def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> 
 
 
 def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
-    """Return whether runs of one configuration are alike whatever their seed: what trains makes nothing of it.
+    """True if runs of one configuration have equal steps and metric whatever their seed.
 
-    ``groups`` are the runs of each configuration. Alike are those with the same steps and metric to the last digit; it
-    takes three runs that are like another one, and none that is not.
+    Needs `FEWEST_ALIKE` equal runs and no differing one.
     """
     alike = 0
     for runs in groups:
@@ -71,7 +70,7 @@ def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
 
 
 def plainly_missed(miss: PlainMiss) -> str:
-    """Return for people what a configuration misses, and how sure that is."""
+    """Return a plain miss as a sentence."""
     one = miss.configuration
     return (
         f"batch {one.batch_size} (lr {one.learning_rate:.3g}) reached the target in {miss.reached} of {miss.runs} runs "
@@ -80,10 +79,7 @@ def plainly_missed(miss: PlainMiss) -> str:
 
 
 def too_few_runs(runs: int, wanted: int | None) -> str:
-    """Return for people that so many runs give no interval, and what gives one.
-
-    ``wanted`` is how many the spec asks for; None where runs were made elsewhere.
-    """
+    """Return a sentence about too few runs for an interval; ``wanted`` is None for imported studies."""
     made = f"the optimum has {runs} confirmation run{'s' if runs > 1 else ''}"
     none = f"no interval, which takes {ENOUGH_RUNS}"
     if wanted is None:
@@ -94,15 +90,15 @@ def too_few_runs(runs: int, wanted: int | None) -> str:
 
 
 def says_something(trial: TrialRecord) -> bool:
-    """Return whether a trial came to an end that tells of its configuration, paused ones left out."""
+    """True if a trial ended by itself, neither paused nor out of memory."""
     ended = trial.state.is_finished and not trial.state.is_missing
     return ended and trial.state not in {TrialState.OOM, TrialState.PAUSED}
 
 
 def fewest_runs(trials: Iterable[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
-    """Return how many of its runs every configuration in confirmation has had; failed ones count, lost ones do not.
+    """Return the fewest runs that a configuration in confirmation has had; failed runs count, lost ones do not.
 
-    One that plainly misses the target needs no more than it has had.
+    Configurations that plainly miss the target are left out.
     """
     trials = list(trials)
     missed = {one.configuration.key for one in plain_misses(trials, objective)}
@@ -111,10 +107,9 @@ def fewest_runs(trials: Iterable[TrialRecord], confirmation_runs: int, objective
 
 
 def begun_late(trials: Iterable[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
-    """Return the batch sizes, by the configurations' keys, of what lacks runs and began when all others had had theirs.
+    """Return configuration keys and batch sizes that lack runs and began after all others were complete.
 
-    Finalists begin in the first round of runs, before any has had all of its; with a single run each that cannot be
-    told, and nothing is late.
+    Empty with a single run each, because order then shows nothing.
     """
     trials = list(trials)
     by_configuration = _runs_by_configuration(trials)
@@ -138,7 +133,6 @@ def _has_reached(run: TrialRecord, objective: Objective) -> bool:
 
 
 def _runs_by_configuration(trials: Iterable[TrialRecord]) -> dict[str, list[TrialRecord]]:
-    """Return the confirmation runs of each configuration, by number."""
     found: dict[str, list[TrialRecord]] = defaultdict(list)
     for trial in sorted(trials, key=lambda one: one.number):
         if trial.phase is Phase.CONFIRM:
@@ -147,12 +141,11 @@ def _runs_by_configuration(trials: Iterable[TrialRecord]) -> dict[str, list[Tria
 
 
 def _had(runs: Sequence[TrialRecord]) -> dict[int, int]:
-    """Return by seed the number of the first run that ended by itself."""
     ended = [run for run in runs if run.state.is_finished and run.state not in {TrialState.LOST, TrialState.CANCELLED}]
     return {run.seed: run.number for run in reversed(ended)}
 
 
 def _complete_at(runs: Sequence[TrialRecord], wanted: int) -> float:
-    """Return the number of the run with which a configuration had had all of its, ∞ where it has not."""
+    """Return the number of the trial that completed a configuration's runs, or ∞."""
     numbers = sorted(_had(runs).values())
     return numbers[wanted - 1] if len(numbers) >= wanted else math.inf

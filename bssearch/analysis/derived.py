@@ -1,4 +1,4 @@
-"""Answers derived from the trials of a study: for an easier target, and for another device by its step times."""
+"""Answers derived from a study's trials: for an easier target, and for another device by its step times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bssearch.spec import StudySpec
 
 
 def refuse_another_target(objective: Objective) -> None:
-    """Raise `UsageError` where an objective has no answer for another target: no target enters its figure."""
+    """Raise `UsageError` if an objective's figure does not depend on a target."""
     if not objective.stops_at_target:
         raise UsageError(
             f"a study of {objective.name} has no answer for another target: its batch sizes are compared by the best "
@@ -38,10 +38,7 @@ def refuse_another_target(objective: Objective) -> None:
 
 
 def easier_target(target: Target, value: float) -> Target:
-    """Return the target with another value; raise `UsageError` where that is harder than the one trials ran for.
-
-    A value that is no finite number is refused too.
-    """
+    """Return the target with another value; raise `UsageError` if not finite or harder than the study's."""
     if not math.isfinite(value):
         raise UsageError(f"target {value:g} must be a finite number")
     if target.gain(value) > target.gain(target.value):
@@ -59,8 +56,8 @@ def at_target(
 ) -> TrialRecord:
     """Return a trial as it would have ended at an easier target, by its curve.
 
-    Where the curve meets the target the trial has reached it there, however it ended later. Its test metric is left
-    out: that was measured at the end. Raises `UsageError` where the target is met before the first step.
+    The test metric is dropped because it was measured at the end. Raises `UsageError` if the target is met before the
+    first step.
     """
     if trial.outcome is None or trial.state.is_missing:
         return trial
@@ -93,13 +90,12 @@ def at_target(
 
 
 def _until(step: int, outcome: TrialOutcome) -> float | None:
-    """Return the undelayed train seconds until a step: its share of the whole trial's, which no target changes."""
     whole = outcome.undelayed_train_seconds
     return None if whole is None or not outcome.steps else whole * step / outcome.steps
 
 
 OF_THE_STUDYS_DEVICE = frozenset({"contended", "step_times_contended", "measurement", "device_slower"})
-"""Notices about how the study itself was measured, which say nothing of another device."""
+"""Codes of notices about the study's own measurement, which do not apply to another device."""
 
 
 def predict_for_device(
@@ -109,13 +105,12 @@ def predict_for_device(
     step_times: Mapping[int, ProbeRecord],
     device_name: str,
 ) -> Answer:
-    """Return the answer that a study's steps give with another device's step times; every time in it is predicted.
+    """Return the answer predicted from a study's steps and another device's step times.
 
-    The time to the target of a run is its steps × the step time of its batch size. Batch sizes without a step time are
-    left out, and named; trials with another model than the default's, whose step times these are, are left out, and
-    counted, and so are those whose batch grows. The optimum is that of time to the target, or of cost where the study
-    minimises that. Of the other device nothing but its name is known. Raises `UsageError` where no batch size of the
-    study has a step time, `TargetNotReachedError` where none of them reached.
+    Seconds of a run are its steps × the step time of its batch size. Left out, with a notice: batch sizes without a
+    step time, other models than the default's, and growing batches. The objective is time to target, or cost if the
+    study minimises cost. Raises `UsageError` without a step time of a batch size that ran, `TargetNotReachedError` if
+    no such batch size reached the target.
     """
     constant = [trial for trial in trials if not trial.configuration.grows]
     grown = len(trials) - len(constant)
@@ -163,7 +158,6 @@ def predict_for_device(
 
 
 def _of_timed_model(spec: StudySpec, trials: Sequence[TrialRecord]) -> tuple[Sequence[TrialRecord], int]:
-    """Return the trials with the default's model, for which step times are given, and how many have another one."""
     if not spec.has_several_models:
         return trials, 0
     timed = [trial for trial in trials if model_parameters(trial.configuration) == spec.timed_model]
@@ -171,10 +165,7 @@ def _of_timed_model(spec: StudySpec, trials: Sequence[TrialRecord]) -> tuple[Seq
 
 
 def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
-    """Return a trial as it would have gone with steps of another length: its times are steps × step time.
-
-    What a device's own counters said is left out, and so is the peak memory.
-    """
+    """Return a trial with times of steps × step time; device counters and peak memory are dropped."""
     outcome = trial.outcome
     if outcome is None:
         return trial
@@ -199,10 +190,6 @@ def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
 
 
 def _check_reached(study: StudyRecord, trials: Sequence[TrialRecord], timed: Collection[int], of_model: str) -> None:
-    """Raise `TargetNotReachedError` where no batch size with a step time has steps to the target.
-
-    ``of_model`` says which trials these are, where they are not all.
-    """
     reached = {
         trial.configuration.batch_size
         for trial in trials

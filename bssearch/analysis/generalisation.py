@@ -1,4 +1,4 @@
-"""Whether larger batch sizes come to a worse metric in the same train seconds, from runs that went on to their end."""
+"""Final metrics of batch sizes after equal train seconds."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from bssearch.records.intervals import FEWEST_RUNS
 
 
 class MetricOverSeeds(Model):
-    """The target's metric on samples that were not trained on, at the end of a batch size's runs: median and spread.
+    """The target's metric on samples that were not trained on: median and spread over runs.
 
-    On the ``test`` part where the runs were tested, which stopped nothing and chose nothing; else the best metric on
-    the ``validation`` part, which decides when a run ends and is that much too good. Runs that end at the target differ
-    little on the latter. ``standard_deviation`` is over the ``runs``, null below two.
+    From the ``test`` part if measured; else the best metric on the ``validation`` part, which is optimistic because it
+    also decides when a run ends. ``standard_deviation`` is null below two runs.
     """
 
     part: Literal["test", "validation"]
@@ -32,12 +31,10 @@ class MetricOverSeeds(Model):
 
 
 class FinalMetrics(Model):
-    """The final metrics of one configuration at the end of its budget: medians over ``runs``.
+    """Final metrics of one configuration at the full limit: medians over ``runs``.
 
-    ``ended_early`` counts the runs that did not come to the end, as one that diverged does; they are left out.
-    ``contended`` counts those during which something else used the device. The metrics are null where all are left
-    out. ``gap`` is how much worse the final metric is than the best batch size's, in the metric's unit: the difference
-    of the medians, with the 95 % interval of the means' difference (Welch); null if there is nothing to compare.
+    ``ended_early`` runs, such as diverged ones, are left out. ``gap``: how much worse the final metric is than that of
+    the best batch size, in the metric's unit, with Welch's 95 % interval of the means' difference.
     """
 
     batch_size: int
@@ -52,11 +49,10 @@ class FinalMetrics(Model):
 
 
 class Generalisation(Model):
-    """The batch sizes trained for the same ``train_seconds``, whenever they reached the target.
+    """Batch sizes trained for the same ``train_seconds``.
 
-    ``best_batch_size`` has the best final metric on the validation part, which gaps are to. A gap of more than
-    ``notable_gap``, two points, is warned of. ``more_regularised`` is the largest batch size with more regularisation;
-    ``closed`` says whether that brought a notable gap down to less, null where there was none to close.
+    ``notable_gap``: two points. ``more_regularised``: the largest batch size with more regularisation; ``closed``:
+    whether that brought a notable gap below the limit, null without one.
     """
 
     train_seconds: float
@@ -69,14 +65,13 @@ class Generalisation(Model):
 
 REGULARISERS = ("dropout", "weight_decay", "label_smoothing")
 POINTS = 0.02
-"""The notable gap between final metrics: two points of a share, 2 % of the target of another metric. A choice."""
+"""The notable gap: two points of a share, or 2 % of the target for another metric."""
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
-    """Return the final metric of each batch size at the same full limit, None where no run came to its end.
+    """Return the final metric of each batch size at the newest full limit; None without a completed run.
 
-    The limit is the newest such run's. A batch size counts with the configuration that the verdict has there, or, where
-    no run at the full limit has that one, with the configuration of the best final metric.
+    A batch size counts with the verdict's configuration if that was run at the full limit, else with its best one.
     """
     newest = max((trial for trial in trials if is_to_budget(trial)), key=lambda one: one.number, default=None)
     if newest is None:
@@ -101,12 +96,12 @@ def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Targ
 
 
 def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
-    """Return whether a trial goes on past the target to its train seconds, of this limit if one is given."""
+    """True if a trial trains past the target to its limit (this limit, if given)."""
     return trial.phase is Phase.TO_BUDGET and limit in (None, trial.train_seconds_limit)
 
 
 def over_seeds(runs: Iterable[TrialRecord]) -> MetricOverSeeds | None:
-    """Return the metric of runs on the test part, or on the validation part where none was tested; None of no runs."""
+    """Return the metric of runs on the test part, else the validation part; None without runs."""
     outcomes = [run.outcome for run in runs if run.outcome is not None]
     tested = [one.test_metric for one in outcomes if one.test_metric is not None]
     known = tested or [one.best_metric for one in outcomes if one.best_metric is not None]
@@ -121,7 +116,7 @@ def over_seeds(runs: Iterable[TrialRecord]) -> MetricOverSeeds | None:
 
 
 def final_rows(found: Generalisation) -> list[list[str]]:
-    """Return the final metrics by batch size, for people: batch, metric, test metric, by how much it is worse, runs."""
+    """Return table rows of the final metrics: batch, metric, test metric, gap, runs."""
     rows = [_final_row(one, " (best)" * (one.batch_size == found.best_batch_size)) for one in found.batches]
     return rows if found.more_regularised is None else [*rows, _final_row(found.more_regularised, ", more regularised")]
 
@@ -137,10 +132,9 @@ def _final_row(one: FinalMetrics, remark: str) -> list[str]:
 
 
 def notable_gap(target: Target, metrics: Iterable[float]) -> float:
-    """Return two points of a metric: 0.02 where it lies in [0, 1], else 2 % of the target's value.
+    """Return two points of a metric: 0.02 for a share, else 2 % of the target's value.
 
-    A study does not store the bounds of its metric: one to be maximised of which all values known lie there is taken
-    for one that is bounded. A loss is not, however small.
+    The metric's bounds are not stored: a maximised metric whose values are all in [0, 1] counts as a share.
     """
     if target.goal is Goal.MAXIMIZE and all(0 <= metric <= 1 for metric in [target.value, *metrics]):
         return POINTS
@@ -149,7 +143,7 @@ def notable_gap(target: Target, metrics: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class _Repeats:
-    """The runs of one configuration that were to go to the same limit, and have ended."""
+    """Completed runs of one configuration under one limit."""
 
     configuration: Configuration
     runs: tuple[TrialRecord, ...]
@@ -157,7 +151,7 @@ class _Repeats:
 
     @cached_property
     def whole(self) -> list[TrialRecord]:
-        """Return the runs that came to their end."""
+        """Return the runs that reached the full limit."""
         return [run for run in self.runs if ran_to_its_end(run)]
 
     @cached_property
@@ -168,7 +162,7 @@ class _Repeats:
 
     @property
     def gain(self) -> float:
-        """Return the median final metric, its sign set so that more is better; −∞ where there is none."""
+        """Return the median final metric, signed so that more is better; −∞ without any."""
         return self.target.gain(statistics.median(self.finals)) if self.finals else -math.inf
 
     def gap_to(self, best: _Repeats) -> Interval | None:
@@ -184,7 +178,7 @@ class _Repeats:
         return Interval(value=value, low=middle - half, high=middle + half)
 
     def described(self, best: _Repeats) -> FinalMetrics:
-        """Return the repeats as the answer has them."""
+        """Return the repeats as shown in the answer."""
         tests = [run.outcome.test_metric for run in self.whole if run.outcome is not None]
         measured = [metric for metric in tests if metric is not None]
         return FinalMetrics(
@@ -200,7 +194,7 @@ class _Repeats:
         )
 
     def is_more_regularised_than(self, other: _Repeats) -> bool:
-        """Return whether the configurations differ in their regularisation alone, of which this one has more."""
+        """True if the configurations differ only in regularisation, and this one has more."""
         mine, theirs = self.configuration, other.configuration
         levels = {name: getattr(theirs, name) for name in REGULARISERS}
         more = all(getattr(mine, name) >= level for name, level in levels.items())
@@ -208,7 +202,7 @@ class _Repeats:
 
 
 def _repeats(trials: Sequence[TrialRecord], target: Target) -> list[_Repeats]:
-    """Return the repeats of each configuration, in any micro-batches, each seed once."""
+    """Return the repeats of each configuration, micro-batches aside, each seed once."""
     groups: dict[str, dict[int, TrialRecord]] = {}
     for trial in trials:
         if trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM:
@@ -217,7 +211,6 @@ def _repeats(trials: Sequence[TrialRecord], target: Target) -> list[_Repeats]:
 
 
 def _one_a_batch(groups: Sequence[_Repeats], verdict: Verdict) -> list[_Repeats]:
-    """Return the repeats that stand for each batch size, ascending."""
     chosen = []
     for size in sorted({one.configuration.batch_size for one in groups}):
         here = [one for one in groups if one.configuration.batch_size == size]

@@ -1,4 +1,4 @@
-"""Batches that grow, held against the best batch that stays."""
+"""Growing batches, compared with the best constant batch size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bssearch.spec import StudySpec
 def batch_schedule_answer(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, step_seconds: StepSeconds
 ) -> BatchScheduleAnswer | None:
-    """Return what the trials with growing batches say, None where none reached the target."""
+    """Return the answer about growing batches; None if no schedule reached the target."""
     tuned = verdict.optimal
     searched = [one for one in trials if one.phase is Phase.GROWTH]
     best = best_schedule(trials, tuned, step_seconds)
@@ -62,10 +62,7 @@ def batch_schedule_answer(
 
 
 def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds: StepSeconds) -> Candidate | None:
-    """Return the schedule with the least figure, of those that are repeated where any is; None where none reached.
-
-    Its seconds are of the kind by which it is compared with the ``tuned`` optimum.
-    """
+    """Return the schedule with the least figure, repeated ones first; None if no schedule reached the target."""
     repeated: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         if trial.phase is Phase.AUDIT and trial.configuration.grows and _says_something(trial):
@@ -82,14 +79,14 @@ def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds:
 
 
 def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the run of the best schedule in the middle of those that reached the target; None without any."""
+    """Return the median run of the best schedule; None without any."""
     runs = [one for one in trials if one.number in found.trial_numbers and one.state is TrialState.REACHED]
     ranked = sorted(runs, key=lambda one: ((one.outcome and one.outcome.steps_to_target) or 0, one.number))
     return ranked[len(ranked) // 2] if ranked else None
 
 
 def has_grown(trial: TrialRecord) -> bool:
-    """Return whether a trial had a step of its second stage before it reached the target, or ended."""
+    """True if a trial took a step of its second stage before the target or its end."""
     schedule, outcome = batch_schedule_of(trial.configuration), trial.outcome
     if schedule is None or outcome is None:
         return False
@@ -101,10 +98,9 @@ def has_grown(trial: TrialRecord) -> bool:
 def growing_batch(
     spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate, found: BatchScheduleAnswer | None
 ) -> Configuration | str:
-    """Return the schedule that was ``found`` best; without one the batch doubles around the ``tuned`` one, as advised.
+    """Return the best schedule found, else doubling around the ``tuned`` batch size, or a sentence why there is none.
 
-    That goes from half of it over it to its double, the learning rate by the space's rule, in equal parts of the
-    samples that it takes to the target. A sentence where the space has no such sizes.
+    Doubling goes from half the batch size to twice, each for a third of the samples to the target.
     """
     by_number = {one.number: one.configuration for one in trials}
     if found is not None and found.trial_numbers[0] in by_number:
@@ -135,10 +131,10 @@ def growing_batch(
 def judge_growing(
     grown: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
 ) -> Judgement:
-    """Judge by its runs whether letting the batch grow saves time against the ``tuned`` batch that stays.
+    """Judge whether a growing batch beats the ``tuned`` constant one.
 
-    The regret is the time with it over the time without. Held: the whole interval is below 1, broke: above, or none of
-    the wanted runs reached the target.
+    The regret is time with growth over time without. Held if the whole interval is below 1; broke if above 1 or if no
+    wanted run reached the target.
     """
     found = judge(grown, tuned, step_seconds, wanted=wanted, limit=limit)
     regret = found.regret

@@ -1,4 +1,4 @@
-"""An answer in words."""
+"""An answer in sentences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bssearch.records.text import plural
 
 
 def headline(answer: Answer) -> str:
-    """Return the answer in words: the optimum, how sure, how much better, and what else would do."""
+    """Return the answer's headline."""
     optimal = answer.optimal
     figure = optimal.objective_value
     assert figure is not None, "an optimum has its figure"
@@ -23,7 +23,7 @@ def headline(answer: Answer) -> str:
 
 
 def comparisons(answer: Answer) -> tuple[str, str]:
-    """Return how much better the optimum is than the largest batch size and than the default; empty if unknown."""
+    """Return how much better the optimum is than the largest batch size and the default; empty if unknown."""
     largest = answer.largest_that_fits.batch_size
     untuned = any(row.batch_size == largest and row.untuned for row in answer.batches)
     named = f"{largest}, the {answer.largest_that_fits.in_words}{' (hardly tuned)' if untuned else ''}"
@@ -33,7 +33,6 @@ def comparisons(answer: Answer) -> tuple[str, str]:
 
 
 def _reaches(answer: Answer, figure: Figure) -> str:
-    """Return the sentence on what the optimum achieves, with its interval."""
     objective = objective_in(answer)
     reaches = f"{'is predicted to reach' if answer.is_predicted else 'reaches'} {answer.target.in_words}"
     shown = with_interval(figure, objective.digits, objective.unit)
@@ -42,7 +41,6 @@ def _reaches(answer: Answer, figure: Figure) -> str:
 
 
 def _how_sure(answer: Answer) -> str:
-    """Return the sentence on what a provisional answer lacks, and the command that settles it; empty if settled."""
     if not answer.provisional or answer.within_5_percent is None:
         return ""
     step = answer.settling
@@ -50,13 +48,13 @@ def _how_sure(answer: Answer) -> str:
 
 
 def further_metrics(answer: Answer) -> str:
-    """Return the sentence on the metrics that the workload reports beside the target's; empty where it has none."""
+    """Return a sentence about further test metrics; empty without any."""
     told = [f"{name} {with_interval(figure)}" for name, figure in answer.optimal.further_metrics.items()]
     return f"On the test part it also has {' and '.join(told)}." if told else ""
 
 
 def about_growing(answer: Answer) -> str:
-    """Return whether a batch that grows saves time, and how it grows; empty where none was run."""
+    """Return whether a growing batch saves time, and its schedule; empty if none was run."""
     grown = answer.batch_schedule
     if grown is None:
         return ""
@@ -85,17 +83,17 @@ def about_growing(answer: Answer) -> str:
 
 
 def how_sure(answer: Answer) -> str:
-    """Return the probability that the recommended batch size is within 5 % of the best, as the end of a sentence."""
+    """Return the probability that the recommendation is within 5 % of the best, as the end of a sentence."""
     return f"is within 5 % of the best with a probability of {math.floor(100 * (answer.within_5_percent or 0.0))} %"
 
 
 def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str:
-    """Return a figure for people, with its 95 % interval where there is one."""
+    """Return a figure with its 95 % interval."""
     return f"{number(figure.median, digits)}{unit}{ends(figure.low, figure.high, digits)}"
 
 
 def what_else(answer: Answer) -> str:
-    """Return the sentence on other batch sizes with as many runs within 5 %; empty if there is nothing to say."""
+    """Return the sentence on other batch sizes within 5 %; empty if unknown."""
     best, objective = answer.optimal.objective_value, objective_in(answer)
     if best is None or best.low is None or not objective.has_ratios:
         return ""  # fewer than three runs show nothing
@@ -147,7 +145,7 @@ def _inverse(value: float | None) -> float | None:
 
 
 def speedup_shares(answer: Answer) -> str:
-    """Return how much of the gain over the default is due to retuning and to the batch size; empty if unknown."""
+    """Return how retuning and batch size share the gain over the default; empty if unknown."""
     found, default = answer.speedup, answer.speedup.over_default
     retuning, batch = found.from_retuning, found.from_batch_size
     if default is None or retuning is None or batch is None or default.at_least or default.value < 1.005:
@@ -160,7 +158,7 @@ def speedup_shares(answer: Answer) -> str:
 
 
 def about_law(answer: Answer) -> list[str]:
-    """Return what the law says of steps and batch size, and how far it can be trusted, in sentences."""
+    """Return sentences about the law and its fit."""
     fit = answer.fit
     if fit is None and any(one.code == MODELS_DIFFER for one in answer.warnings):
         return ["There is no law: the best configurations of the batch sizes have different models."]
@@ -184,7 +182,7 @@ def about_law(answer: Answer) -> list[str]:
 
 
 def about_device(answer: Answer) -> str:
-    """Return what is known of step time and memory; empty if neither was measured."""
+    """Return sentences about step time and memory; empty if unmeasured."""
     step, memory = answer.measured.step_time, answer.measured.memory
     told = []
     if step is not None:

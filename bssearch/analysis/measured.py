@@ -1,4 +1,4 @@
-"""What was measured of the device and the model besides trials: step time, memory, gradient noise."""
+"""Measured step time, memory and gradient noise."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bssearch.records.noise_scale import pooled
 from bssearch.spec.space import MemoryBoundary
 
 FEWEST_TRIALS = 3
-"""Trials that a device must have had before it is called slower than others: a choice."""
+"""Trials a device needs before it can be called slower than others."""
 
 
 class StepTimeAnswer(Model):
-    """Seconds of a step without accumulation, α + β·B, and the smallest batch with 90 % of the highest throughput."""
+    """Step seconds without accumulation, α + β·B, and the smallest batch with 90 % of the highest throughput."""
 
     alpha_s: float
     beta_s: float
@@ -30,7 +30,7 @@ class StepTimeAnswer(Model):
 
 
 class MemoryAnswer(Model):
-    """Micro-batch sizes that were run; null where none was too large, or the peaks give no line."""
+    """Micro-batch sizes that were run; null if no size failed or the peaks give no line."""
 
     largest_that_fits: int
     smallest_that_does_not: int | None
@@ -39,9 +39,9 @@ class MemoryAnswer(Model):
 
 
 class NoiseFigures(Model):
-    """The gradient noise scale in samples with its 95 % interval; without ``scale`` it is ``low`` or more.
+    """The gradient noise scale in samples with its 95 % interval; without ``scale``, ``low`` is a lower bound.
 
-    The ``adam`` figures are null under other optimizers. ``passes`` counts the measurements behind them.
+    The ``adam`` figures are null under other optimizers.
     """
 
     scale: float | None
@@ -54,9 +54,8 @@ class NoiseFigures(Model):
 
 
 class NoiseAnswer(NoiseFigures):
-    """The gradient noise scale at the optimum's batch size, or where it was probed.
+    """The gradient noise scale at one batch size: from a probe at ``step``, from ``trials``, or from one ``trial``.
 
-    From a probe at ``step``, pooled over so many ``trials`` of the batch size, or from one ``trial``.
     ``far_from_target`` says why the probe was not near the target.
     """
 
@@ -68,17 +67,16 @@ class NoiseAnswer(NoiseFigures):
 
 
 class BatchNoise(NoiseFigures):
-    """The gradient noise scale near the target, from the ``trials`` of a batch size that came there.
+    """The gradient noise scale near the target, pooled over ``trials``: moments are averaged over passes.
 
-    Pooled: the moments are averaged over all passes, and the interval rests on the differences between trials. Where
-    fewer than three have any, it is that of the one trial with an interval of its own.
+    The interval rests on differences between trials. Below three trials it is one trial's own.
     """
 
     trials: int
 
 
 class Measured(Model):
-    """What probes and trials found beside times to the target; null where nothing was measured."""
+    """Probe results; null if not measured."""
 
     step_time: StepTimeAnswer | None = None
     memory: MemoryAnswer | None = None
@@ -93,10 +91,9 @@ def measured(
     runs: Sequence[TrialRecord],
     by_batch: Mapping[int, BatchNoise] = MappingProxyType({}),
 ) -> Measured:
-    """Return what is known: ``noise`` has the probes, the newest first, and ``runs`` are the trials of the optimum.
+    """Return step time, memory and noise scale; ``noise`` is newest first, ``runs`` are the optimum's.
 
-    Of the noise scales, a probe near the target comes first, then what ``by_batch`` has pooled over the trials of the
-    optimum's batch size, then that of one of its runs, the one with the most passes, then a probe far from the target.
+    Noise scale, in order of preference: probe near the target, pooled trials, one trial, probe far from the target.
     """
     return Measured(
         step_time=_step_time(probes), memory=_memory(uses, memory), noise_scale=_noise(noise, runs, by_batch)
@@ -125,7 +122,7 @@ def _memory(uses: Sequence[MemoryUse], memory: MemoryBoundary) -> MemoryAnswer |
 
 
 def noise_of_batches(trials: Iterable[TrialRecord]) -> dict[int, BatchNoise]:
-    """Return the gradient noise scale of each batch size whose trials tell one."""
+    """Return the gradient noise scale of each batch size with a measurement."""
     found: dict[int, list[TrialRecord]] = defaultdict(list)
     for trial in trials:
         if trial.state.is_finished and not trial.state.is_missing and _noise_of(trial).passes:
@@ -163,7 +160,6 @@ def _noise(
 
 
 def _with_most_passes(trials: Iterable[TrialRecord]) -> TrialRecord | None:
-    """Return the trial with the most passes of those with an interval of their own."""
     known = [trial for trial in trials if _noise_of(trial).low is not None]
     return max(known, key=lambda trial: _noise_of(trial).passes or 0, default=None)
 
@@ -177,10 +173,9 @@ def _figures(noise: GradientNoise) -> dict[str, Any]:
 
 
 def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
-    """Yield the devices, of several that ran trials of one kind (`kind_of`), whose steps take longer than the others'.
+    """Yield notices of devices that are slower than others for trials of one kind (`kind_of`).
 
-    What counts is the median over the kinds of the ratio of medians, from `FLAT_RATIO` on; trials that shared their
-    device do not.
+    Compares medians from `FLAT_RATIO` on; trials on a contended device do not count.
     """
     paces: dict[Kind, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for trial in trials:

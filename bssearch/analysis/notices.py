@@ -1,4 +1,4 @@
-"""What a reader of an answer must know besides it: each with a code for programs and a sentence for people."""
+"""Caveats of an answer: each has a code for programs and a sentence for people."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from bssearch.records import WITH_CUDA_GRAPHS, Phase, ProbeRecord, SecondsBasis,
 from bssearch.spec import StudySpec
 
 NOISE = 0.10
-"""Coefficient of variation over seeds above which an answer warns of them: a choice."""
+"""Coefficient of variation over seeds above which an answer warns."""
 
 
 Told = tuple[str, object, str]
-"""The code of a caveat, the condition under which it holds, and its sentence."""
+"""Code, condition and sentence of a caveat."""
 
 
 def notices(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, probes: Collection[ProbeRecord]
 ) -> list[Notice]:
-    """Return what limits the answer, the gravest first."""
+    """Return the caveats of an answer, the gravest first."""
     told: list[Told] = [
         *_about_confirmation(spec, trials, verdict),
         *_about_the_choice(spec, trials, verdict),
@@ -50,7 +50,6 @@ def notices(
 
 
 def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Told]:
-    """Return trials that run or wait to, and an optimum that is not confirmed by all its fresh seeds."""
     queued = sum(trial.state is TrialState.QUEUED for trial in trials)
     confirming = any(trial.phase is Phase.CONFIRM for trial in trials)
     wanted, objective = spec.confirm.runs, verdict.optimal.objective
@@ -63,7 +62,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
             any(trial.state is TrialState.RUNNING for trial in trials),
             "trials are still running; the answer may change",
         ),
-        ("queued", queued, f"{queued} enqueued trials have not been run; bssearch run tries them"),
+        ("queued", queued, f"{queued} enqueued trials have not run; run them with `bssearch run`"),
         (
             "unconfirmed",
             not verdict.confirmed,
@@ -96,7 +95,6 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
 
 
 def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Told]:
-    """Return whose seconds count, an optimum at an edge, few or uneven runs, and what may be as good or better."""
     outcomes = [trial.outcome for trial in trials if trial.outcome is not None]
     bases = {outcome.seconds_basis for outcome in outcomes if outcome.steps}
     optimal, sizes = verdict.optimal, spec.batch_sizes
@@ -112,8 +110,8 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "wall_seconds",
             SecondsBasis.WALL in bases,
-            "times are by the wall clock from the program's first report on, its evaluations included; they do not "
-            "compare with measured ones",
+            "times are wall-clock seconds from the program's first report, evaluations included; do not compare them "
+            "with measured times",
         ),
         (
             "reported_seconds",
@@ -123,12 +121,12 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "seconds_mixed",
             len(bases) > 1,
-            "some trials report seconds of their own and some do not: they do not compare, and both are in the answer",
+            "only some trials report their own seconds; times of the two kinds do not compare",
         ),
         (
             "only_one_batch_size",
             len(verdict.by_batch) == 1,
-            f"no batch size but {best} has run: there is nothing to compare it with",
+            f"only batch {best} was run; run another batch size to compare",
         ),
         (
             "optimum_at_edge",
@@ -157,15 +155,14 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "seeds_ignored",
             verdict.ignores_seeds,
-            "runs of one configuration with different seeds are equal in steps and metric: what trains ignores the "
-            "trial's seed, or sets one of its own, so how far seeds differ is not known",
+            "runs with different seeds are equal, so the training ignores the trial's seed; seed it from the trial to "
+            "measure the spread",
         ),
         ("missed_runs", missed, f"{missed} of {known.runs} runs of the optimum missed the target"),
         (
             "seed_noise",
             variation > NOISE,
-            f"the seeds of the optimum differ by {variation:.0%} (coefficient of variation); "
-            f"differences below that are not settled by {known.runs} runs",
+            f"run-to-run variation is {variation:.0%}; {known.runs} runs cannot separate smaller differences",
         ),
         (
             "chosen_by_law",
@@ -198,7 +195,6 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
 
 
 def _of(runs: Sequence[TrialRecord], spec: StudySpec) -> str:
-    """Return how many runs missed the target, and how near the best of them came."""
     bests = [run.outcome.best_metric for run in runs if run.outcome is not None and run.outcome.best_metric is not None]
     nearest = min(bests, key=spec.record_target.shortfall, default=None)
     came = "" if nearest is None else f", the best came to {spec.target.metric} {nearest:.4g}"
@@ -206,7 +202,6 @@ def _of(runs: Sequence[TrialRecord], spec: StudySpec) -> str:
 
 
 def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Told]:
-    """Return shared devices, a target met at once, samples left out, failures, and a default outside the space."""
     optimal, best = verdict.optimal, verdict.optimal.configuration.batch_size
     confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM and says_something(trial)]
     compared = confirming if verdict.confirmed else optimal.runs
@@ -251,7 +246,6 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
 
 
 def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> list[Told]:
-    """Return what the runs of the optimum all warn of, and step times that were not measured alone."""
     warned = [set(run.outcome.warnings) for run in verdict.optimal.runs if run.outcome is not None]
     contended = [str(probe.batch_size) for probe in probes if probe.contended and probe.undelayed_step_seconds is None]
     return [
@@ -266,7 +260,7 @@ def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> li
 
 
 def retargeted(target: Target) -> Notice:
-    """Return the caveat of an answer for an easier target than the one that the trials ran for."""
+    """Return the caveat of an answer for an easier target than the trials ran for."""
     return Notice(
         code="retargeted",
         message=f"from the curves of trials that ran for {target.metric} {target.value:g}: the search and the choice "
@@ -275,22 +269,19 @@ def retargeted(target: Target) -> Notice:
 
 
 def about_versions(versions: Sequence[str]) -> list[Notice]:
-    """Return a caveat where trials of a study ran with several versions of torch, the earliest trial's first."""
+    """Return a caveat if trials ran with several torch versions."""
     if len(versions) < 2:
         return []
     return [
         Notice(
             code="torch_changed",
-            message=f"its trials ran with torch {' and '.join(versions)}: steps may take another time with each",
+            message=f"trials ran with torch {' and '.join(versions)}; step times may differ between versions",
         )
     ]
 
 
 def about_generalisation(found: Generalisation | None, target: Target) -> list[Notice]:
-    """Return a caveat for each batch size that comes to a notably worse metric in the same train seconds.
-
-    And one where these seconds were not the same to all: something else used the device during some runs.
-    """
+    """Return caveats about notable metric gaps after equal train seconds, and about contended runs."""
     if found is None:
         return []
     shared, runs = (sum(counts) for counts in zip(*((row.contended, row.runs) for row in found.batches), strict=True))
@@ -307,7 +298,6 @@ def about_generalisation(found: Generalisation | None, target: Target) -> list[N
 
 
 def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Interval, target: Target) -> str:
-    """Return by how much a batch size is worse, whether that may be chance, and what to do."""
     size, best = row.batch_size, found.best_batch_size
     text = (
         f"trained for the same {found.train_seconds:g} s, batch {size} comes to {target.metric} "
@@ -346,10 +336,10 @@ def _overlap(one: Estimate, other: Estimate) -> bool:
 
 
 HOST_BOUND = 0.10
-"""The host-bound share above which a step counts as host-bound: a choice."""
+"""Host-bound share above which a step counts as host-bound."""
 
 FEWEST_SIZES = 2
-"""Batch sizes that are not host-bound which the line of the device's step times takes."""
+"""Fewest batch sizes, not host-bound, for the line of device step times."""
 
 
 def about_the_host(
@@ -359,10 +349,7 @@ def about_the_host(
     law: LawFit | None,
     compile_mode: str,
 ) -> list[Notice]:
-    """Return the caveat of an optimum that is host-bound: what the host takes, and the optimum without that.
-
-    ``probes`` are the step times by which ``law`` gives seconds, ``compile_mode`` is the one that the study ran in.
-    """
+    """Return the caveat of a host-bound optimum, with the optimum for the device's own step times."""
     size = optimal.configuration.batch_size
     share = next((row.host_bound_share for row in batches if row.batch_size == size), None)
     if share is None or share <= HOST_BOUND:
@@ -397,7 +384,7 @@ NO_LINE = "a larger batch is no slower among those that are not host-bound"
 
 
 def _wanting(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
-    """Return what a prediction takes that there is not; None where it can be tried."""
+    """Return the reason why no optimum can be predicted; None if one can."""
     sizes = [one.batch_size for one in device_bound(probes)]
     if len(sizes) < FEWEST_SIZES:
         known = f"only batch {sizes[0]} has" if sizes else "none has"
@@ -415,7 +402,7 @@ def _in_words(found: Predicted, size: int) -> str:
 
 
 def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
-    """Return the step times without accumulation that are known not to be host-bound, ascending."""
+    """Return the step times without accumulation that are not host-bound, ascending."""
     return [
         one
         for one in sorted(probes, key=lambda one: one.batch_size)
@@ -427,11 +414,10 @@ def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
 
 
 def device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> Predicted | None:
-    """Return the optimum among the batch sizes timed if each step took the device's own time alone, by the law.
+    """Return the predicted optimum if each step took the device's own time; None without a line.
 
-    That time is α + β·B through the sizes that are not host-bound, of which it takes two. At the others it is no more
-    than was measured, and no less than the seconds in which the host waited: (1 − share)·t. Steps that accumulate keep
-    the time that was measured. None where there is no such line, or all sizes are above the largest that was run.
+    That time is α + β·B through the sizes that are not host-bound. At the others it is at most the measured time t and
+    at least (1 − share)·t. Steps that accumulate keep their measured time.
     """
     line = fit_step_time(device_bound(probes), FEWEST_SIZES)
     if line is None:

@@ -1,4 +1,4 @@
-"""Which batch size is optimal, from confirmation runs where there are any, and how sure that is."""
+"""The optimal batch size, from confirmation runs if there are any."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.step_times import StepSeconds
 
 BOOTSTRAPS = 1000
-"""Draws of the means of all candidates: a bias of a few per cent is then known to a tenth of one."""
+"""Bootstrap draws: a bias of a few per cent is then known to a tenth of a per cent."""
 
 LAW_MISFIT = 0.03
-"""The law is taken for no nearer to the truth than this, as a standard deviation of log figures: a choice."""
+"""Least standard deviation of log figures about the law."""
 
 Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One configuration with all the runs that count for it: confirmation runs, or its one search trial.
+    """One configuration with its confirmation runs, or its one search trial.
 
-    ``selection`` is the logarithm by which its figure is too small on the average for having been chosen as the least.
+    ``selection``: mean bias of the log figure from having been chosen as the least.
     """
 
     configuration: Configuration
@@ -46,7 +46,7 @@ class Candidate:
 
     @cached_property
     def estimate(self) -> Estimate:
-        """Return the objective's figure over the runs; its interval holds what `selection` may have taken off."""
+        """Return the figure over the runs; the interval's upper end includes `selection`."""
         known, objective = estimate(self.runs, self.objective), self.objective
         high = objective.log(known.high) if known.high is not None and self.selection else None
         return known if high is None else replace(known, high=objective.from_log(high + self.selection))
@@ -58,44 +58,40 @@ class Candidate:
 
     @property
     def _times(self) -> Objective:
-        """Return the objective of time, in seconds of the same kind."""
         return replace(TIME, common=self.objective.common)
 
     @property
     def is_confirmed(self) -> bool:
-        """Return whether the runs are confirmation runs."""
+        """True if the runs are confirmation runs."""
         return self.runs[0].phase is Phase.CONFIRM
 
     @property
     def value(self) -> float:
-        """Return the median of the objective's figure, infinite where half of the runs or more missed the target."""
+        """Return the median figure; infinite if half of the runs or more missed the target."""
         return math.inf if self.estimate.median is None else self.estimate.median
 
     @property
     def mean(self) -> float:
-        """Return the mean logarithm of the figure, which tells two of the same median apart; infinite without any."""
+        """Return the mean log figure, to break ties of the median; infinite without any."""
         return self.estimate.log_mean if self.estimate.reached else math.inf
 
     @property
     def watched_seconds(self) -> float:
-        """Return the train seconds at which the target was last seen to be missed, in the longest run."""
+        """Return the train seconds of the last miss, in the longest run."""
         return max((self._times.bound(run) or 0.0 for run in self.runs), default=0.0)
 
     @property
     def lower_bound(self) -> float | None:
-        """Return a lower bound of the median figure of the objective, where it is not known; see `_lower_bound`."""
+        """Return a lower bound of the median figure if it is unknown."""
         return self._lower_bound(self.objective, self.estimate)
 
     @property
     def lower_bound_s(self) -> float | None:
-        """Return a lower bound of the median seconds to the target, where they are not known."""
+        """Return a lower bound of the median seconds to the target if they are unknown."""
         return self._lower_bound(self._times, self.time)
 
     def _lower_bound(self, objective: Objective, known: Estimate) -> float | None:
-        """Return the median of the figures, with last misses for those that are not known.
-
-        None where a run says nothing (it diverged) or shared its device, so that its seconds are not comparable.
-        """
+        """Return the median with last misses for unknown figures; None if a run has neither."""
         if known.median is not None:
             return None
         values = [
@@ -107,16 +103,15 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """Return whether a run came to an end of its own, without running out of memory."""
+        """True if a run ended by itself without running out of memory."""
         return any(run.state is not TrialState.OOM for run in self.runs)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The optimum and what it is compared with. ``by_batch`` holds each batch size's best candidate, ascending.
+    """The optimum, and the best candidate of each batch size, ascending.
 
-    ``least`` has the least median; ``optimal`` is what is recommended, by the ``rule``. ``confirmed``: chosen among
-    confirmation runs; otherwise from single search trials.
+    ``least`` has the least median, ``optimal`` is recommended by the ``rule``. ``confirmed``: from confirmation runs.
     """
 
     optimal: Candidate
@@ -127,9 +122,9 @@ class Verdict:
 
     @cached_property
     def flat_range(self) -> tuple[int, int]:
-        """Return the batch sizes around the optimum whose median is within 5 % of the least, without a gap.
+        """Return the range around the optimum of medians within 5 % of the least.
 
-        That is its own alone where the law decides, and its median is not.
+        Only the optimum itself if the law decides and its median is further away.
         """
         sizes = list(self.by_batch)
         own = sizes.index(self.optimal.configuration.batch_size)
@@ -138,41 +133,38 @@ class Verdict:
 
     @cached_property
     def tied(self) -> list[int]:
-        """Return the batch sizes *shown* to be within 5 % of the least: the upper bound of the ratio is."""
+        """Return the batch sizes *shown* to be within 5 % of the least (upper end of the ratio)."""
         own = {self.least.configuration.batch_size}
         return [size for size, one in self.by_batch.items() if size in own or is_shown_flat(one, self.least)]
 
     @cached_property
     def worse(self) -> list[int]:
-        """Return the batch sizes *shown* not to be within 5 % of the least: the lower bound of the ratio is."""
+        """Return the batch sizes *shown* not to be within 5 % of the least (lower end of the ratio)."""
         found = {size: ratio_interval(one.estimate, self.least.estimate) for size, one in self.by_batch.items()}
         return [size for size, ratio in found.items() if ratio is not None and ratio[0] > FLAT_RATIO]
 
     @cached_property
     def seed_deviation(self) -> float | None:
-        """Return the standard deviation of the logarithm of the figure over seeds, pooled over what was confirmed.
-
-        None where no configuration has two confirmation runs that reached.
-        """
+        """Return the seed-to-seed standard deviation of the log figure, pooled over confirmed configurations; else
+        None."""
         return pooled_deviation(one.estimate for one in self.by_batch.values() if one.is_confirmed)
 
     @cached_property
     def ignores_seeds(self) -> bool:
-        """Return whether the confirmation runs of a configuration are alike whatever their seed."""
+        """True if confirmation runs of a configuration are equal whatever their seed."""
         return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
     @property
     def is_noisy(self) -> bool:
-        """Return whether the ratio of two batch sizes is less sure (one standard error) than the 5 % in question."""
+        """True if the standard error of a ratio exceeds 5 %."""
         runs = self.optimal.estimate.reached
         deviation = self.seed_deviation
         return deviation is not None and runs > 0 and deviation * math.sqrt(2 / runs) > math.log(FLAT_RATIO)
 
     def with_law(self, predicted: Mapping[int, float]) -> Verdict:
-        """Return the verdict in which the law decides, where the runs are too noisy to: its least predicted figure.
+        """Return the verdict with the law's least prediction if the runs are too noisy.
 
-        Only among the batch sizes that confirmation runs reached at, and not where it holds what the runs say for as
-        good, by `LAW_MISFIT`.
+        Only among confirmed batch sizes, and only if the law separates them by more than `LAW_MISFIT`.
         """
         known = {size: predicted[size] for size, one in self._confirmed.items() if size in predicted}
         if not self.confirmed or not self.is_noisy or len(known) < len(self._confirmed):
@@ -196,13 +188,13 @@ class Verdict:
 
 
 def is_shown_flat(one: Candidate, least: Candidate) -> bool:
-    """Return whether a candidate is shown to be within 5 % of another."""
+    """True if a candidate is shown to be within 5 % of another."""
     interval = ratio_interval(one.estimate, least.estimate)
     return interval is not None and interval[1] <= FLAT_RATIO
 
 
 def repeats(trials: Sequence[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
-    """Return the configurations of the trials that say something, the repeats of each together, each seed once."""
+    """Return one candidate per configuration, each seed once."""
     groups: dict[str, dict[int, TrialRecord]] = {}
     for trial in trials:
         groups.setdefault(trial.configuration.key, {}).setdefault(trial.seed, trial)
@@ -217,19 +209,14 @@ def decide(
     objective: Objective = TIME,
     step_seconds: StepSeconds = MappingProxyType({}),
 ) -> Verdict | None:
-    """Return the verdict over a study's trials, or None where none has a figure: no trial reached the target.
+    """Return the verdict over a study's trials; None if no trial reached the target.
 
-    Where every finalist has had its confirmation runs, or `ENOUGH_RUNS` of them, they alone decide; a batch size
-    without any keeps its best search trial in ``by_batch``, for the table. A confirmation that has only begun decides
-    nothing, and a configuration whose fresh seeds missed the target is not recommended for the one that reached it.
+    Confirmation runs alone decide once every finalist has `ENOUGH_RUNS` (or all) of them. Until then search trials do,
+    so that a confirmation that just began decides nothing. Neighbours that begin late are ignored until complete. A
+    configuration whose fresh seeds missed the target is not recommended for the search trial that reached it.
 
-    Nor does one that has begun late take anything back: the neighbours of the recommended batch size, whose runs begin
-    once all others have had theirs, count when they have had theirs too.
-
-    Recommended is the smallest batch size shown to be within 5 % of the least median, else that with the least.
-
-    Where something else used the device during many confirmation runs, all are compared by steps × ``step_seconds``;
-    see `Objective.between`. A configuration that the spec refuses to confirm is left out.
+    Recommended is the smallest batch size shown to be within 5 % of the least median, else the least. If many
+    confirmation runs were contended, all are compared by steps × ``step_seconds`` (see `Objective.between`).
     """
     trials = _without_refused(trials)
     counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
@@ -271,7 +258,6 @@ def decide(
 
 
 def _without_refused(trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
-    """Return the trials without those of configurations that were refused and have no confirmation run."""
     confirmed = {one.configuration.key for one in trials if one.phase is Phase.CONFIRM and not one.is_refused}
     refused = [one.configuration for one in trials if one.is_refused and one.configuration.key not in confirmed]
     if not refused:
@@ -282,7 +268,7 @@ def _without_refused(trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
 def _before_the_neighbours(
     trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective, step_seconds: StepSeconds
 ) -> Verdict | None:
-    """Return the verdict without the runs of the neighbours of what it recommends, where those alone lack runs."""
+    """Return the verdict without late neighbours of its recommendation, if only those lack runs."""
     late = begun_late(trials, confirmation_runs, objective)
     others = [trial for trial in trials if trial.phase is not Phase.CONFIRM or trial.configuration.key not in late]
     found = decide(others, confirmation_runs, objective, step_seconds) if late else None
@@ -294,11 +280,7 @@ def _before_the_neighbours(
 
 
 def _selection_bias(candidates: Sequence[Candidate]) -> float:
-    """Return by how much the mean log figure of the least of several is too small for having been chosen, on average.
-
-    By the parametric bootstrap: what the least of means drawn around those seen falls short of its own mean by. Nothing
-    where it is far from all others, or where no noise is known.
-    """
+    """Return the mean selection bias of the least log figure, by the parametric bootstrap; 0 without known noise."""
     known = [one.estimate for one in candidates]
     deviation = pooled_deviation(known)
     if len(known) < 2 or deviation is None:
@@ -313,12 +295,12 @@ def _selection_bias(candidates: Sequence[Candidate]) -> float:
 
 
 def median_steps(candidate: Candidate) -> float | None:
-    """Return the median steps over a candidate's runs; None where half of them or more missed."""
+    """Return the median steps to the target; None if half of the runs or more missed."""
     return _median_of_all([run.outcome.steps_to_target for run in candidate.runs if run.outcome])
 
 
 def median_samples(candidate: Candidate) -> float | None:
-    """Return the median samples to the target over a candidate's runs; None if half of them or more missed."""
+    """Return the median samples to the target; None if half of the runs or more missed."""
     runs = [(run, run.outcome.steps_to_target) for run in candidate.runs if run.outcome]
     return _median_of_all([samples_after(run, steps) for run, steps in runs])
 
@@ -329,9 +311,9 @@ def _median_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def runs_to_settle(log_deviation: float, ratio: float) -> int:
-    """Return the runs a side that tell a ratio of two medians from one: t-test on logarithms, 5 %, 80 % power.
+    """Return the runs per side that separate a ratio of two medians from 1, to 2 %.
 
-    ``log_deviation`` is the standard deviation of the logarithms over seeds. By the noncentral t, to 2 %.
+    t-test on logarithms at 5 % with 80 % power, by the noncentral t. ``log_deviation`` is over seeds.
     """
     from scipy.special import nctdtr, stdtrit  # scipy.stats takes half a second to import
 
@@ -347,11 +329,11 @@ def runs_to_settle(log_deviation: float, ratio: float) -> int:
 
 
 def fastest(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the trial with the least time-to-target among those that reached it."""
+    """Return the trial with the least time-to-target."""
     return least_of(trials, TIME)
 
 
 def least_of(trials: Sequence[TrialRecord], objective: Objective) -> TrialRecord | None:
-    """Return the trial with the least figure among those that have one."""
+    """Return the trial with the least figure."""
     known = [(value, trial.number, trial) for trial in trials if (value := objective.figure(trial)) is not None]
     return min(known)[2] if known else None

@@ -1,4 +1,4 @@
-"""From a study's records to its answer."""
+"""Builds the answer from a study's records."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 NEXT = 2
-"""A batch size is the largest that fits where this many times as many samples do not: ladders double. A choice."""
+"""The largest batch size counts as fitting memory if this many times as many samples do not; ladders double."""
 
 TOLD = 1.2
-"""At most one in so many, and what is less, says nothing of how many runs reach a target: a choice."""
+"""At most 1 in 1.2 or less says nothing about the reached share."""
 
 EASIER = (
     "raise budget.trial_train_seconds, ask for an easier target under a new name (`bssearch check --suggest-target` "
@@ -83,11 +83,9 @@ def build_answer(
     memory_uses: Sequence[MemoryUse] = (),
     noise: Sequence[NoiseMeasurement] = (),
 ) -> Answer:
-    """Return the answer that a study's records give; raise `TargetNotReachedError` where none reached the target.
+    """Return the answer from a study's records; raise `TargetNotReachedError` if no trial reached the target.
 
-    ``probes`` are the step times in force and ``memory`` what is known of micro-batch sizes. Confirmation runs in
-    micro-batches that ran out of memory since are left out: they are made again in smaller ones. ``memory_uses`` and
-    ``noise`` are what was probed of memory and of the gradient noise scale.
+    Confirmation runs in micro-batches that no longer fit are left out, because they are repeated in smaller ones.
     """
     everything, trials = trials, [one for one in trials if not one.configuration.grows]
     trials = [one for one in trials if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
@@ -164,7 +162,6 @@ def build_answer(
 
 
 def _surer(by_law: Verdict, by_runs: Verdict, sure_of: Callable[[Verdict], Certainty | None]) -> Verdict:
-    """Return the verdict by the law where it is no less sure than that by the runs alone."""
     if by_law is by_runs:
         return by_runs
     law, runs = sure_of(by_law), sure_of(by_runs)
@@ -172,7 +169,7 @@ def _surer(by_law: Verdict, by_runs: Verdict, sure_of: Callable[[Verdict], Certa
 
 
 def _told_of(spec: StudySpec, parameters: Parameters) -> Parameters:
-    """Return the parameters that mean something to what trains: a program has only what its study sets."""
+    """Return the parameters that a program's study sets; all of them for other workloads."""
     if not spec.is_program:
         return parameters
     told = {"learning_rate", *spec.set_parameters}
@@ -211,7 +208,7 @@ def _may_fit(memory: MemoryBoundary, trial: TrialRecord) -> bool:
 
 
 def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory: MemoryBoundary) -> Largest:
-    """Return the largest batch size that ran without accumulation; where none did, the largest that ran."""
+    """Return the largest batch size that ran without accumulation, else the largest that ran."""
     ran = [one for one in verdict.by_batch.values() if one.fits]
     whole = [one for one in ran if one.configuration.accumulation_steps == 1 and _may_fit(memory, one.runs[0])]
     candidate = (whole or ran)[-1]
@@ -238,7 +235,6 @@ def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory
 
 
 def _default(spec: StudySpec, trials: Sequence[TrialRecord], objective: Objective) -> Candidate | None:
-    """Return the default's runs; None where it never ran, or where nobody said what the default is."""
     if not spec.default_is_known:
         return None
     default = default_configuration(spec, trials)
@@ -266,7 +262,6 @@ def _speedup(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, l
 
 
 def _ratio(other: Candidate | None, optimal: Candidate | None) -> Ratio | None:
-    """Return the objective's figure of a candidate over that of a better one, with its interval."""
     if other is not None and other is optimal and math.isfinite(other.value):
         return Ratio(value=1.0, at_least=False, low=1.0, high=1.0)
     if other is None or optimal is None or not other.objective.has_ratios or not math.isfinite(optimal.value):
@@ -333,7 +328,6 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
 
 
 def _easier(trials: Sequence[TrialRecord]) -> str:
-    """Return what to do where no trial reached the target."""
     if all(trial.is_imported for trial in trials):
         return IMPORTED_EASIER
     if all(trial.state is TrialState.DIVERGED for trial in trials):
@@ -342,7 +336,6 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 
 def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotReachedError:
-    """Return the error where what reached the target once did not again: at least half of its runs missed it."""
     best = max(candidates, key=lambda one: (one.estimate.reached / len(one.runs), len(one.runs)))
     reached, runs, target = best.estimate.reached, len(best.runs), study.target
     one_in = 1 / at_most(reached, runs)
@@ -355,22 +348,19 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
 
 
 MOST = 2
-"""Commands that are proposed at once: a choice."""
+"""Most commands proposed at once."""
 
 MORE_TRIALS = 1.5
-"""The factor on the search trials that is proposed where batch sizes may not be fully tuned: a choice."""
+"""Factor on the search trials proposed for untuned batch sizes."""
 
 SPEC = "SPEC"
-"""Stands for the file of a spec, which no study knows."""
+"""Placeholder for a spec's file name, which is not stored."""
 
 
 def next_steps(
     spec: StudySpec, verdict: Verdict, sure: Certainty | None, largest: Largest, trials: int
 ) -> list[NextStep]:
-    """Return the commands that would help most, the first the most: to settle the answer, to widen it, to use it.
-
-    ``trials`` are those that the search has run.
-    """
+    """Return the most useful commands first; ``trials`` counts the search trials."""
     return list(islice(_proposed(spec, verdict, sure, largest, trials), MOST))
 
 
@@ -390,7 +380,6 @@ def _proposed(
 
 
 def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
-    """Return what would bring a provisional answer furthest."""
     if sure.settles == "runs":
         return NextStep(
             command=f"bssearch study confirm {shlex.quote(spec.name)} --max-runs {sure.runs}",
@@ -409,7 +398,6 @@ def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
 
 
 def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | None:
-    """Return the study of more batch sizes, where the optimum is the smallest or the largest and more can be had."""
     sizes, best = spec.batch_sizes, verdict.optimal.configuration.batch_size
     if len(sizes) == 1:
         return None
@@ -427,5 +415,4 @@ def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | No
 
 
 def _spec_of(spec: StudySpec) -> str:
-    """Return what a command is to be given as the spec: the name of a shipped study, else a word for the file."""
     return shlex.quote(spec.name) if spec.name in shipped_studies() else SPEC

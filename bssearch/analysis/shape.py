@@ -1,4 +1,4 @@
-"""What all parts of an answer are made of."""
+"""Base models of an answer."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from bssearch.records import Configuration
 from bssearch.spec.space import TRAINING_PARAMETERS
 
 Parameters = dict[str, bool | int | float | str | None]
-"""The parameters of a configuration, by name."""
+"""A configuration's parameters by name."""
 
 
 class Model(BaseModel):
-    """A part of the answer: numbers are finite, missing is null."""
+    """Part of an answer: numbers are finite, missing values null."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Interval(Model):
-    """A figure with its 95 % interval, null where the runs are too few for one."""
+    """A figure with its 95 % interval, null if runs are too few."""
 
     value: float
     low: float | None
@@ -26,14 +26,14 @@ class Interval(Model):
 
 
 class Notice(Model):
-    """A caveat of a result: a code for programs and a sentence for people."""
+    """A caveat: a code for programs and a sentence for people."""
 
     code: str
     message: str
 
 
 def parameters_of(configuration: Configuration) -> Parameters:
-    """Return everything of a configuration but its batch sizes, by name."""
+    """Return a configuration's parameters except its batch sizes."""
     named: Parameters = {"learning_rate": configuration.learning_rate}
     named |= {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
     return {**named, "optimizer": configuration.optimizer, **configuration.parameters}

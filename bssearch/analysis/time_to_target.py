@@ -1,4 +1,4 @@
-"""Time-to-target, or another figure, of one configuration from its runs over seeds, and of one against another."""
+"""Figures of one configuration over seeds, and ratios of two."""
 
 from __future__ import annotations
 
@@ -16,23 +16,19 @@ from bssearch.records.intervals import student_t
 from bssearch.records.step_times import PooledStepTime
 
 WIDEST_GAP = 1.0
-"""The logarithm of first hit over last miss counts as this at most, as where the last miss was before the first step: a
-choice."""
+"""Largest log ratio of first hit to last miss, for a last miss before step 1."""
 
 KNOWN = 1e9
-"""Degrees of freedom of a deviation that is not estimated."""
+"""Degrees of freedom of a known deviation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure over seeds: the median, its 95 % interval, and how many of the runs have it (those that reached).
+    """A figure over seeds: median, 95 % interval, and the number of runs that reached.
 
-    ``median`` is None where half of the runs or more missed the target; the interval is None below three runs, where
-    any run missed, and where all are alike to the last digit and it is not known how far apart they were evaluated.
-    ``basis`` is that of seconds. ``log_deviation`` is the standard deviation of the logarithms over seeds, and no less
-    than that of a hit anywhere between two evaluations; ``unresolved`` is the part of it that is no less with more
-    runs, which all hit between the same two. ``step_time`` is what all runs rest on where they are steps × step time:
-    its error is no less with more runs either.
+    ``median`` is None if half of the runs or more missed the target; the interval is None below three runs or with any
+    miss. ``log_deviation``: over seeds, at least that of a uniform hit between two evaluations. ``unresolved`` and the
+    error of ``step_time`` do not shrink with more runs.
     """
 
     median: float | None
@@ -48,32 +44,26 @@ class Estimate:
 
     @property
     def step_time_error(self) -> float:
-        """Return the standard error of the logarithm of the step time, 0 where the seconds are the runs' own."""
+        """Return the standard error of the log step time; 0 for the runs' own seconds."""
         return 0.0 if self.step_time is None else self.step_time.error
 
     @property
     def excess(self) -> float:
-        """Return the logarithm by which the step time may still be too long, 0 where the seconds are the runs' own."""
+        """Return the possible excess of the log step time; 0 for the runs' own seconds."""
         return 0.0 if self.step_time is None else self.step_time.excess
 
     @property
     def variation(self) -> float | None:
-        """Return the coefficient of variation over seeds, for a log-normal spread; None below two runs."""
+        """Return the log-normal coefficient of variation over seeds; None below two runs."""
         return coefficient_of_variation(self.log_deviation) if self.reached > 1 else None
 
 
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
-    """Return the figure of one configuration from repeats of it, by default its time-to-target in seconds.
+    """Return the figure of one configuration over its repeats.
 
-    ``basis`` names of which kind the seconds of most are. A run that missed the target counts as longer than all
-    others.
-
-    The interval is Student's t on logarithms: seed noise is multiplicative, and the exponential of the mean logarithm
-    is the median of a log-normal. The error of the step time that the runs share is in it, and that of the pace at
-    which all step times are given. It is widened to hold the median of the runs, where they are not, and downwards by
-    what other work on the device may have left in the step time (`PooledStepTime.excess`). Runs that all hit between
-    the same two evaluations differ by less than is known of them: their deviation counts as that of a hit anywhere
-    between the two, which no number of runs makes less: of runs that are all alike the interval is that of one hit.
+    A missed run counts as longer than all others. The interval is Student's t on logarithms, because seed noise is
+    multiplicative. It includes the error of the shared step time, holds the median, and extends downwards by
+    `PooledStepTime.excess`. Runs that hit between the same two evaluations have at least a uniform hit's deviation.
     """
     basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
     known = [value for run in runs if (value := objective.figure(run)) is not None]
@@ -110,7 +100,7 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
 
 
 def pooled_deviation(estimates: Iterable[Estimate]) -> float | None:
-    """Return the standard deviation of the logarithms over seeds, pooled by degrees of freedom; None where none is."""
+    """Return the pooled standard deviation of log figures over seeds; None without repeats."""
     known = [one for one in estimates if one.reached > 1]
     freedom = sum(one.reached - 1 for one in known)
     if not freedom:
@@ -119,17 +109,12 @@ def pooled_deviation(estimates: Iterable[Estimate]) -> float | None:
 
 
 def _basis(runs: Sequence[TrialRecord], objective: Objective) -> Basis:
-    """Return of which kind the seconds of most runs are; half are enough for those that are not measured."""
     bases = Counter(objective.basis(run) for run in runs)
     others = sorted((count, basis) for basis, count in bases.items() if basis != "measured")
     return others[-1][1] if others and 2 * others[-1][0] >= len(runs) else "measured"
 
 
 def _gap_deviation(runs: Sequence[TrialRecord], objective: Objective) -> float:
-    """Return the standard deviation of the logarithm of a hit that lies anywhere between two evaluations.
-
-    It is that of a uniform distribution, over the median gap of the runs; 0 where the figure is not of a hit.
-    """
     if not objective.stops_at_target:
         return 0.0
     outcomes = [run.outcome for run in runs if run.outcome is not None]
@@ -142,10 +127,9 @@ def _gap_deviation(runs: Sequence[TrialRecord], objective: Objective) -> float:
 
 
 def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | None:
-    """Return the 95 % interval of slower / faster (Welch's t on logarithms), the errors of step times in it.
+    """Return the 95 % interval of slower / faster (Welch's t on logarithms); None if either has no interval.
 
-    What other work may have left in the step time of one more than of the other widens the side on which it may lie
-    (`PooledStepTime.excess`). None where either has fewer than three runs or a run that missed: then nothing is shown.
+    It includes step-time errors and is widened by the difference of `PooledStepTime.excess`.
     """
     if slower.low is None or faster.low is None:
         return None
@@ -160,9 +144,9 @@ def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | 
 
 
 def half_width(parts: Sequence[tuple[float, float]]) -> float:
-    """Return half the width of the 95 % interval of a sum of independent errors.
+    """Return half the 95 % interval of a sum of errors, each (variance, degrees of freedom).
 
-    Each is a variance and its degrees of freedom; those of the sum are Welch's and Satterthwaite's (Welch 1947).
+    Degrees of freedom by Welch and Satterthwaite (Welch 1947).
     """
     total = math.fsum(variance for variance, _ in parts)
     if total == 0:
@@ -171,26 +155,21 @@ def half_width(parts: Sequence[tuple[float, float]]) -> float:
 
 
 def welch_half_width(one: tuple[float, int], other: tuple[float, int]) -> float:
-    """Return half the width of the 95 % interval of a difference of two means.
-
-    Each side is the standard deviation of its values and how many they are, two or more (Welch 1947).
-    """
+    """Return half the 95 % interval of a difference of two means, each (standard deviation, count ≥ 2)."""
     return half_width([(deviation**2 / runs, runs - 1) for deviation, runs in (one, other)])
 
 
 def _of_runs(deviation: float, unresolved: float, runs: int) -> list[tuple[float, float]]:
-    """Return the variances of a mean of runs' logarithms, each with its degrees of freedom."""
     parts = [(deviation**2 / runs, float(runs - 1))]
     return [*parts, (unresolved**2, KNOWN)] if unresolved else parts
 
 
 def _of_step_time(known: PooledStepTime[Kind] | None) -> list[tuple[float, float]]:
-    """Return the variance of a step time with its degrees of freedom, nothing where it has none."""
     return [] if known is None or known.error == 0 else [(known.error**2, known.freedom)]
 
 
 def coefficient_of_variation(log_deviation: float) -> float:
-    """Return the coefficient of variation of a log-normal quantity, from the standard deviation of its logarithm."""
+    """Return the coefficient of variation of a log-normal quantity."""
     return math.sqrt(math.expm1(min(log_deviation**2, LARGEST_LOG_RATIO)))
 
 

@@ -1,4 +1,4 @@
-"""What batch sizes trade against each other: time to the target, cost, energy, memory, generalisation."""
+"""Trade-offs between batch sizes: time, cost, energy, memory, generalisation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING = "–"
 def front(batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool) -> list[FrontPoint]:
     """Return time and cost of every batch size that reached the target, ascending.
 
-    ``confirmed``: the recommendation is from confirmation runs, and only batch sizes that have them are compared.
+    ``confirmed``: compare only batch sizes with confirmation runs.
     """
 
     def cost(row: Batch) -> float:
@@ -46,8 +46,6 @@ def front(batches: Sequence[Batch], price_per_device_hour: float | None, *, conf
 
 
 class _Resource(NamedTuple):
-    """What reaching the target takes of something, and how the least of it is called."""
-
     least: str
     amount: Callable[[Batch], float | None]
     unit: str
@@ -62,16 +60,13 @@ RESOURCES: Mapping[str, _Resource] = {
     "samples_to_target": _Resource("the fewest samples", lambda row: row.samples_to_target, ""),
     "energy_to_target": _Resource("the least energy", lambda row: row.energy_joules, " J"),
 }
-"""By the objective that is after the same. The price of device-hours is time."""
+"""By the objective that minimises it."""
 
 SAME_AS: Mapping[str, str] = {"cost_to_target": "time_to_target"}
 
 
 def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed: bool) -> list[Notice]:
-    """Return the sentence on batch sizes that take notably less of something else than the objective; none without.
-
-    Notably: the recommended one takes more than 5 % more. Of the same batch sizes as the front's.
-    """
+    """Return a notice of batch sizes that take over 5 % less of another resource; empty without any."""
     if not optimal.objective.stops_at_target:
         return []
     compared = {row.batch_size: row for row in batches if row.confirmed or not confirmed}
@@ -89,10 +84,6 @@ def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed:
 
 
 def _cheaper(best: Batch, rows: Sequence[Batch], own: str, noun: str) -> Iterator[str]:
-    """Yield for each resource but ``own`` the batch size that takes the least of it, where that is another.
-
-    One that takes less of the objective too, by the medians of few runs, is no trade.
-    """
     objective = RESOURCES.get(own)
     for name, resource in RESOURCES.items():
         mine = resource.amount(best)
@@ -112,7 +103,6 @@ def _takes_less(resource: _Resource, row: Batch, best: Batch) -> bool:
 
 
 def _in_exchange(best: Batch, row: Batch, own: str, noun: str) -> str:
-    """Return how many times as much of the objective another batch size takes; nothing where that is not known."""
     resource = RESOURCES.get(own)
     mine, others = (None, None) if resource is None else (resource.amount(best), resource.amount(row))
     if not mine or others is None:
@@ -121,10 +111,9 @@ def _in_exchange(best: Batch, row: Batch, own: str, noun: str) -> str:
 
 
 def trade_off_rows(answer: Answer) -> tuple[list[str], list[list[str]]]:
-    """Return what each batch size takes and comes to, for people: headings and rows, one of each batch size that
-    reached the target.
+    """Return headings and rows of the trade-off table.
 
-    A column in which nothing is known is left out, and so is the whole table where besides time and samples nothing is.
+    Empty columns are left out; no table if only time and samples are known.
     """
     rows = _shown(answer)
     known = {
@@ -139,12 +128,10 @@ def trade_off_rows(answer: Answer) -> tuple[list[str], list[list[str]]]:
 
 
 def _shown(answer: Answer) -> list[Batch]:
-    """Return the batch sizes at which a run reached the target."""
     return [row for row in answer.batches if row.best is not None]
 
 
 def _columns(answer: Answer) -> dict[str, Callable[[Batch], str]]:
-    """Return the columns of the table, each with what it shows of a batch size; nothing where that is not known."""
     parts = {row.generalisation.part for row in _shown(answer) if row.generalisation is not None}
 
     def metric(part: str) -> Callable[[Batch], str]:
@@ -169,7 +156,7 @@ def _columns(answer: Answer) -> dict[str, Callable[[Batch], str]]:
 
 
 def about_columns(answer: Answer) -> list[str]:
-    """Return a sentence on each column of `trade_off_rows` that needs one: what is measured, and at what point."""
+    """Return sentences that explain columns of `trade_off_rows`."""
     rows = _shown(answer)
     bases = {row.peak_memory_basis for row in rows if row.peak_memory_basis is not None}
     parts = {row.generalisation.part for row in rows if row.generalisation is not None}

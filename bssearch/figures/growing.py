@@ -1,4 +1,4 @@
-"""The parts of a study's page about batches that grow: the best schedule drawn, and all trials that had one."""
+"""The sections about growing batches."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Run = tuple[TrialRecord, Sequence[Observation]]
 
 
 def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> Section | None:
-    """Return the best schedule beside the best batch size that stays, None where no schedule reached the target.
+    """Return the section of the best schedule; None if no schedule reached the target.
 
-    ``run`` is a trial of the schedule with its curve, ``optimum`` the curve of a trial of the optimum.
+    ``run``: a trial of it with its curve; ``optimum``: the curve of a trial of the optimum.
     """
     found = answer.batch_schedule
     if found is None:
@@ -91,7 +91,7 @@ def rate_growth_chart(
 
 
 def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objective) -> Section | None:
-    """Return a table of the schedules that were run, None where no batch grew; they are in no law."""
+    """Return a table of the schedules that were run; None if no batch grew."""
     groups: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         if trial.configuration.grows:
@@ -127,13 +127,11 @@ def _cells(group: Sequence[TrialRecord], objective: Objective) -> list[str]:
 
 
 def _figure(group: Iterable[TrialRecord], objective: Objective) -> float | None:
-    """Return the median figure of the runs that have one."""
     figures = [figure for trial in group if (figure := objective.figure(trial)) is not None]
     return median(figures) if figures else None
 
 
 def _stage_table(found: BatchScheduleAnswer, ran: Sequence[RunStage]) -> Table | None:
-    """Return the stages: to the target in the median run by the step times, else as one run had them."""
     planned = [
         (one.start_samples, one, one.steps, one.steps * one.batch_size, one.seconds)
         for one in found.stages
@@ -162,7 +160,6 @@ def _split(batch_size: int, micro_batch_size: int) -> str:
 
 
 def _about_stages(answer: Answer, run: Run | None) -> list[str]:
-    """Return whose stages and seconds the table has, whose run is drawn, and what the noise scale is of."""
     found, noise = answer.batch_schedule, answer.measured.noise_scale
     assert found is not None, "the section is of a schedule"
     notes = []
@@ -179,7 +176,6 @@ def _about_stages(answer: Answer, run: Run | None) -> list[str]:
 
 
 def _stairs(points: Pairs, end: float) -> Series:
-    """Return stages as steps, the last of them up to the end."""
     return _grown([*points, (end, points[-1][1])], "hv")
 
 
@@ -197,9 +193,5 @@ def _told(points: Pairs, name: str) -> list[Point]:
 
 
 def _rates(curve: Sequence[Observation]) -> list[tuple[float, float]]:
-    """Return samples and learning rate of evaluations, but for the one before the first step; a rate of 0 is left out.
-
-    A logarithmic axis cannot show it.
-    """
     known = [(float(one.samples), one.learning_rate) for one in curve if one.step and one.learning_rate > 0]
     return known if len(known) > 1 else []

@@ -29,10 +29,9 @@ from bssearch.spec import StudySpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPicture:
-    """All that the page of a study is made of. ``curves`` are by batch size, of the run that stands for it.
+    """The data of a study's page; ``curves`` are by batch size.
 
-    ``audit`` is what the rules came to: a mapping, or a model that dumps one, with a list ``rules`` of mappings.
-    ``grown`` is a run of the best schedule of growing batches with its curve, None where there is none.
+    ``audit``: a mapping or model with a list ``rules``. ``grown``: a run of the best growing schedule with its curve.
     """
 
     study: StudyRecord
@@ -85,7 +84,6 @@ def _kicker(picture: StudyPicture) -> str:
 
 
 def _sections(picture: StudyPicture) -> list[Section]:
-    """Return the parts of the page in the order in which they answer what a reader asks next."""
     answer = picture.answer
     found = [
         _objective(picture),
@@ -148,7 +146,6 @@ def _curves(picture: StudyPicture) -> Section:
 
 
 def _about_seconds(answer: Answer) -> list[str]:
-    """Return why curves end at other seconds than the times above, where they do."""
     times = [row.time_to_target_s for row in answer.batches]
     bases = {time.basis for time in times if time is not None}
     if "wall" in bases:
@@ -182,7 +179,6 @@ def _front(picture: StudyPicture) -> Section:
 
 
 def _about_front(answer: Answer) -> list[str]:
-    """Return why the recommended batch size is not on the line, where it is not; nothing where it is."""
     point = next((one for one in answer.front if one.batch_size == answer.optimal.batch_size), None)
     if point is None or point.on_front:
         return []
@@ -219,12 +215,10 @@ def _device(answer: Answer) -> Section:
 
 
 def _known_default(picture: StudyPicture) -> Configuration | None:
-    """Return the default configuration; None where nobody said what it is."""
     return picture.spec.default_configuration if picture.spec.default_is_known else None
 
 
 def _without_figure(answer: Answer) -> list[str]:
-    """Return the sentence on the batch sizes that the figure of the objective does not show."""
     missing = [
         f"{row.batch_size} ({_ended(row) or 'not run'})"
         for row in answer.batches
@@ -275,7 +269,6 @@ def _tells_of_the_host(answer: Answer) -> bool:
 
 
 def _regime(row: Batch) -> str | None:
-    """Return the regime, with the slope of its steps where there is an interval."""
     slope = row.slope
     if slope is None or slope.low is None or slope.high is None:
         return row.regime
@@ -314,7 +307,6 @@ def _ended(row: Batch) -> str:
 
 
 def _audit(audit: Any | None) -> Section | None:
-    """Return the table of the rules; None where they were not looked at."""
     if audit is None:
         return None
     found: Mapping[str, Any] = audit.model_dump(mode="json") if hasattr(audit, "model_dump") else audit
@@ -347,7 +339,6 @@ def _rule_cells(rule: Mapping[str, Any]) -> list[str]:
 
 
 def _given(rule: str, configuration: Mapping[str, Any]) -> str:
-    """Return the parameter that a rule gives, or all of them where its one is not known."""
     about = {str(one): name for one, name in CHANGED_PARAMETER.items()}.get(rule)
     shown = configuration if about is None else {about: configuration.get(about)}
     return ", ".join(f"{name} {in_words(value)}" for name, value in shown.items() if value is not None) or NOTHING
@@ -371,10 +362,7 @@ def _slope(slope: Mapping[str, Any]) -> str:
 
 
 def promised_and_found(answer: Answer) -> Section | None:
-    """Return what the quick answer had promised beside what the search has found; None where nothing was promised.
-
-    The time of either is that at its batch size over the optimum's, tuned by the search.
-    """
+    """Return the quick answer beside the search's result; None without one."""
     promise = answer.quick
     if promise is None:
         return None
@@ -402,7 +390,7 @@ def _range(ends: list[int]) -> str:
 
 
 def trained_for_the_same_time(answer: Answer) -> Section | None:
-    """Return the final metric of each batch size in the same train seconds; None where none was trained so."""
+    """Return final metrics after equal train seconds; None without such runs."""
     found = answer.generalisation
     if found is None:
         return None
@@ -422,7 +410,7 @@ def trained_for_the_same_time(answer: Answer) -> Section | None:
 # Where a study ran, and how to run it again: the end of its page.
 
 SHORT_SPEC = 25
-"""Lines of the longest spec that is shown unfolded: a choice."""
+"""Longest spec, in lines, that is shown unfolded."""
 
 
 def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
@@ -530,7 +518,6 @@ def _figure_tile(answer: Answer) -> Tile:
 
 
 def _times(answer: Answer, ratio: Ratio | None) -> str:
-    """Return how much a batch size takes against the optimum, in words; nothing where that is not known."""
     if ratio is None:
         return ""
     noun = objective_in(answer).noun

@@ -1,6 +1,6 @@
-"""How plans are shown to people, on a terminal and in the calculator: key figures, tables and notes.
+"""Plans as key figures, tables and notes, for terminal and calculator.
 
-Each number knows where it stands in the plan's JSON.
+Each number knows its path in the plan's JSON.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ DEVICES = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A value as it is shown; of one in the JSON of the command also its place (``terms.0.bytes``) and its JSON."""
+    """A displayed value, with its path (``terms.0.bytes``) and JSON if it has one."""
 
     shown: Any
     key: str = ""
@@ -160,7 +160,6 @@ def shown_memory(plan: MemoryPlan) -> Shown:
 
 
 def _tile(document: Any, key: str) -> Cell:
-    """Return a cell with its unit; of no micro-batch at all the word."""
     found = cell(document, key)
     return replace(found, shown=found.shown or "none", unit=f" {UNITS[key][0]}" if key in UNITS else "")
 
@@ -213,7 +212,7 @@ def shown_rules(plan: LearningRatePlan) -> Shown:
 
 
 def _is_told(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether a rule says something of it: a β of 0 is what a rule has made of it, a dropout of 0 is none."""
+    """True if a rule sets the parameter; a β of 0 counts, a dropout of 0 does not."""
     return any(one[name] is not None if name in ("beta1", "beta2", "epsilon") else one[name] for one in rules)
 
 

@@ -190,7 +190,6 @@ def memory_chart(answer: Answer) -> Chart | None:
 
 
 def _law_curve(points: Sequence[tuple[float, float]], name: str, fit: Fit) -> Series:
-    """Return a line of the law, dashed and called poor if the law does not fit."""
     fits = fit.verdict == "fits"
     return Series(
         name=name if fits else f"{name} (poor fit)",
@@ -231,14 +230,12 @@ def _against_law(
 
 
 def _connected(answer: Answer, value: Callable[[Batch], float | None]) -> Series | None:
-    """Return a value of each batch size as a line with symbols."""
     known = [(row.batch_size, one) for row in answer.batches if (one := value(row)) is not None]
     points = [Point(size, one, f"batch {size}: {number(one, 4)}") for size, one in known]
     return Series(points=points, width=1.5, symbol="circle", size=9) if points else None
 
 
 def _medians(answer: Answer) -> Iterator[Series]:
-    """Yield the batch sizes with their intervals: confirmed ones filled, the optimum as a star."""
     best, unit = answer.optimal.batch_size, objective_in(answer).unit
     known = [(row, row.objective_value) for row in answer.batches if row.objective_value is not None]
     confirmed = [_median(row.batch_size, one, row) for row, one in known if row.confirmed and row.batch_size != best]
@@ -259,7 +256,6 @@ def _median(size: int, figure: Median | Time, row: Batch | None = None, label: s
 
 
 def _lower_bounds(answer: Answer) -> Iterator[Series]:
-    """Yield the batch sizes that missed the target as arrows upward."""
     exceeds, unit = objective_in(answer).exceeds, objective_in(answer).unit
     points = [
         Point(
@@ -278,7 +274,6 @@ def _lower_bounds(answer: Answer) -> Iterator[Series]:
 
 
 def _default(answer: Answer, batch_size: int) -> Iterator[Series]:
-    """Yield the default as it ran, not the best that was tuned at its batch size."""
     ratio, best = answer.speedup.over_default, answer.optimal.objective_value
     if ratio is None or best is None:
         return
@@ -290,12 +285,10 @@ def _default(answer: Answer, batch_size: int) -> Iterator[Series]:
 
 
 def _apart(name: str, points: Sequence[Point], symbol: Symbol) -> Series:
-    """Return what stands apart from the trials that are compared."""
     return Series(name=name, points=points, colour=INK, symbol=symbol, is_hollow=True)
 
 
 def __law_curve(answer: Answer) -> Iterator[Series]:
-    """Yield the objective that the law predicts, up to the largest batch size that reached the target."""
     fit = _drawn_law(answer)
     if fit is None:
         return
@@ -323,12 +316,10 @@ def _step_seconds_at(timed: Mapping[int, float], size: float) -> float | None:
 
 
 def _steps_by_law(law: Law, size: float) -> float:
-    """Return S_min·(1 + B_crit / B)."""
     return law.s_min * (1 + law.b_crit.estimate / size)
 
 
 def _drawn_law(answer: Answer) -> Fit | None:
-    """Return the law if enough batch sizes speak for or against it."""
     fit = answer.fit
     return None if fit is None or fit.verdict == "too_few_points" else fit
 
@@ -340,7 +331,6 @@ def dense_sizes(sizes: Collection[int]) -> list[float]:
 
 
 def _about(row: Batch) -> str:
-    """Return what the tooltip of a batch size says beside its value."""
     parts = [f"{row.reached} of {row.trials} trials reached the target"]
     time = row.time_to_target_s
     if time is not None:
@@ -355,7 +345,7 @@ def _sizes(answer: Answer) -> list[int]:
 
 
 CURVE_POINTS = 200
-"""Points of a learning curve on the page: a choice, more than a screen tells apart."""
+"""Points of a learning curve: more than a screen can separate."""
 
 ENDED: dict[str, tuple[Symbol, str, set[TrialState]]] = {
     "stopped before the target": ("triangle", MUTED, {state for state in TrialState if state.is_censored}),
@@ -427,7 +417,6 @@ def _curve(curve: Sequence[Observation], name: str) -> list[Point]:
 
 
 def _curves(series: Sequence[Series], seconds: Axis, target: Target) -> Chart:
-    """Return curves with the target as a line across them."""
     metric = value_axis(short_name(target.metric), [*extent(series), target.value], log=False)
     rule = Rule(at=target.value, name=f"target {target.goal.sign} {target.value:g}", colour=ACCENT)
     return Chart(x=seconds, y=metric, series=series, rules=[rule])
@@ -478,7 +467,6 @@ def _rule_line(rule: LearningRateRule, default: Configuration, sizes: Iterable[i
 def _coloured(
     valued: Sequence[tuple[TrialRecord, float, float]], objective: Objective
 ) -> tuple[list[Series], ColourScale]:
-    """Return trials coloured by the logarithm of their value, the best over the others, with the scale."""
     logs = [objective.log(value) or 0.0 for _, _, value in valued]
     low, high = min(logs), max(logs)
 
@@ -504,13 +492,11 @@ def _coloured(
 
 
 def _mark(configuration: Configuration, rate: float, about: str, colour: str | None = None) -> Point:
-    """Return a trial's or a configuration's point at batch size and learning rate."""
     place = f"batch {configuration.batch_size}, learning rate {number(rate)}"
     return Point(configuration.batch_size, rate, f"{about}\n{place}", colour=colour)
 
 
 def _learning_rate(configuration: Configuration) -> float | None:
-    """Return the learning rate; None where it is not known, as it may be of imported runs."""
     rate = parameters_of(configuration)["learning_rate"]
     return rate if isinstance(rate, float) and rate > 0 else None
 

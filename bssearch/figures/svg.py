@@ -18,7 +18,7 @@ from bssearch.figures.chart import INK, PAGE, STOPS, Axis, Band, Chart, ColourSc
 Anchor = Literal["start", "middle", "end"]
 Corners = Sequence[tuple[float, float]]
 Place = tuple[float, float, Anchor]
-"""Where a text starts, stands in the middle or ends, and its baseline."""
+"""Position, anchor and baseline of a text."""
 
 NARROW_WIDTH, WIDE_WIDTH = 340, 560
 PICTURE_WIDTH, PICTURE_EDGE = 880, 24
@@ -190,7 +190,6 @@ def _attributes(about: str, size: Size) -> str:
 
 
 def _description(chart: Chart) -> str:
-    """Return in words what a chart shows: its axes with their ends, and the names in it."""
     axes = " ".join(
         f"{which}: {axis.title}, {axis.low:.3g} to {axis.high:.3g}{', logarithmic' if axis.is_log else ''}."
         for which, axis in (("Across", chart.x), ("Upward", chart.y))
@@ -200,12 +199,10 @@ def _description(chart: Chart) -> str:
 
 
 def _named(chart: Chart) -> list[Band | Series]:
-    """Return what the legend names."""
     return [*chart.bands, *(series for series in chart.series if series.name)]
 
 
 def _drawn(chart: Chart, name: str, size: Size) -> tuple[list[str], float]:
-    """Return the elements of a chart and their height; ``name`` makes the ids."""
     head, top = _legend(_named(chart), size)
     if chart.colours is not None:
         scale, height = _colour_scale(chart.colours, name, size)
@@ -239,7 +236,6 @@ def _drawn(chart: Chart, name: str, size: Size) -> tuple[list[str], float]:
 
 
 def _frame(chart: Chart, size: Size, top: float) -> Frame:
-    """Return the axes of a chart; the plot begins at a height, and leaves room for the texts of the ticks."""
     bottom = top + size.plot_height
 
     def half(tick: Tick) -> float:
@@ -277,7 +273,6 @@ def _grid(frame: Frame) -> Iterator[str]:
 
 
 def _axes(frame: Frame, size: Size) -> Iterator[str]:
-    """Yield the lines of the axes with their ticks, texts and titles; the title of the y axis stands above it."""
     box, font = frame.box, size.font
     ticks = "".join(f"M{short(frame.x(value))} {short(box.bottom)}v{TICK}" for value, _ in frame.x_ticks)
     corner = f"M{short(box.left)} {short(box.top)}V{short(box.bottom)}H{short(box.right)}"
@@ -344,7 +339,6 @@ def _intervals(series: Series, points: Sequence[Placed], frame: Frame) -> Iterat
 
 
 def _symbols(series: Series, points: Sequence[Placed]) -> Iterator[str]:
-    """Yield the symbols of a series, one path for each colour in the order of the points."""
     if series.symbol is None:
         return
     paths: dict[str, dict[str, None]] = {}
@@ -374,7 +368,6 @@ def _outline(symbol: Symbol, size: float, x: float, y: float) -> str:
 
 
 def _tooltips(series: Series, points: Sequence[Placed]) -> Iterator[str]:
-    """Yield invisible circles with the texts that a browser shows under the pointer."""
     if len(series.points) > MOST_TOOLTIPS or not any(point.about for point in series.points):
         return
     radius = short(max(TOOLTIP_RADIUS, series.size / 2 if series.symbol else 0))
@@ -387,7 +380,6 @@ def _tooltips(series: Series, points: Sequence[Placed]) -> Iterator[str]:
 def _texts(
     rules: Sequence[Rule], placed: Sequence[tuple[Series, Sequence[Placed]]], frame: Frame, size: Size
 ) -> Iterator[str]:
-    """Yield the names of the rules, then the texts of points where there is room."""
     box = Box(frame.box.left, frame.box.top - 2, size.width, frame.box.bottom)
     wanted: list[tuple[str, str, list[Place]]] = []
     for rule in rules:
@@ -410,7 +402,6 @@ def _texts(
 
 
 def _obstacles(series: Series, placed: Placed, frame: Frame) -> Iterator[Box]:
-    """Yield what texts stay clear of: the symbol of a point and its interval."""
     point, x, y = placed
     half = series.size / 2 if series.symbol else 0
     yield Box(x - half, y - half * (2 if series.symbol == "arrow" else 1), x + half, y + half)
@@ -419,7 +410,6 @@ def _obstacles(series: Series, placed: Placed, frame: Frame) -> Iterator[Box]:
 
 
 def _beside_rule(rule: Rule, frame: Frame, size: Size) -> list[Place]:
-    """Return the places for the name of a rule, the best first."""
     box = frame.box
     if rule.is_upright:
         x = frame.x(rule.at)
@@ -433,7 +423,6 @@ def _beside_rule(rule: Rule, frame: Frame, size: Size) -> list[Place]:
 
 
 def _beside_point(placed: Placed, size: Size) -> list[Place]:
-    """Return the places for the text of a point, the best first."""
     _, x, y = placed
     aside, above, below = 0.6 * AWAY, y - AWAY - 0.2 * size.font, y + AWAY + 0.8 * size.font
     beside = y + 0.35 * size.font
@@ -450,7 +439,6 @@ def _beside_point(placed: Placed, size: Size) -> list[Place]:
 
 
 def _legend(entries: Sequence[Band | Series], size: Size) -> tuple[list[str], float]:
-    """Return the elements of the legend in rows as wide as the chart, and the height of all rows."""
     elements, x, row = [], 0.0, 0
     for entry in entries:
         name = cut(entry.name, size.font, size.width - SWATCH - SWATCH_GAP)
@@ -464,7 +452,6 @@ def _legend(entries: Sequence[Band | Series], size: Size) -> tuple[list[str], fl
 
 
 def _sample(entry: Band | Series, x: float, y: float) -> Iterator[str]:
-    """Yield what a band or a series looks like."""
     if isinstance(entry, Band):
         yield f'<rect x="{short(x)}" y="{short(y - 6)}" width="{SWATCH}" height="12" fill="var(--band)"/>'
         return
@@ -476,7 +463,6 @@ def _sample(entry: Band | Series, x: float, y: float) -> Iterator[str]:
 
 
 def _colour_scale(scale: ColourScale, name: str, size: Size) -> tuple[list[str], float]:
-    """Return the elements of the scale of colours and their height; ``name`` makes the id of its gradient."""
     title = cut(scale.title, size.font, size.width)
     edge = max(width_of(text, size.font) for _, text in scale.ticks) / 2
     left, middle = width_of(title, size.font) + SWATCH_GAP + edge, size.row / 2

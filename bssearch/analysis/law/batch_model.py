@@ -21,12 +21,7 @@ from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, st
 
 @dataclass(frozen=True, slots=True)
 class LawPoint:
-    """The runs of the tuned configuration at one batch size.
-
-    ``samples`` are those to the target of the runs that reached it, ``missed_at`` those at which the others were last
-    seen to miss it: they need more. ``untuned``: known not to be retuned, for its steps rise or its learning rate lies
-    at an edge.
-    """
+    """Runs of a batch size's best configuration: samples to the target, and samples at the last miss of the others."""
 
     batch_size: int
     samples: tuple[float, ...]
@@ -35,7 +30,7 @@ class LawPoint:
 
 
 def law_point(batch_size: int, runs: Iterable[TrialRecord]) -> LawPoint:
-    """Return the samples to the target of runs at a batch size; one that was stopped needs more than it had seen."""
+    """Return the samples to the target, or at the last miss, of runs at a batch size."""
     outcomes = [run.outcome for run in runs if run.outcome is not None]
     reached = [one.steps_to_target * batch_size for one in outcomes if one.steps_to_target]
     missed = [one.last_miss_step * batch_size for one in outcomes if one.state.is_censored and one.last_miss_step]
@@ -43,33 +38,28 @@ def law_point(batch_size: int, runs: Iterable[TrialRecord]) -> LawPoint:
 
 
 BEYOND = 1e4
-"""B_crit is sought between the smallest batch size over this and the largest times this, where E or S is constant."""
+"""B_crit is sought from the smallest batch size over this to the largest times this."""
 
 GRID = 0.25
-"""Distance between the values of log B_crit looked at first: the law bends over about 1. A choice."""
+"""Grid step of log B_crit; the law bends over about 1."""
 
 ASSUMED_DEVIATION = 0.05
-"""Standard deviation of log samples between runs, where two single runs leave nothing to measure it by: a choice."""
+"""Standard deviation of log samples if two single runs leave nothing to estimate it."""
 
 SMALLEST_DEVIATION = 1e-6
-"""Runs without any spread are no more exact than this."""
 
 NEWTON_STEPS = 50
 SETTLING_STEPS = 100
-"""The most steps of the two iterations, which end sooner where they have settled: choices."""
+"""Iteration limits; both iterations stop early once settled."""
 
 CROSSING_ROUNDS = 12
-"""Rounds that narrow the crossing, each to a sixteenth: to double precision. A choice."""
+"""Rounds that narrow a crossing, each to a sixteenth: double precision."""
 
 Numbers = NDArray[np.float64]
 
 
 class LawLikelihood:
-    """The law at each log B_crit, with log E_min at its best for it; the deviation of log samples is given.
-
-    ``log_b_crit`` and ``log_e_min`` are the likeliest, ``residuals`` those of the runs that reached the target and of
-    where the others were seen to miss it.
-    """
+    """The law's likelihood over log B_crit, log E_min at its best, for a given deviation of log samples."""
 
     def __init__(self, points: Sequence[LawPoint], deviation: float) -> None:
         self.deviation = deviation
@@ -94,7 +84,7 @@ class LawLikelihood:
         return deviance(*self._residuals(log_b_crit), self.deviation)
 
     def limits(self, allowed: float) -> tuple[float | None, float | None]:
-        """Return the outermost log B_crit whose deviance is ``allowed`` above the least; None where none is."""
+        """Return the outermost log B_crit within ``allowed`` of the least deviance; None on an unbounded side."""
         grid = np.sort(np.append(self.grid, self.log_b_crit))
         inside = np.flatnonzero(self.deviances(grid) - self.least_deviance <= allowed)
 
@@ -107,7 +97,7 @@ class LawLikelihood:
         return low, high
 
     def region(self, allowed: float) -> tuple[tuple[float, float, float], ...]:
-        """Return log B_crit, log E_min and how far that may be off, over all laws up to ``allowed`` above the least."""
+        """Return (log B_crit, log E_min, half width of log E_min) of the laws within ``allowed``."""
         low, high = self.limits(allowed)
         ends = self.grid[0] if low is None else low, self.grid[-1] if high is None else high
         over = np.append(np.linspace(*ends, 41), self.log_b_crit)
@@ -123,7 +113,7 @@ class LawLikelihood:
         return _crossing(self._slopes, low, high) if slopes[0] < 0 < slopes[1] else float(self.grid[best])
 
     def _slopes(self, log_b_crit: Numbers) -> Numbers:
-        """Return values (n,) proportional to the derivatives of the deviance by log B_crit; E_min is at its best."""
+        """Return values proportional to d deviance / d log B_crit."""
         reached, missed = self._residuals(log_b_crit)
         shares = [
             np.exp(-np.logaddexp(0, log_b_crit[:, None] - sizes)) for sizes in (self.reached_sizes, self.missed_sizes)
@@ -138,7 +128,7 @@ class LawLikelihood:
         return reached - level, missed - level
 
     def _bare(self, log_b_crit: Numbers) -> tuple[Numbers, Numbers]:
-        """Return log E − log(1 + B / B_crit), (n, runs): all of them estimates of log E_min."""
+        """Return log E − log(1 + B / B_crit), (n, runs): estimates of log E_min."""
         return (
             self.reached - np.logaddexp(0, self.reached_sizes - log_b_crit[:, None]),
             self.missed - np.logaddexp(0, self.missed_sizes - log_b_crit[:, None]),
@@ -146,18 +136,17 @@ class LawLikelihood:
 
 
 def _logs(runs: Sequence[tuple[int, tuple[float, ...]]]) -> tuple[Numbers, Numbers]:
-    """Return log samples and log batch size, one each for every run."""
     samples = [math.log(value) for _, values in runs for value in values]
     return np.array(samples), np.array([math.log(size) for size, values in runs for _ in values])
 
 
 def likeliest_mean(point: LawPoint, deviation: float) -> float:
-    """Return the likeliest mean of the log samples of a point's runs."""
+    """Return the likeliest mean log samples of a point."""
     return float(_level(np.log(point.samples), np.log(point.missed_at), deviation))
 
 
 def around_means(points: Sequence[LawPoint], deviation: float) -> tuple[Numbers, Numbers]:
-    """Return the residuals of reached and of missed runs around the mean of their own batch size."""
+    """Return residuals of reached and missed runs about the mean of their batch size."""
     means = [likeliest_mean(point, deviation) for point in points]
     reached = [np.log(point.samples) - mean for point, mean in zip(points, means, strict=True)]
     missed = [np.log(point.missed_at) - mean for point, mean in zip(points, means, strict=True)]
@@ -165,9 +154,9 @@ def around_means(points: Sequence[LawPoint], deviation: float) -> tuple[Numbers,
 
 
 def _level(reached: Numbers, missed: Numbers, deviation: float) -> Numbers:
-    """Return the likeliest mean of normal values (..., n), of which others are known to exceed ``missed`` (..., m).
+    """Return the likeliest mean of normal values (..., n), given others that exceed ``missed`` (..., m).
 
-    Newton's method on the score, which is convex and falls: from the mean of the known values it never overshoots.
+    Newton's method on the convex, falling score never overshoots from the mean.
     """
     mean: Numbers = reached.mean(axis=-1)
     level = mean
@@ -199,10 +188,7 @@ def _hazard(distance: Numbers) -> Numbers:
 
 
 def settled_deviation(residuals: Callable[[float], tuple[Numbers, Numbers]], freedom: int) -> float:
-    """Return the deviation of log samples, given the residuals of reached and missed runs at a deviation.
-
-    Without missed runs √(Σr² / freedom); with them, the expectation of their squares takes part (the EM algorithm).
-    """
+    """Return the deviation of log samples: √(Σr² / freedom), or by the EM algorithm with missed runs."""
     deviation = ASSUMED_DEVIATION
     for _ in range(SETTLING_STEPS):
         reached, missed = residuals(deviation)
@@ -216,7 +202,7 @@ def settled_deviation(residuals: Callable[[float], tuple[Numbers, Numbers]], fre
 
 
 def _crossing(function: Callable[[Numbers], Numbers], below: float, above: float) -> float:
-    """Return where a function (n,) → (n,) rises above 0, between two arguments on either side of that."""
+    """Return the argument at which a function (n,) → (n,) rises above 0."""
     for _ in range(CROSSING_ROUNDS):
         between = np.linspace(below, above, 17)
         rises = function(between) > 0
@@ -229,18 +215,18 @@ def _crossing(function: Callable[[Numbers], Numbers], below: float, above: float
 FitVerdict = Literal["fits", "poor", "too_few_points"]
 
 CONFIDENCE = 0.90
-"""Confidence of the interval of B_crit: a choice."""
+"""Confidence of the interval of B_crit."""
 
 STEPS_CONFIDENCE = 0.95
-"""Confidence of the interval of a prediction, and of a rise of the steps: a choice."""
+"""Confidence of predictions and of a rise of the steps."""
 
 
 LARGE_RESIDUAL = 0.10
 STANDARD_ERRORS = 3
-"""A batch size is off the law where its residual is above both: 10 %, and three standard errors. Choices."""
+"""Residual, and standard errors of it, that a batch size off the law must both exceed."""
 
 RISE = 1.1
-"""The ratio of steps that counts as a rise at a larger batch size where runs are too few for an interval: a choice."""
+"""Ratio of steps that counts as a rise if runs are too few for an interval."""
 
 
 LACK_OF_FIT = 0.05
@@ -249,17 +235,12 @@ LACK_OF_FIT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LawFit:
-    """The law, with the 90 % interval of B_crit: None on a side where the runs do not bound it.
+    """The law with the 90 % interval of B_crit; None on an unbounded side.
 
-    ``deviation`` is the residual standard deviation of log samples over the runs fitted. ``residuals`` are geometric
-    mean samples / law − 1 by batch size, of all that a run reached the target at, fitted or not; where runs missed, of
-    the mean that is likeliest given where. ``largest_batch`` is the largest run: the law says nothing beyond.
-    ``including_untuned`` is the fit to all batch sizes, None where all are tuned.
-
-    ``verdict``: too few points are fewer than three tuned batch sizes; poor is a residual above 10 % that the noise
-    within batch sizes does not explain: it is above 3 standard errors, or all fitted together fail the F-test for lack
-    of fit at 5 %. Where the largest batch size does not bend the law yet it fits all the same, and B_crit is bounded
-    from below alone.
+    ``deviation``: residual standard deviation of log samples. ``residuals``: geometric mean samples / law − 1 by batch
+    size. The law says nothing above ``largest_batch``. ``including_untuned``: fit to all batch sizes, None if all are
+    tuned. ``verdict``: too few points below three tuned batch sizes; poor if a residual exceeds 10 % and either 3
+    standard errors or the F-test for lack of fit at 5 %.
     """
 
     s_min: float
@@ -293,10 +274,10 @@ class LawFit:
         return self.steps(batch_size) * batch_size
 
     def steps_interval(self, batch_size: int) -> tuple[float, float] | None:
-        """Return the 95 % interval of S(B), a geometric mean over runs; None with fewer than three batch sizes.
+        """Return the 95 % interval of S(B); None below three batch sizes.
 
-        The least and the largest S(B) of all laws in the confidence region of E_min and B_crit. Raises ValueError above
-        the largest batch size run.
+        The range of S(B) over the confidence region of E_min and B_crit. Raises ValueError above the largest batch size
+        run.
         """
         self._check(batch_size)
         if not self._region:
@@ -306,7 +287,7 @@ class LawFit:
         return math.exp((logs - half).min()), math.exp((logs + half).max())
 
     def steps_of_all(self, batch_sizes: Sequence[int]) -> Numbers | None:
-        """Return S(B) up to a factor by each law in the confidence region, (laws, sizes); None without a region."""
+        """Return S(B) up to a factor for each law in the confidence region, (laws, sizes); None without one."""
         if not self._region:
             return None
         log_b_crit = np.array(self._region)[:, :1]
@@ -331,28 +312,15 @@ class RunnableStep:
 
 
 def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
-    """Fit the law to runs by maximum likelihood; None below two batch sizes with a run that reached the target.
+    """Fit the law by maximum likelihood; None if fewer than two batch sizes reached the target.
 
-    Log samples are normal around the law, with one deviation for all; a missed run says that it needs more. Without
-    missed runs this is least squares of log samples. Untuned batch sizes are left out where three tuned ones remain.
-    B_crit is sought from 1e-4 times the smallest to 1e4 times the largest batch size; an interval that goes on to an
-    end of that range has no bound there.
+    Log samples are normal about the law; missed runs are right-censored. Untuned batch sizes are left out if three
+    tuned ones remain. The interval of B_crit is a profile likelihood: deviance within Student's t² variances of the
+    least. The variance is that about the law (N − 2 degrees of freedom) or, if the F-test rejects the law, the mean
+    square of the lack of fit (K − 2). Measured share of 1,000 studies whose interval holds B_crit, with six batch sizes
+    an octave apart (``tests/benchmarks/law_coverage.py``): 90 % (five runs), 89 % (one run), 87 % (tuning off by 4 %).
 
-    The interval of B_crit holds all values whose deviance, with E_min at its best for each, is above the least by no
-    more than Student's t², in units of a variance: that of the runs about the law (N − 2 degrees of freedom for N runs)
-    or, where by the F-test against the variance within batch sizes the law does not fit (5 %), the mean square of the
-    lack of fit (K − 2 for K batch sizes). There is none with two batch sizes. Measured: share of 1,000 studies whose
-    interval holds B_crit, six batch sizes an octave apart around it (``tests/benchmarks/law_coverage.py``).
-
-    =======================================  ========
-    noise 4 %, 10 %, 20 %, five runs each    90 %
-    one run each, noise 4 %, 20 %            89 %
-    three sizes only, five runs, one run     90, 89 %
-    half of the two largest sizes' runs cut  90 %
-    tuning off by 4 % from size to size      87 %
-    =======================================  ========
-
-    Raises ValueError for a batch size below 1 or given twice, and for samples that are not finite and above 0.
+    Raises ValueError for a batch size below 1 or given twice, or samples that are not finite and above 0.
     """
     run = _checked(points)
     if sum(bool(point.samples) for point in run) < 2:
@@ -366,12 +334,10 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
 
 
 def rising(points: Sequence[LawPoint]) -> list[int]:
-    """Return the batch sizes whose steps are shown to rise against the next smaller size, which no tuned ones do.
+    """Return the batch sizes whose steps rise against the next smaller size; no tuned one does.
 
-    With three runs on both sides the lower end of the 95 % interval of the ratio of geometric mean steps is above 1
-    (Welch's t on logarithms), with fewer the ratio is above 1.1. Missed runs of the larger size count as if they had
-    reached the target where they were last seen: they need more. A smaller size with missed runs shows nothing: the
-    next below it counts. Raises ValueError as `fit_law` does.
+    By Welch's t on logarithms from three runs a side, else by a ratio above 1.1. Missed runs count at their last miss,
+    and a smaller size with missed runs is skipped. Raises ValueError as `fit_law` does.
     """
     shown = []
     smaller: LawPoint | None = None
@@ -384,10 +350,10 @@ def rising(points: Sequence[LawPoint]) -> list[int]:
 
 
 def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | None:
-    """Return the batch size with the fewest predicted seconds; None where all are above the largest that was run.
+    """Return the batch size with the fewest predicted seconds; None if all are above the largest that ran.
 
-    The fastest split of each batch size counts; of equally fast batch sizes the smallest is returned. With
-    t(B) = α + β·B the optimum is √(B_crit·α/β). Raises ValueError for sizes below 1 and seconds not finite and above 0.
+    With t(B) = α + β·B the optimum is √(B_crit·α/β). Raises ValueError for sizes below 1 and seconds not finite and
+    above 0.
     """
     fastest = {size: step for size, step in fastest_by_size(steps).items() if size <= fit.largest_batch}
     if not fastest:
@@ -432,7 +398,7 @@ def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
 
 
 def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """Return the first and the last place of the run around an index at which something holds; None if not there."""
+    """Return the first and last index of the run around an index for which ``holds``; None if not there."""
     if not holds[index]:
         return None
     gaps = np.flatnonzero(~holds)
@@ -442,7 +408,6 @@ def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
 
 
 def _checked(points: Sequence[LawPoint]) -> list[LawPoint]:
-    """Return the points with any run by batch size."""
     seen: set[int] = set()
     for point in points:
         if point.batch_size < 1:
@@ -472,7 +437,6 @@ def _rises(smaller: Numbers, larger: Numbers) -> bool:
 
 
 def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) -> LawFit:
-    """Fit the law to some of the points that are shown; ``enough`` where they can support a verdict."""
     reached = [point for point in fitted if point.samples]
     runs = sum(len(point.samples) for point in reached)
     lack_freedom, freedom = len(reached) - 2, runs - len(reached)

@@ -1,8 +1,7 @@
-"""The local critical batch size of a run, from branches of it: the largest that loses nothing for the same samples.
+"""The local critical batch size: the largest that loses nothing for the same samples.
 
-Branched training (Merrill et al. 2025, "Critical Batch Size Revisited", arXiv 2505.23971): from a checkpoint the run
-goes on at B, 2B, 4B, …, each for as many samples; a batch size holds where its end is no worse than that at B. Where
-the paper allows a fixed difference, here it is what branches at B itself, in other orders of the data, differ by.
+Branched training (Merrill et al. 2025, arXiv 2505.23971) continues a checkpoint at B, 2B, 4B, …. The paper allows a
+fixed difference; here the bound is the spread of branches at B with other data orders.
 """
 
 from __future__ import annotations
@@ -19,41 +18,37 @@ from bssearch.records import Goal
 from bssearch.records.intervals import CONFIDENCE, student_t
 
 FEWEST_REPEATS = 3
-"""Branches at B, and at each larger batch size: below, their spread is not known to within a factor of five."""
+"""Branches at each batch size; with fewer, the spread is unknown within a factor of five."""
 
 FEWEST_STEPS = 8
-"""Optimizer steps of the shortest branch: a choice. A branch of fewer says nothing of an optimizer with momentum."""
+"""Optimizer steps of the shortest branch; fewer say nothing with momentum."""
 
 EVALUATIONS = 8
-"""Evaluations of a branch: a choice; `WINDOW` then has three of them."""
+"""Evaluations of a branch; `WINDOW` holds three of them."""
 
 WINDOW = 0.25
-"""The share of a branch, at its end, over which its metric is averaged: a choice."""
+"""Share at the end of a branch over which its metric is averaged."""
 
 Verdict = Literal["found", "at_least", "below", "cannot_tell"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPlan:
-    """The batch sizes to branch with, B first, the samples of each branch, and those between two evaluations.
-
-    Every batch size makes whole steps of both, so all are evaluated at the same samples.
-    """
+    """Batch sizes to branch with, B first; all are evaluated at the same samples."""
 
     batch_sizes: tuple[int, ...]
     samples: int
     samples_between: int
 
     def is_in_window(self, samples: int) -> bool:
-        """Return whether an evaluation after so many samples of a branch counts for its end."""
+        """True if an evaluation after ``samples`` counts for the branch's end."""
         return samples >= (1 - WINDOW) * self.samples
 
 
 def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int | None = None) -> BranchPlan:
-    """Return the branches from B = ``batch_size`` on that fit into ``samples``, up to 2^``octaves`` B.
+    """Return the branches from B up to 2^``octaves`` B that fit into ``samples``; 2B is always included.
 
-    The largest takes at least `FEWEST_STEPS` steps; 2B is always among them. ``largest`` is the number of training
-    samples, which no batch may exceed. Raises `UsageError` where the samples, or the training part, are too few for 2B.
+    ``largest`` is the number of training samples. Raises `UsageError` if 2B does not fit.
     """
     if octaves < 1:
         raise UsageError(f"octaves = {octaves} must be >= 1: B and 2B are compared")
@@ -75,26 +70,24 @@ def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedSize:
-    """The ends of the branches at a batch size, in the target's metric: the mean over the window; None: diverged."""
+    """Mean metric over the window of each branch; None if it diverged."""
 
     batch_size: int
     ends: tuple[float | None, ...]
 
     @property
     def mean(self) -> float | None:
-        """Return the mean of the ends, None where a branch diverged."""
+        """Return the mean of the ends; None if a branch diverged."""
         known = [end for end in self.ends if end is not None]
         return statistics.fmean(known) if known and len(known) == len(self.ends) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCriticalBatch:
-    """The largest batch size that holds, and what is known of the critical one.
+    """The largest batch size that holds.
 
-    ``found``: it lies between ``low``, the last that holds, and ``high``, the first that does not. ``at_least``: all
-    held, and ``high`` is None. ``below``: not even 2B holds, and ``low`` is None; ``batch_size`` is then B, the largest
-    that is not known to lose. ``cannot_tell``, for the ``reason``: ``batch_size`` is None. ``bound`` is the worst mean
-    end that holds, ``spread`` the standard deviation of the ends at B.
+    ``found``: between ``low`` (holds) and ``high`` (does not). ``at_least``: all held. ``below``: not even 2B holds.
+    ``bound``: worst mean end that holds; ``spread``: standard deviation of the ends at B.
     """
 
     verdict: Verdict
@@ -108,16 +101,15 @@ class LocalCriticalBatch:
 
 
 def holds(size: BranchedSize, bound: float, goal: Goal) -> bool:
-    """Return whether the mean end at a batch size is no worse than the bound; a branch that diverged is worse."""
+    """True if the mean end is no worse than the bound; False if a branch diverged."""
     mean = size.mean
     return mean is not None and (mean <= bound if goal is Goal.MINIMIZE else mean >= bound)
 
 
 def bound_of(base: BranchedSize, repeats: int, goal: Goal) -> float | None:
-    """Return the one-sided 95 % bound of the mean end of ``repeats`` more branches that are as those at B.
+    """Return the one-sided 95 % bound of the mean end of ``repeats`` more branches at B; None if unknown.
 
-    That is mean ± t s √(1/n + 1/repeats) of n ends at B, with Student's t of n − 1 degrees of freedom. None where it is
-    not known: below `FEWEST_REPEATS`, where a branch diverged, and where all ends are the same.
+    mean ± t s √(1/n + 1/repeats), with Student's t of n − 1 degrees of freedom.
     """
     ends = [end for end in base.ends if end is not None]
     if len(ends) < max(FEWEST_REPEATS, len(base.ends)) or repeats < 1:
@@ -130,10 +122,7 @@ def bound_of(base: BranchedSize, repeats: int, goal: Goal) -> float | None:
 
 
 def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
-    """Return why branches at B can be no measure: one diverged, they do not differ, or they gain less than they differ.
-
-    ``start`` is the metric at the checkpoint. None where they can.
-    """
+    """Return the reason why branches at B are no measure, or None; ``start`` is the checkpoint's metric."""
     if None in base.ends:
         return f"a branch at batch size {base.batch_size} itself diverged"
     bound = bound_of(base, len(base.ends), goal)
@@ -151,10 +140,7 @@ def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
 
 
 def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal) -> LocalCriticalBatch:
-    """Return what branches at B (the first of ``sizes``), 2B, 4B, … say; ``start`` is the metric at the checkpoint.
-
-    The first that does not hold ends the range, whatever larger ones do.
-    """
+    """Return the local critical batch size; ``start`` is the metric at the checkpoint."""
     base = sizes[0]
     bound = bound_of(base, len(base.ends), goal)  # a larger size has as many, or fewer where one diverged
     ends = [end for end in base.ends if end is not None]
@@ -180,6 +166,6 @@ def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal
 
 
 def is_rising(found: Sequence[LocalCriticalBatch]) -> bool | None:
-    """Return whether the batch sizes never fall from one checkpoint to the next; None below two that are known."""
+    """True if the batch sizes never fall between checkpoints; None below two known ones."""
     known = [one.batch_size for one in found if one.batch_size is not None]
     return None if len(known) < 2 else all(before <= after for before, after in itertools.pairwise(known))

@@ -1,10 +1,9 @@
-"""The critical batch size from what a minute tells: the gradient noise scale, and the steps of a few runs.
+"""The critical batch size from the gradient noise scale and a few runs.
 
-Samples to the target are E(B) = E_min (1 + B / B_crit), and a departure from this law: with learning rates by a rule,
-no training follows it exactly. The departure is a Gaussian process over log B, so that what a run shows holds for its
-neighbours too. The prior of log B_crit is normal around the noise scale, or flat where that was not measured; that of
-log E_min is flat. The posterior is drawn from: B_crit from its marginal on a grid, then the departures, which are
-normal given B_crit; a run that missed the target weighs each draw by the probability that it needs more.
+Samples to the target are E_min (1 + B / B_crit) times a departure, a Gaussian process over log B, because no training
+follows the law exactly. The prior of log B_crit is normal around the noise scale, or flat without one; that of log
+E_min is flat. Draws: B_crit on a grid, then departures given B_crit; missed runs weigh each draw by the probability
+that they need more samples.
 """
 
 from __future__ import annotations
@@ -24,35 +23,29 @@ BEYOND_OCTAVES = 4.0
 """How far outside the batch sizes that can be run B_crit may lie."""
 
 RUN_DEVIATION = 0.15
-"""Standard deviation of the log samples between the seeds of a configuration: a choice."""
+"""Standard deviation of log samples between seeds."""
 
 DEPARTURE = 0.25
 DEPARTURE_OCTAVES = 1.5
-"""Standard deviation and length, in log2 of the batch size, of the departure from the law.
-
-The deviation is that of the sampler's prior, of a length between one octave and the sampler's two: choices."""
+"""Standard deviation and length (octaves of batch size) of the departure from the law."""
 
 LEVEL = 100.0
-"""Standard deviation of log E_min: as good as none."""
+"""Standard deviation of log E_min: practically flat."""
 
 GRID = 400
 NODES_PER_OCTAVE = 4
-"""Departures are drawn at so many batch sizes, and are linear in between: choices."""
+"""Departures are drawn at nodes and linear between them."""
 
 DRAWS = 2000
 SEED = 0
 """The draws are the same for the same measurements."""
 
 CONFIDENCE = 0.90
-"""Confidence of every interval here: a choice."""
 
 
 @dataclass(frozen=True)
 class CriticalBatchPosterior:
-    """Laws drawn from the posterior: ``log_b_crit`` (draws,) and ``departures`` (draws, nodes) at ``log_nodes``.
-
-    ``weights`` (draws,) add up to 1.
-    """
+    """Weighted draws of laws: ``log_b_crit`` (draws,), ``departures`` (draws, nodes); ``weights`` sum to 1."""
 
     log_b_crit: Numbers
     log_nodes: Numbers
@@ -70,7 +63,7 @@ class CriticalBatchPosterior:
         return self._quantile((1 - CONFIDENCE) / 2), self._quantile((1 + CONFIDENCE) / 2)
 
     def log_steps(self, sizes: Sequence[int]) -> Numbers:
-        """Return the log steps to the target at batch sizes by each law, (draws, sizes), each up to a constant."""
+        """Return log steps to the target by each law, (draws, sizes), up to a constant."""
         logs = np.log(np.array(sizes, dtype=float))
         law = np.logaddexp(0, self.log_b_crit[:, None] - logs)
         steps: Numbers = law + _between(self.log_nodes, self.departures, logs)
@@ -83,11 +76,9 @@ class CriticalBatchPosterior:
 
 @dataclass(frozen=True)
 class ExpectedOptimum:
-    """The batch size with the least expected time, by the law and measured step times.
+    """The batch size with the least expected time.
 
-    ``step`` is that of it among the sizes to choose from; ``flat_range`` are the sizes around it whose expected time is
-    within 5 %. ``interval`` holds the optimum with 90 % confidence, among all sizes, on the ladder or not.
-    ``relative_times`` are the expected times over that of the optimum, by batch size.
+    ``interval`` holds the optimum with 90 %, among all sizes. ``relative_times``: expected times over the optimum's.
     """
 
     step: RunnableStep
@@ -99,7 +90,7 @@ class ExpectedOptimum:
 def critical_batch(
     sizes: Sequence[int], noise_scale: float | None, points: Sequence[LawPoint] = ()
 ) -> CriticalBatchPosterior:
-    """Return what the noise scale (samples) and the runs tell of B_crit, for batch ``sizes`` that can be run."""
+    """Return the posterior of B_crit from the noise scale (samples) and the runs."""
     reach = BEYOND_OCTAVES * math.log(2)
     low, high = math.log(min(sizes)), math.log(max(sizes))
     least, most = low - reach, high + reach
@@ -127,21 +118,18 @@ def critical_batch(
 
 
 def _drawn(logs: Numbers, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return places drawn by the weights whose logs are given, evenly: (draws,)."""
     weights = np.exp(logs - logs.max())
     shares = (np.arange(DRAWS) + 0.5) / DRAWS
     return rng.permutation(np.searchsorted(weights.cumsum() / weights.sum(), shares))
 
 
 def _covariance(one: Numbers, other: Numbers) -> Numbers:
-    """Return the covariance of departures and the level at log batch sizes (n,) and (m,): (n, m)."""
     apart = (one[:, None] - other) / (DEPARTURE_OCTAVES * math.log(2))
     covariance: Numbers = LEVEL**2 + DEPARTURE**2 * np.exp(-0.5 * apart**2)
     return covariance
 
 
 def _between(nodes: Numbers, values: Numbers, at: Numbers) -> Numbers:
-    """Return values (draws, nodes) at places between the nodes: (draws, places)."""
     right = np.clip(np.searchsorted(nodes, at), 1, len(nodes) - 1)
     share = (at - nodes[right - 1]) / (nodes[right] - nodes[right - 1])
     between: Numbers = values[:, right - 1] * (1 - share) + values[:, right] * share
@@ -149,7 +137,7 @@ def _between(nodes: Numbers, values: Numbers, at: Numbers) -> Numbers:
 
 
 def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Numbers, departures: Numbers) -> Numbers:
-    """Return the probability of each draw (draws,) that the runs which missed the target need more than they had."""
+    """Return the probability of each draw that missed runs need more samples than they had."""
     from scipy.special import ndtr
 
     likely = np.ones(len(log_b_crit))
@@ -164,9 +152,9 @@ def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Number
 def expected_optimum(
     posterior: CriticalBatchPosterior, steps: Sequence[RunnableStep], ladder: Sequence[int]
 ) -> ExpectedOptimum:
-    """Return the size of the ``ladder`` with the least expected log time; ``steps`` are all sizes that can be run.
+    """Return the size of the ``ladder`` with the least expected log time.
 
-    Raises ValueError where no size of the ladder has a step time.
+    Raises ValueError if no size of the ladder has a step time.
     """
     by_size = fastest_by_size(steps)
     sizes = list(by_size)
@@ -189,7 +177,6 @@ def expected_optimum(
 
 
 def _interval(posterior: CriticalBatchPosterior, times: Numbers, sizes: Sequence[int]) -> tuple[int, int]:
-    """Return the sizes between which the optimum of a law lies with 90 % probability."""
     shares = np.bincount(times.argmin(axis=1), weights=posterior.weights, minlength=len(sizes)).cumsum()
     low, high = np.searchsorted(shares, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return sizes[int(low)], sizes[min(int(high), len(sizes) - 1)]

@@ -1,4 +1,4 @@
-"""The law of steps joined with the step time: where a batch size takes the least time, as the two predict it."""
+"""The law of steps joined with step times."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bssearch.records import ProbeRecord
 from bssearch.records.intervals import student_t
 
 SIZES_PER_OCTAVE = 16
-"""Batch sizes looked at between two neighbouring probes, an octave: 4 % apart, below the 5 % that counts. A choice."""
+"""Batch sizes tried between neighbouring probes: 4 % apart, below the 5 % that counts."""
 
 
 def fit_and_predict(
     points: Sequence[LawPoint], probes: Collection[ProbeRecord], noise: NoiseAnswer | None
 ) -> tuple[LawFit | None, Fit | None]:
-    """Return the law fitted to a study's runs, and the same as the answer has it; None where there is no fit."""
+    """Return the fitted law, and its form in the answer; None without a fit."""
     law = fit_law(points)
     if law is None:
         return None, None
@@ -42,11 +42,7 @@ def fit_and_predict(
 
 
 def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[RunnableStep]:
-    """Return step times of batch sizes that can be run, up to the largest: those timed, and those between them.
-
-    Between two neighbours that ran without accumulation a step's time lies on the straight line from one to the other:
-    a line through all sizes would leave those that were timed.
-    """
+    """Return step times up to ``largest``: measured, and interpolated between sizes without accumulation."""
     found = [
         RunnableStep(one.batch_size, one.micro_batch_size, one.step_seconds)
         for one in sorted(probes, key=lambda one: one.batch_size)
@@ -58,7 +54,6 @@ def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[Runnab
 
 
 def _between(low: RunnableStep, high: RunnableStep) -> list[RunnableStep]:
-    """Return the step times between two of them, `SIZES_PER_OCTAVE` to an octave."""
     count = SIZES_PER_OCTAVE * math.log2(high.batch_size / low.batch_size)
     sizes = {round(low.batch_size * 2 ** (index / SIZES_PER_OCTAVE)) for index in range(1, math.ceil(count))}
     slope = (high.step_seconds - low.step_seconds) / (high.batch_size - low.batch_size)
@@ -71,18 +66,14 @@ def _between(low: RunnableStep, high: RunnableStep) -> list[RunnableStep]:
 def predicted_figures(
     law: LawFit, step_seconds: Mapping[int, float], batch_sizes: Collection[int], objective: Objective
 ) -> dict[int, float]:
-    """Return the objective's figures that the law predicts, at the batch sizes with a step time.
-
-    Batch sizes at which law and step time do not determine the figure are left out: of energy, and of the metric in a
-    budget, all are.
-    """
+    """Return the objective's figures predicted by the law, by batch size, if law and step time determine them."""
     sizes = [size for size in batch_sizes if size <= law.largest_batch]
     found = {size: objective.predicted(law.steps(size), size, step_seconds.get(size)) for size in sizes}
     return {size: figure for size, figure in found.items() if figure is not None}
 
 
 def predicted_times(law: LawFit, probes: Collection[ProbeRecord]) -> dict[int, Time]:
-    """Return steps by the law × step time of each batch size timed, up to the largest run, with both errors."""
+    """Return law × step time of each timed batch size, with both errors."""
     found: dict[int, Time] = {}
     for probe in probes:
         size, seconds = probe.batch_size, probe.step_seconds

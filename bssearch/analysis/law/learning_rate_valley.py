@@ -1,9 +1,7 @@
-"""The valley of a study's figure over the learning rate: how much each batch size could still gain from a better one.
+"""How much each batch size could gain from a better learning rate.
 
-Near its bottom the logarithm of the figure is taken for a parabola over the logarithm of the learning rate, of one
-curvature at all batch sizes, whose bottom moves with the batch size by a power: κ (x − μ − ρ b)² above a level of each
-batch size's own, x and b in octaves, b from the middle of the batch sizes. The three are integrated over a grid, with
-the noise unknown: the trials at other batch sizes tell how well one is tuned that had few.
+Model: log figure = level(B) + κ (x − μ − ρ b)², x and b the octaves of learning rate and batch size. One κ, μ and ρ
+serve all batch sizes, so trials elsewhere inform a size with few. They are integrated over a grid, noise unknown.
 """
 
 from __future__ import annotations
@@ -19,30 +17,30 @@ from bssearch.analysis.optimum import Verdict
 from bssearch.records import Phase, TrialRecord
 
 CURVATURES = tuple(0.02 * 2 ** (step / 2) for step in range(11))
-"""What a learning rate of twice or half the best costs, as a logarithm: 0.02 to 0.64. A choice, evenly likely."""
+"""Log cost of twice or half the best learning rate: 0.02 to 0.64, evenly likely."""
 
 POWERS = tuple(step / 4 for step in range(-1, 6))
-"""Powers of the batch size by which the best learning rate grows: from none to beyond the linear rule."""
+"""Powers of the batch size by which the best learning rate grows."""
 
 BOTTOM_STEP = 0.25
-"""Distance between the learning rates looked at for the bottom, in octaves: finer than trials tell. A choice."""
+"""Octaves between the bottoms tried."""
 
 BEYOND = 2.0
-"""How far beyond the learning rates tried the bottom is sought, in octaves: a choice."""
+"""Octaves beyond the tried learning rates in which the bottom is sought."""
 
 FEWEST_MORE = 4
-"""Trials beyond one for each batch size that it takes to see a valley: its three parameters and the noise."""
+"""Trials needed beyond one per batch size: three parameters and the noise."""
 
 LEAST_SQUARES = 1e-12
-"""Trials that lie on a valley to the last digit say no more for it than this."""
+"""Lower limit of the sum of squares."""
 
 BADLY_TUNED = 0.12
 TUNING_GAP = 0.12
 WELL_TUNED_GAP = 0.01
-"""How often the best configuration found at a batch size could be bettered by retuning it, and by how much then and
-otherwise, as a logarithm: means of exponentials. Choices; in studies with a known truth
-(``tests/benchmarks/verdicts.py``) a third of the batch sizes could be bettered by more than 3 %, by 0.16 on the
-average, but only the contenders matter."""
+"""Share of badly tuned batch sizes, and mean log gaps of badly and well tuned ones (exponential).
+
+Measured (``tests/benchmarks/verdicts.py``): a third could be bettered by more than 3 %, by 0.16 on average.
+"""
 
 Numbers = NDArray[np.float64]
 
@@ -50,11 +48,9 @@ Numbers = NDArray[np.float64]
 def heights(
     verdict: Verdict, trials: Sequence[TrialRecord], draws: int, rng: np.random.Generator
 ) -> Mapping[int, Numbers]:
-    """Return draws (``draws``,) of how far each batch size's candidate lies above its valley's bottom, as a logarithm.
+    """Return draws (``draws``,) of each candidate's log height above its valley's bottom; empty with too few trials.
 
-    Batch sizes are left out whose candidate has another optimizer than the recommended one; all are where too few
-    search trials reached the target to tell. Trials that missed it count where the valley would have them reach sooner
-    than they were watched.
+    Candidates with another optimizer than the recommended one are left out. Missed trials count as lower bounds.
     """
     objective, optimizer = verdict.optimal.objective, verdict.optimal.configuration.optimizer
     counted = [one for one in trials if one.phase is Phase.SEARCH and one.configuration.optimizer == optimizer]
@@ -83,17 +79,13 @@ def heights(
 
 
 def _log_density(height: Numbers) -> Numbers:
-    """Return the log prior density of how far the best configuration found lies above the bottom: mostly hardly at all.
-
-    An exponential of mean `WELL_TUNED_GAP` with probability 1 − `BADLY_TUNED`, else of mean `TUNING_GAP`.
-    """
+    """Return the log prior density of a height: a mixture of two exponentials."""
     tuned = math.log((1 - BADLY_TUNED) / WELL_TUNED_GAP) - height / WELL_TUNED_GAP
     found: Numbers = np.logaddexp(tuned, math.log(BADLY_TUNED / TUNING_GAP) - height / TUNING_GAP)
     return found
 
 
 def _valleys(rates: Sequence[float]) -> Numbers:
-    """Return all valleys looked at, (valleys, 3): curvature, power, and the bottom at the middle batch size."""
     bottoms = np.arange(min(rates) - BEYOND, max(rates) + BEYOND, BOTTOM_STEP)
     return np.stack([one.ravel() for one in np.meshgrid(CURVATURES, POWERS, bottoms)], axis=1)
 
@@ -104,7 +96,7 @@ def _log_likelihoods(
     reached: Sequence[tuple[TrialRecord, float]],
     missed: Sequence[tuple[TrialRecord, float]],
 ) -> Numbers:
-    """Return the log likelihood of each valley (valleys,) up to a constant, the noise integrated with a prior 1 / σ."""
+    """Return the log likelihood of each valley up to a constant, noise integrated with prior 1 / σ."""
     squares = np.zeros(len(valleys))
     for size, octave in octaves.items():
         here = [(one, log) for one, log in reached if one.configuration.batch_size == size]
@@ -120,7 +112,6 @@ def _log_likelihoods(
 
 
 def _height(valleys: Numbers, rate: float, octave: float) -> Numbers:
-    """Return how far above the bottom of each valley a learning rate lies, as a logarithm; rates in octaves."""
     curvature, power, bottom = valleys.T
     found: Numbers = curvature * (rate - bottom - power * octave) ** 2
     return found

@@ -1,4 +1,4 @@
-"""The shape of a quick answer: what ``bssearch run --quick --format json`` prints, before any search."""
+"""The quick answer as ``bssearch run --quick --format json`` prints it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class QuickOptimum(Model):
-    """The batch size that is expected to reach the target soonest, in micro-batches, with the learning rate by rule."""
+    """The batch size expected to reach the target soonest."""
 
     batch_size: int
     micro_batch_size: int
@@ -31,10 +31,7 @@ class QuickCriticalBatch(Model):
 
 
 class QuickRun(Model):
-    """A run of the quick answer, with its steps to the target, null where that was not reached.
-
-    ``train_seconds`` are those to the target, else those that it ran.
-    """
+    """A run of the quick answer; ``steps`` are null if it missed the target."""
 
     trial: int
     batch_size: int
@@ -44,15 +41,12 @@ class QuickRun(Model):
 
 
 class QuickAnswer(Model):
-    """A batch size from a minute of measurements, which no search has verified.
+    """A batch size from a minute of measurements, not verified by a search.
 
-    ``interval`` holds the optimum with 90 % confidence, ``flat_range`` the batch sizes expected to be within 5 % of it.
-    ``gain`` is the default's expected time over that of ``optimal`` with learning rates by the rule; the learning rate
-    of ``optimal`` is another one where that was seen to be there sooner, ``learning_rate_gain`` times (else 1), and a
-    retuned one is to be looked for in ``learning_rate_range``. ``largest_micro_batch_size`` is the largest that ran.
-    The time of a step is ``alpha_s`` + ``beta_s`` × samples, null below three batch sizes. ``target`` is what the
-    ``runs`` were compared at: easier than the study's where the default did not get there. ``noise_scale`` is null
-    where it is not known, or its interval reaches 0 or infinity.
+    ``interval`` holds the optimum with 90 %. ``gain``: the default's expected time over the optimum's.
+    ``learning_rate_gain``: time with the rule's rate over time with the recommended one. ``alpha_s`` + ``beta_s`` ×
+    samples: step seconds, null below three batch sizes. ``target`` is easier than the study's if the default missed
+    that.
     """
 
     schema_version: Literal[1] = 1
@@ -79,12 +73,7 @@ class QuickAnswer(Model):
 
 @dataclass(frozen=True, slots=True)
 class QuickPrior:
-    """A quick answer as a search uses it, in samples.
-
-    ``batch_size`` is the one that it recommends, ``interval`` holds the optimum with 90 %; ``b_crit`` is the critical
-    batch size with its 90 % interval, ``noise_scale`` the gradient noise scale near the target, None where it was not
-    measured.
-    """
+    """A quick answer as prior of a search, in samples; intervals are 90 %."""
 
     batch_size: int
     interval: tuple[int, int]
@@ -104,11 +93,9 @@ class QuickPrior:
 
 
 class Promise(Model):
-    """A quick answer's batch size and the search's.
+    """The quick answer's batch size and the search's; ``holds`` if its interval meets the flat range found.
 
-    ``interval`` is that which held the optimum with 90 % confidence; it ``holds`` where it meets the flat range that
-    the search found. ``time_ratio`` is the time at the promised batch size, tuned by the search, over that of the
-    optimum, null where the search has no time of it.
+    ``time_ratio``: tuned time at the promised batch size over the optimum's; null if unknown.
     """
 
     batch_size: int
@@ -129,7 +116,7 @@ class Promise(Model):
 
 
 def promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
-    """Return a stored quick answer beside an answer; None before fresh seeds have confirmed that."""
+    """Return the quick answer beside a confirmed answer; None before confirmation."""
     best = answer.optimal.batch_size
     if not any(row.confirmed and row.batch_size == best for row in answer.batches):
         return None

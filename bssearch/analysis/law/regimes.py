@@ -1,4 +1,4 @@
-"""What a larger batch buys: how steps-to-target respond to the batch size (Shallue et al. 2019, arXiv 1811.03600)."""
+"""Regimes of steps-to-target over batch size (Shallue et al. 2019, arXiv 1811.03600)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from bssearch.records.intervals import FEWEST_RUNS
 Regime = Literal["perfect", "diminishing", "maximal", "undecided"]
 
 PERFECT, MAXIMAL = -0.75, -0.25
-"""The slopes that part the regimes: half-way between −1, where steps halve as the batch doubles, −0.5, and 0: a
-choice."""
+"""Slopes between the regimes, half-way between −1, −0.5 and 0."""
 
 
 @dataclass(frozen=True)
 class Slope:
-    """The slope of log steps over log batch, from the batch size ``since`` to the next, with its 95 % interval.
+    """Slope of log steps over log batch from ``since`` to the next batch size.
 
-    The interval is Welch's, over the seeds of both, widened to hold the slope of the medians. There is none where
-    either has fewer than three runs, or one that missed the target, nor where all runs of either are alike.
+    The 95 % interval is Welch's, widened to hold the slope of medians; None below three runs a side or with a miss.
     """
 
     since: int
@@ -36,7 +34,7 @@ class Slope:
 
     @property
     def regime(self) -> Regime:
-        """Return the regime that holds the whole interval; undecided where none does, or where there is no interval."""
+        """Return the regime that holds the whole interval, else undecided."""
         if self.low is None or self.high is None:
             return "undecided"
         if self.high < PERFECT:
@@ -47,18 +45,17 @@ class Slope:
 
     @property
     def is_too_steep(self) -> bool:
-        """Return whether steps fall by more than the batch grows, which only a smaller batch out of tune explains."""
+        """True if steps fall by more than the batch grows: then the smaller batch is badly tuned."""
         return self.high is not None and self.high < -1
 
 
 def slopes(candidates: Mapping[int, Candidate]) -> dict[int, Slope]:
-    """Return the slope at each batch size that has steps to the target but the smallest of them."""
+    """Return the slope at each batch size with steps to the target except the smallest."""
     known = [(size, steps) for size, one in sorted(candidates.items()) if (steps := _steps(one)) is not None]
     return {here[0]: _slope(before, here) for before, here in itertools.pairwise(known)}
 
 
 def _steps(candidate: Candidate) -> tuple[float, list[float]] | None:
-    """Return the median steps and the logarithms of all, or none of these where a run missed or there are too few."""
     median = median_steps(candidate)
     if not median:
         return None

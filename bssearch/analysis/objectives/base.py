@@ -1,7 +1,7 @@
-"""An objective: the figure of a trial that a study minimises, and everything that depends on which figure it is.
+"""The interface of an objective: the figure of a trial that a study minimises.
 
-A new objective is one file with a subclass of `Objective` and one line in `bssearch.registry`, or an entry point
-``bssearch.objectives`` of another package.
+A new objective is a subclass of `Objective` and a line in `bssearch.registry` or an entry point
+``bssearch.objectives``.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from bssearch.records.step_times import PooledStepTime, StepSeconds
 from bssearch.spec import StudySpec
 
 LARGEST_LOG_RATIO = 300.0
-"""Ratios of figures are cut at e^±300, so that they and their squares stay finite in double precision: a choice."""
+"""Log ratios are cut here so that squares stay finite in double precision."""
 
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """A figure of a trial of which less is better, with its words; made by `objective_of`.
+    """A figure of a trial to minimise; made by `objective_of`.
 
-    Figures are compared on the scale of `log`: a difference of log 1.05 there is the 5 % within which two are equally
-    good. With ``common`` every trial's seconds are of that kind, contended or not; see `between`.
-    ``price_per_device_hour`` is in the user's currency, None where the spec gives none.
+    Figures are compared by `log`: a difference of log 1.05 is 5 %. With ``common``, all seconds are of that kind; see
+    `between`. ``price_per_device_hour`` is in the user's currency.
     """
 
     name: ClassVar[str]
@@ -94,10 +93,7 @@ class Objective(ABC):
 
     @abstractmethod
     def bound(self, trial: TrialRecord) -> float | None:
-        """Return a lower bound of a stopped trial's figure: its value when the target was last seen to be missed.
-
-        None where there is no bound: the trial was not stopped early, or its seconds are not comparable.
-        """
+        """Return a lower bound of a stopped trial's figure, from its last miss; None if unknown."""
 
     def shown(self, figure: float) -> float:
         """Return a figure in the unit that people know."""
@@ -108,10 +104,7 @@ class Objective(ABC):
         return self
 
     def log(self, figure: float) -> float | None:
-        """Return a figure on the scale on which seeds scatter evenly and figures are compared.
-
-        It is the natural logarithm; None for zero, which has none.
-        """
+        """Return a figure on the scale on which seeds scatter evenly; None for zero."""
         return math.log(figure) if figure > 0 else None
 
     def from_log(self, value: float) -> float:
@@ -147,10 +140,9 @@ class Objective(ABC):
         return None
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Return the train seconds after which a trial at a probed batch size is no better than the best.
+        """Return the train seconds after which a trial cannot beat the best; infinite without a figure yet.
 
-        ``full`` is the limit of a trial. Infinite where no trial has a figure yet; the full limit where the figure of a
-        trial cannot be told before its end.
+        ``full``, a trial's limit, if figures are known only at the end.
         """
         return math.inf if best is None else full
 

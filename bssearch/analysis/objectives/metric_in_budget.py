@@ -11,15 +11,13 @@ from bssearch.records import ProbeRecord, Target, TrialRecord
 from bssearch.records.intervals import FLAT_RATIO
 
 AS_GOOD = 0.005
-"""Metrics that differ by this share of the target's value are 5 % apart on the scale of `log`: a choice."""
+"""Metrics that differ by this share of the target's value are 5 % apart on the scale of `log`."""
 
 
 class MetricInBudget(Objective):
-    """The best validation metric of a trial that trained to its full limit, with the sign at which less is better.
+    """The best validation metric at the full limit, signed so that less is better.
 
-    A trial that was paused, stopped or ran out of memory has no figure: its best metric so far is not what it comes to.
-    The figure is the metric itself or its negative, so that no target is too small or too large for it; the target's
-    value sets only by how much metrics must differ to count as different.
+    Trials that stopped early have no figure. The target's value only scales differences.
     """
 
     name = "metric_in_budget"
@@ -85,14 +83,11 @@ class MetricInBudget(Objective):
 
     @property
     def _scale(self) -> float:
-        """Return the units of log 1.05 to one unit of the metric; cut where it, or a product, would overflow."""
         value = abs(self._target.value) or 1.0
         return math.log(FLAT_RATIO) / max(AS_GOOD * value, 1e-100)
 
 
 class _MetricItself(MetricInBudget):
-    """The metric itself as a figure, whichever way it is better."""
-
     def figure(self, trial: TrialRecord) -> float | None:
         """Return the best metric of a trial that ran to its end."""
         found = super().figure(trial)

@@ -22,21 +22,17 @@ from bssearch.records.step_times import (
 )
 
 Basis = Literal["measured", "steps_x_step_time", "wall", "reported"]
-"""Whose seconds: measured by bssearch, steps × a step time, or of a program, by the wall clock or its own report."""
+"""Source of the seconds: bssearch, steps × step time, or a program's wall clock or report."""
 
 FEW = 0.25
-"""The largest share of a configuration's runs that may count by steps × step time beside measured ones: with a step
-time that is 10 % off, a geometric mean moves by less than 3 %. The 10 % is a choice."""
+"""Largest contended share of a configuration's runs: with a step time 10 % off, a geometric mean moves below 3 %."""
 
 WHOLE = 0.98
-"""The share of its limit at which a run counts as whole, for the clocks of device and host differ by less: a choice."""
+"""Share of its limit at which a run counts as whole; device and host clocks differ by less."""
 
 
 def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:
-    """Return a trial's seconds to the target, or None where it did not reach it.
-
-    Without a basis, the measured seconds where the device was the trial's alone, else steps × step time.
-    """
+    """Return a trial's seconds to the target; None if it missed the target."""
     if trial.outcome is None or trial.state is not TrialState.REACHED:
         return None
     if (basis or trial_basis(trial)) == "steps_x_step_time":
@@ -45,11 +41,7 @@ def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float |
 
 
 def trial_basis(trial: TrialRecord) -> Basis:
-    """Return whether a trial counts by its measured seconds or by steps × step time.
-
-    By the latter where something else used the device and nobody knows for how long the trial waited for it. The
-    seconds of a program are what they are.
-    """
+    """Return steps × step time for a contended trial of unknown delay, else its own basis."""
     outcome = trial.outcome
     if outcome is not None and outcome.seconds_basis is not None:
         return "wall" if outcome.seconds_basis is SecondsBasis.WALL else "reported"
@@ -58,32 +50,29 @@ def trial_basis(trial: TrialRecord) -> Basis:
 
 
 Kind = tuple[object, ...]
-"""What tells configurations apart whose steps take other times; see `kind_of`."""
+"""Key of configurations with equal step times; see `kind_of`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommonSeconds(ABC):
-    """Seconds of one kind by which runs are compared: steps × a step time, whatever went on beside a run."""
+    """Seconds of one kind to compare runs by: steps × a step time."""
 
     step_seconds: StepSeconds
     in_words: ClassVar[str]
 
     @abstractmethod
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Return the step time of a trial's configuration with its error, None where it is not known.
-
-        Where the batch grows it is that of the first size.
-        """
+        """Return the step time of a trial's configuration (of the first size if the batch grows); None if unknown."""
 
     def seconds(self, trial: TrialRecord, steps: int) -> float | None:
-        """Return the seconds of the first steps of a trial, None where its step times are not known."""
+        """Return the seconds of a trial's first steps; None without step times."""
         step_time, equal = self.step_time(trial), steps_at_first_size(trial.configuration, steps, self.step_seconds)
         return None if step_time is None or equal is None else equal * step_time.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Products(CommonSeconds):
-    """Steps × the step time of their split, as it was timed apart from the runs; with the error of that, if known."""
+    """Steps × the step time that was timed apart from the runs."""
 
     in_words: ClassVar[str] = "steps × the step time of their batch size"
 
@@ -96,7 +85,7 @@ class Products(CommonSeconds):
 
 @dataclass(frozen=True, slots=True)
 class Pooled(CommonSeconds):
-    """Steps × the step time that all trials of a kind had, freed of what slowed them down; see `pool_paces`."""
+    """Steps × the pooled step time of all trials of a kind, corrected for slowdowns; see `pool_paces`."""
 
     step_times: Mapping[Kind, PooledStepTime[Kind]]
     in_words: ClassVar[str] = (
@@ -109,7 +98,7 @@ class Pooled(CommonSeconds):
 
 
 def kind_of(configuration: Configuration) -> Kind:
-    """Return what the time of a step depends on: the split, the model, and what is switched on, not by how much."""
+    """Return the properties that determine step time: split, model, and switches."""
     one = configuration
     switches = sorted(
         (name, value if isinstance(value, bool | str) else value is not None)
@@ -125,14 +114,11 @@ def kind_of(configuration: Configuration) -> Kind:
 def common_seconds(
     runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
 ) -> CommonSeconds | None:
-    """Return the seconds by which runs are to be compared, None where each counts by its own.
+    """Return the common seconds to compare runs by; None if each run keeps its own.
 
-    Where it is known of all runs that took a step how long they waited for a CPU, and what the reference kernel took,
-    they are compared by steps × the step time of all trials of their kind, ``others`` too: the steps to the target
-    differ by seed, the seconds of a step by what goes on beside it, and of the latter every trial tells. Where they
-    are not known each run keeps its own seconds as long as of every configuration at most `FEW` of the runs shared
-    their device. Else those of all are steps × step time: as it is known now (``step_seconds``), or as the newest run
-    in the same micro-batches had it. Where some run has neither, each keeps its own after all.
+    If CPU waits and the reference kernel's time are known for all runs: steps × the pooled step time of their kind,
+    ``others`` included. Otherwise own seconds, unless over `FEW` of a configuration's runs were contended: then steps ×
+    step time, as known now (``step_seconds``) or from the newest run in the same micro-batches.
     """
     paces: dict[Kind, dict[int, Pace]] = defaultdict(dict)
     for trial in (*runs, *others):
@@ -171,7 +157,6 @@ def _pace(trial: TrialRecord, step_seconds: StepSeconds) -> Pace | None:
 
 
 def _shared_shares(runs: Iterable[TrialRecord]) -> list[float]:
-    """Return for each configuration the share of its runs during which something else used the device."""
     shared: dict[str, list[bool]] = {}
     for run in runs:
         is_shared = run.outcome is not None and run.outcome.contended
@@ -180,7 +165,6 @@ def _shared_shares(runs: Iterable[TrialRecord]) -> list[float]:
 
 
 def _step_seconds_of_runs(runs: Iterable[TrialRecord]) -> dict[Timed, float]:
-    """Return the step times behind the stored products of runs, of each split and model the newest run's."""
     return {
         timed_as(run.configuration): run.steps_x_step_time_s / run.outcome.steps_to_target
         for run in sorted(runs, key=lambda run: run.number)
@@ -189,7 +173,7 @@ def _step_seconds_of_runs(runs: Iterable[TrialRecord]) -> dict[Timed, float]:
 
 
 def ran_to_its_end(trial: TrialRecord) -> bool:
-    """Return whether a trial trained to its limit or to its schedule's horizon, whether or not it met its target."""
+    """True if a trial trained to its limit or its schedule's horizon, whether or not it reached the target."""
     if trial.outcome is None or trial.state is not TrialState.REACHED:
         return trial.state is TrialState.EXHAUSTED
     horizon = trial.configuration.parameters.get("horizon_samples")

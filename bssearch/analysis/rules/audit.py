@@ -1,4 +1,4 @@
-"""Rules of thumb held against a study: the configuration that each gives, what it costs there, and whether it held."""
+"""Rules of thumb compared with a study's measurements."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 MEMORY_SHARE = 0.8
-"""The share of the largest micro-batch that the rule "fill the memory to 80 %" gives."""
+"""Share of the largest micro-batch in the rule "fill 80 % of memory"."""
 
 NEAR = 2.0
-"""A batch size stands for a share of memory where it is no further below than this factor: one octave. A choice."""
+"""Largest factor by which a batch size may be below its share of memory: an octave."""
 
 SAME = 1.25
-"""A noise scale and a critical batch size within this factor of each other count as equal: a choice."""
+"""Factor within which noise scale and critical batch size count as equal."""
 
 APART = 2.0
-"""Beyond this factor of each other they differ; between the two nothing is said. A choice."""
+"""Factor beyond which they differ."""
 
 FROM_90_TO_95 = 1.96 / 1.645
-"""The half width of a 95 % interval over a 90 % one's, both of a normal distribution."""
+"""Half width of a 95 % over a 90 % normal interval."""
 
 COSTS = (1.5, 2.0)
-"""The factors between which the rule says accumulation multiplies the step time."""
+"""Factors of step time claimed for accumulation."""
 
 
 class Evidence(NamedTuple):
-    """The verdict on a rule at a batch size (None for the whole study), and the trials behind it."""
+    """The verdict at a batch size (None for the whole study), with its trials."""
 
     batch_size: int | None
     judgement: Judgement
@@ -53,7 +53,7 @@ class Evidence(NamedTuple):
 
 
 def command(spec: StudySpec, words: str) -> str:
-    """Return the `bssearch study` command that would tell, in brackets; empty if the study is imported."""
+    """Return the `bssearch study` command in brackets; empty if imported."""
     return "" if spec.is_imported else f" (bssearch study {words})"
 
 
@@ -65,10 +65,7 @@ def about_memory(
     memory: MemoryBoundary,
     train_samples: int | None,
 ) -> Evidence:
-    """Compare the batch size nearest below 80 % of the largest micro-batch known to fit with the optimum.
-
-    Where memory never ran out, the largest that fits is known only where it is the whole training part.
-    """
+    """Compare the batch size nearest below 80 % of the largest fitting micro-batch with the optimum."""
     if memory.fits is None:
         return _not_run(None, f"no micro-batch size is known to fit{command(spec, 'probe memory')}")
     whole = train_samples is not None and memory.fits >= train_samples
@@ -94,10 +91,10 @@ def about_memory(
 
 
 def about_noise_scale(spec: StudySpec, answer: Answer) -> Evidence:
-    """Compare the gradient noise scale, as Adam sees it under AdamW, with the critical batch size of a law that fits.
+    """Compare the gradient noise scale with the critical batch size.
 
-    Their ratio's 95 % interval adds the two intervals' half widths on logarithms in quadrature. Held: the estimates are
-    within `SAME` of each other, the intervals overlap, and the ratio's lies within `APART`; broke: it lies beyond.
+    The 95 % interval of the ratio adds half widths of logarithms in quadrature. Held: within `SAME`, intervals overlap,
+    and the ratio's is within `APART`. Broke: beyond `APART`.
     """
     noise, fit = answer.measured.noise_scale, answer.fit
     if noise is None:
@@ -121,7 +118,6 @@ def _adam(noise: NoiseAnswer) -> tuple[float | None, float, float | None]:
 
 
 def _ratio(noise: tuple[float | None, float, float | None], critical: CriticalBatch) -> tuple[Regret | None, bool]:
-    """Return noise scale / critical batch size, and whether their intervals overlap; None where nothing bounds it."""
     scale, low, high = noise
     overlap = (critical.high is None or low <= critical.high) and (
         high is None or critical.low is None or critical.low <= high
@@ -186,7 +182,6 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> Evidence:
 
 
 def _of_best_largest(others: Sequence[FinalMetrics], points: float) -> Judgement:
-    """Return what the others say where the largest batch size ends best: it is worse than none of them by 2 points."""
     lows = [one.gap.low for one in others if one.gap is not None and one.gap.low is not None]
     said = "the largest ends with the best metric itself"
     if len(lows) < len(others):
@@ -195,9 +190,9 @@ def _of_best_largest(others: Sequence[FinalMetrics], points: float) -> Judgement
 
 
 def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> list[Evidence]:
-    """Compare the step time in micro-batches with that at once, at each batch size that was timed in both ways.
+    """Compare step time with and without micro-batches.
 
-    Held: the ratio's interval lies within `COSTS`, broke: outside; its ends are those of the two medians' intervals.
+    Held if the ratio's interval is within `COSTS`, broke if outside.
     """
     found = []
     for size in sorted({one.batch_size for one in step_times}):
@@ -234,10 +229,7 @@ def _not_run(batch_size: int | None, reason: str) -> Evidence:
 
 
 def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
-    """Return the best that the search found at the tuned optimum's batch size with the other kind of optimizer.
-
-    Where no trial with one reached the target there, a sentence says so.
-    """
+    """Return the best search configuration with the other kind of optimizer, or a sentence why there is none."""
     size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
     found = [
         (figure, trial.number, trial.configuration)
@@ -260,11 +252,9 @@ def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration
 def judge_layerwise(
     other: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
 ) -> Judgement:
-    """Judge the belief by runs with such an optimizer and runs without, one kind of them the ``tuned`` optimum's.
+    """Judge layerwise optimizers by the time without over the time with one.
 
-    The regret is the time without over the time with. Held: it is above `bssearch.analysis.rules.regret.BROKE` for
-    sure, broke: below ``HELD``. Below a batch of `LARGE_BATCH` samples nothing is decided: the belief is about larger
-    ones.
+    Undecided below `LARGE_BATCH` samples, because the belief is about larger batches.
     """
     size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
     plain, layerwise = (other, tuned) if is_layerwise else (tuned, other)
@@ -282,21 +272,17 @@ def judge_layerwise(
 
 
 ROUNDING = 1e-9
-"""Slopes this close to an end of the interval lie within it: above the rounding of double precision. A choice."""
+"""Tolerance for slopes at an end of the interval."""
 
 SLOPES = (0.0, 0.5, 1.0)
-"""Slopes of log learning rate over log batch size that the rules claim: no rule, sqrt, linear."""
+"""Slopes of log learning rate over log batch size: none, sqrt, linear."""
 
 FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
-"""The phases, beside the confirmation, of which every trial runs under the full limit: a trial's whole budget."""
+"""Phases whose trials always run under the full limit."""
 
 
 class RuleFinding(Model):
-    """The verdict on a rule at a batch size, with its reason; ``trial_numbers`` are the runs of its configuration.
-
-    ``configuration`` has been run, or is to be. ``regret`` is the objective's figure there over the tuned optimum's; a
-    rule about another ratio has that ratio.
-    """
+    """The verdict on a rule at a batch size; ``regret`` is the figure over the tuned optimum's."""
 
     rule: Rule
     batch_size: int | None
@@ -354,11 +340,9 @@ def audit(
     train_samples: int | None = None,
     train_seconds: float | None = None,
 ) -> Audit:
-    """Hold every rule against a study's records; nothing is run, and what the records do not settle is not guessed.
+    """Compare every rule with a study's records; runs nothing.
 
-    ``step_times`` may hold a batch size several times, in other micro-batches. ``runs`` is how many runs a rule should
-    have had (default: the spec's confirmation runs), ``train_seconds`` the budget they had; ``train_samples``, where
-    known, says whether the whole training part fits into memory.
+    ``runs``: wanted per rule (default: the spec's). ``train_seconds``: the budget they had.
     """
     wanted = spec.confirm.runs if runs is None else runs
     optima = tuned_optima(spec, trials, step_times, memory)
@@ -390,11 +374,7 @@ def cases(
     step_times: Collection[StepTime] = (),
     memory: MemoryBoundary = UNKNOWN,
 ) -> list[Case]:
-    """Return every rule that gives a configuration, at the optimum's batch size and at the largest.
-
-    The largest is that of the batch sizes with confirmation runs that run without accumulation. At the default's own
-    batch size no rule changes anything. The belief in LARS and LAMB is not about the default: it has the largest alone.
-    """
+    """Return every rule's configuration at the optimum's and the largest confirmed batch size without accumulation."""
     return _cases(spec, trials, answer, tuned_optima(spec, trials, step_times, memory))
 
 
@@ -453,21 +433,16 @@ def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
 
 
 def spent_train_seconds(trials: Sequence[TrialRecord]) -> float:
-    """Return the train seconds of all runs that were made for an audit, however they ended.
-
-    Those that train on past the target are made for something else.
-    """
+    """Return the train seconds of all audit runs."""
     return math.fsum(
         trial.outcome.train_seconds for trial in trials if trial.phase is Phase.AUDIT and trial.outcome is not None
     )
 
 
 def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | None:
-    """Return how the tuned learning rate follows the batch size; None below three tuned batch sizes.
+    """Return the slope of log tuned learning rate over log batch size; None below three tuned batch sizes.
 
-    By least squares of the logarithms, every batch size with the same weight, and Student's t. Left out are batch sizes
-    flagged untuned and those that another optimizer than the recommended one is best at; a learning rate that the
-    space fixes has no slope.
+    Least squares with equal weights, Student's t; untuned batch sizes and other optimizers are left out.
     """
     if isinstance(spec.space.learning_rate, int | float):
         return None
@@ -490,7 +465,6 @@ def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | 
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """Return (low, estimate, high) of the slope of y over x."""
     count = len(points)
     middle_x, middle_y = (math.fsum(values) / count for values in zip(*points, strict=True))
     spread = math.fsum((x - middle_x) ** 2 for x, _ in points)
@@ -560,7 +534,6 @@ def _of_runs(
     wanted: int,
     unmade: str,
 ) -> Judgement:
-    """Return the judgement of a rule's runs, with the configuration that they are compared with."""
     assert case.configuration is not None and case.tuned is not None, "there is something to run"
     if not runs:
         return Judgement("not_run", _why_in_vain(trials, case.configuration) or unmade)
@@ -576,7 +549,6 @@ def _of_runs(
 
 
 def _difference(rule: Configuration, tuned: Configuration) -> str:
-    """Return the parameters in which the rule differs from the tuned configuration."""
     mine, theirs = parameters_of(rule), parameters_of(tuned)
     return ", ".join(
         f"{name.replace('_', ' ')} {_shown(mine[name])} for {_shown(theirs[name])}"
@@ -590,7 +562,6 @@ def _shown(value: object) -> str:
 
 
 def _why_in_vain(trials: Sequence[TrialRecord], configuration: Configuration) -> str:
-    """Return how runs of a configuration failed, nothing where none did."""
     vain = [
         trial
         for trial in trials

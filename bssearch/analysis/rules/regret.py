@@ -18,10 +18,10 @@ from bssearch.records.step_times import StepSeconds
 Finding = Literal["held", "broke", "undecided", "not_run"]
 
 HELD = FLAT_RATIO
-"""A rule holds where the upper end of its regret's interval is below this: the 5 % within which two are equal."""
+"""Upper end of the regret below which a rule holds: 5 %."""
 
 BROKE = 1.10
-"""A rule breaks where the lower end of its regret's interval is above this: a choice, twice the 5 % that holds."""
+"""Lower end of the regret above which a rule breaks: twice the 5 %."""
 
 
 class Regret(Interval):
@@ -51,12 +51,10 @@ class Judgement:
 def judge(
     rule: Candidate, tuned: Candidate, step_seconds: StepSeconds = MappingProxyType({}), *, wanted: int, limit: float
 ) -> Judgement:
-    """Judge a rule's configuration by its runs against the tuned one's, which has reached the target.
+    """Judge a rule's configuration against the tuned one.
 
-    ``wanted`` is how many runs were to be made, ``limit`` the train seconds that each may take. Held: the upper end of
-    the regret's interval is below `HELD`. Broke: its lower end is above `BROKE`, or all wanted runs were made and none
-    reached the target; where others used the device meanwhile, only if their steps show a regret above `BROKE`.
-    Undecided otherwise; without an interval always. Seconds are of one kind, see `on_one_basis`.
+    Held if the regret's upper end is below `HELD`. Broke if its lower end is above `BROKE`, or if all ``wanted`` runs
+    missed the target (contended: only if their steps show that). Else undecided.
     """
     rule, tuned, basis = on_one_basis(rule, tuned, step_seconds)
     made, reached = len(rule.runs), rule.estimate.reached
@@ -85,20 +83,14 @@ def judge(
 
 
 def on_one_basis(rule: Candidate, tuned: Candidate, step_seconds: StepSeconds) -> tuple[Candidate, Candidate, str]:
-    """Return both with seconds of one kind, and which where it is not the measured ones; see `Objective.between`.
-
-    At one batch size the step time falls out of the ratio.
-    """
+    """Return both with seconds of one kind, and its name; see `Objective.between`."""
     objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
     said = "" if objective.common is None else f" by {objective.common.in_words}"
     return replace(rule, objective=objective), replace(tuned, objective=objective), said
 
 
 def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
-    """Return the ratio of geometric means, and how its interval was found: all runs have reached the target.
-
-    By Student's t on the differences of logarithms where three seeds or more are in both; else by Welch's t.
-    """
+    """Return the ratio of geometric means and its method: paired t from three common seeds, else Welch's."""
     mine, theirs = _log_figures(rule), _log_figures(tuned)
     pairs = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
     if len(pairs) >= FEWEST_RUNS:
@@ -125,7 +117,6 @@ def _log_figures(candidate: Candidate) -> dict[int, float]:
 
 
 def _medians(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
-    """Return the ratio of the medians, or its lower bound; None where the tuned one has no median."""
     if not math.isfinite(tuned.value):
         return None
     if not math.isfinite(rule.value):
@@ -134,10 +125,6 @@ def _medians(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
 
 
 def _at_least(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
-    """Return the lower bound of the regret where the rule has no median: its runs were seen to miss the target by then.
-
-    A run that diverged never reaches it, so that of seconds the limit counts; of samples and joules nothing is known.
-    """
     objective, bound = rule.objective, rule.lower_bound
     if bound is None:
         bounds = [known for run in rule.runs if (known := objective.bound(run)) is not None]
