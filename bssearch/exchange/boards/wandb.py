@@ -1,4 +1,4 @@
-"""Weights & Biases: a group for each study, a run for each trial and one for the answer, where W&B's settings say."""
+"""Weights & Biases: a group per study, a run per trial and one for the answer, at the place that W&B's settings name."""
 
 from __future__ import annotations
 
