@@ -1,4 +1,4 @@
-"""Weights & Biases: a group per study, a run per trial and one for the answer, at the place that W&B's settings name."""
+"""Weights & Biases: a group per study, a run per trial and one for the answer, as W&B's settings say."""
 
 from __future__ import annotations
 
