@@ -98,6 +98,7 @@ def _csv_text(trials: Sequence[RecordedTrial]) -> str:
 
 
 def description_path(path: Path) -> Path:
+    """Return the path of a table's description."""
     for suffix in SUFFIXES:
         if path.name.endswith(suffix) and path.name != suffix:
             return path.with_name(path.name.removesuffix(suffix) + ".json")

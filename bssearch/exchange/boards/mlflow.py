@@ -82,7 +82,8 @@ class MLflow:
         except Exception as error:  # some stores take no files; the answer is complete without one
             self._client.set_tag(run, "bssearch.best_json", f"could not be stored: {error}"[:TAG_CHARACTERS])
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Do nothing: MLflow buffers nothing.""" ...
 
     @cached_property
     def _experiment(self) -> str:

@@ -48,6 +48,7 @@ class Delivery(threading.Thread):
         self._retrying = Retrying(stop=stop_after_attempt(3), wait=waits, sleep=pause, reraise=True)
 
     def run(self) -> None:
+        """Create the board, deliver all reports, and close it."""
         if not self._tried(0, self._make):
             return
         os.nice(9)  # on Linux only this thread, and what the library starts from it

@@ -27,12 +27,14 @@ class TensorBoard:
         self._writers: dict[int, SummaryWriter] = {}
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
+        """Find the study's folder, and write its description."""
         self._folder, self._metric = study_folder(tensorboard_folder(), name, mark), metric
         with SummaryWriter(str(self._folder / "summary")) as summary:
             summary.add_text("study", f"{about['target']}, {about['objective']}, on {about['device']}")
             summary.add_text("spec", "\n".join(f"    {line}" for line in about["spec"].splitlines()))
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
+        """Start or resume the trial's run."""
         writer = self._writer(number)
         _add_hparams(writer, [0, 1], {name: value for name, value in parameters.items() if value is not None})
         writer.flush()
@@ -62,6 +64,7 @@ class TensorBoard:
         del self._writers[number]
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
+        """Write the answer at the number of trials behind it."""
         lines = [words["headline"], "", f"This is {words['verdict']}.", "", "| parameter | value |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in parameters.items()]
         with SummaryWriter(str(self._folder / "summary")) as summary:
@@ -70,6 +73,7 @@ class TensorBoard:
                 summary.add_scalar(f"answer/{name}", value, trials)
 
     def close(self) -> None:
+        """Close all runs."""
         for writer in self._writers.values():
             writer.close()
 

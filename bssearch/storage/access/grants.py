@@ -190,7 +190,7 @@ def give_rights(connection: Connection, roles: Roles, version_table: str) -> Non
 
 
 def become_owner(connection: Connection, roles: Roles) -> None:
-    """Act as the owner until the transaction ends, so that it owns new objects; raise `DatabaseError` if not allowed."""
+    """Act as the owner until the transaction ends, so that it owns new objects; raise `DatabaseError` otherwise."""
     login = connection.scalar(text("SELECT current_user"))
     if not is_member(connection, roles.owner):
         raise needs(roles.owner, login, "to upgrade the schema", connection)
