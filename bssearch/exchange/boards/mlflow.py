@@ -83,7 +83,7 @@ class MLflow:
             self._client.set_tag(run, "bssearch.best_json", f"could not be stored: {error}"[:TAG_CHARACTERS])
 
     def close(self) -> None:
-        """Do nothing: MLflow buffers nothing.""" ...
+        """Do nothing: MLflow buffers nothing."""
 
     @cached_property
     def _experiment(self) -> str:
