@@ -1,1 +1,1 @@
-"""What goes in and out: imports, exports, boards, Optuna studies."""
+"""Imports, exports, boards and Optuna studies."""

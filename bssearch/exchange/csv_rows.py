@@ -1,4 +1,4 @@
-"""Rows as CSV, in which a spreadsheet finds values and no formulas."""
+"""CSV rows without spreadsheet formulas."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from bssearch.records.text import visible
 
 Row = Mapping[str, Any]
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""With what a cell begins that a spreadsheet computes, or passes on (https://owasp.org/www-community/attacks/CSV_Injection)."""
+"""First characters of cells that a spreadsheet would compute (https://owasp.org/www-
+community/attacks/CSV_Injection)."""
 
 
 def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """Write rows as CSV with a head, of their values those that have a column; lists and mappings as JSON."""
+    """Write rows as CSV with a header; lists and mappings as JSON. Values without a column are dropped."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(map(_csv_cell, columns))
     for row in rows:
@@ -24,12 +25,12 @@ def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None
 
 
 def _csv_cell(value: Any) -> Any:
-    """Return a value as a CSV cell; a text that a spreadsheet would take for a formula has a ' before it."""
+    """Return a value as a CSV cell; prefix text that looks like a formula with '."""
     if isinstance(value, dict | list | tuple):
         return json.dumps(value, allow_nan=False)
     if isinstance(value, datetime):
         return value.isoformat()
     if not isinstance(value, str):
         return value
-    text = visible(value.replace("\r\n", "\n").replace("\r", "\n"))  # which the csv module does not quote
+    text = visible(value.replace("\r\n", "\n").replace("\r", "\n"))  # the csv module does not quote \r
     return f"'{text}" if value.startswith(FORMULA) else text

@@ -1,17 +1,13 @@
-"""A stored study as an Optuna study, for Optuna's plots and for programs that read Optuna's.
+"""A stored study as an Optuna study, for Optuna's plots and tools.
 
-Each trial is one of Optuna's, its learning curve the intermediate values. What became of it:
+Learning curves become intermediate values, in the target's direction. States map as follows:
 
-* reached its target → COMPLETE, with the objective's figure (of time_to_target: seconds; where something else used the
-  device, steps × the step time)
-* pruned, capped, exhausted, paused, diverged → PRUNED, without a value: it missed the target
-* running → RUNNING; queued → WAITING
-* failed, lost, cancelled → FAIL; out of memory too, which says something of the micro-batches alone: the configuration
-  is tried again in smaller ones
+* reached → COMPLETE, with the objective's value (time_to_target: seconds; if contended, steps × the step time) *
+pruned, capped, exhausted, paused, diverged → PRUNED, without a value * running → RUNNING; queued → WAITING * failed,
+lost, cancelled, out of memory → FAIL (after out of memory a retry uses smaller micro-batches)
 
-Under metric_in_budget COMPLETE are the trials that ran to the budget, with their best metric. One of which the figure
-was not measured is FAIL. The intermediate values are the metric as it was measured, in the target's own direction,
-which is not always the study's.
+Under metric_in_budget, trials that used the whole budget are COMPLETE with their best metric. A COMPLETE trial without
+a measured value becomes FAIL.
 """
 
 from __future__ import annotations
@@ -46,7 +42,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 SEARCH = (Phase.SEARCH,)
-"""The phases of the trials that were chosen by a search: repeats of one configuration would pass for evidence of it."""
+"""Default phases: only trials that a search chose, because Optuna would take repeats for evidence."""
 
 
 def load_optuna_study(
@@ -56,16 +52,20 @@ def load_optuna_study(
     phases: Phase | str | Collection[Phase | str] = SEARCH,
     store: Store | None = None,
 ) -> optuna.Study:
-    """Return a study as an Optuna study in memory: a copy, which stays as it is when the stored one goes on.
+    """Return an in-memory Optuna study: a snapshot of the stored one.
 
-    Its direction is minimize, but for a metric_in_budget to maximize. ``phases`` are those of the trials to take, one
-    or several: with ``"confirm"`` or ``"audit"`` the repeats of a configuration too, which count in parameter
-    importances like others.
-    Parameters are what a search of the space varies, and whatever else differs between trials, as they were really run;
-    a distribution is the space's, widened to hold every trial. User attributes of a trial are bssearch's own figures,
-    those of the study its target and objective. ``db`` is the database's URL; an open ``store`` comes before it.
+    Its direction is minimize, unless metric_in_budget maximizes. Parameters are those that the space varies or that
+    differ between trials, as run; distributions are the space's, widened to hold every trial. User attributes hold
+    bssearch's figures, target and objective.
 
-    Raises `NotFoundError`, `DatabaseError`, and `UsageError` for a phase that there is not.
+    Args:
+        name: the study.
+        db: the database's URL, ignored if ``store`` is given.
+        phases: phases of the trials to include. Repeats from ``"confirm"`` or ``"audit"`` count in parameter
+            importances.
+        store: an open store.
+
+    Raises `NotFoundError`, `DatabaseError`, and `UsageError` for an unknown phase.
     """
     if store is None:
         with open_store(db, write=False) as opened:
@@ -84,7 +84,7 @@ def load_optuna_study(
 
 @dataclass(frozen=True, slots=True)
 class OptunaStudy:
-    """What an Optuna study consists of, wherever it is to be kept."""
+    """The contents of an Optuna study, independent of its storage."""
 
     name: str
     direction: Literal["minimize", "maximize"]
@@ -94,7 +94,7 @@ class OptunaStudy:
 
     @classmethod
     def read(cls, store: Store, name: str, phases: Phase | str | Collection[Phase | str] = SEARCH) -> OptunaStudy:
-        """Return what the Optuna study of a stored study consists of. Raises `NotFoundError` and `UsageError`."""
+        """Read a stored study. Raises `NotFoundError` and `UsageError`."""
         study = store.study(name)
         wanted = phases_of(phases)
         trials = [trial for trial in store.trials(name) if trial.phase in wanted]
@@ -108,7 +108,7 @@ class OptunaStudy:
     def of(
         cls, study: StudyRecord, trials: Sequence[TrialRecord], curves: Mapping[int, Mapping[int, float]]
     ) -> OptunaStudy:
-        """Return what an Optuna study of some trials consists of; ``curves`` are metrics by trial and step."""
+        """Build an Optuna study from trials; ``curves`` are metrics by trial and step."""
         spec = spec_of(study)
         parameters = _Parameters(spec.space, [trial.configuration for trial in trials])
         objective = objective_of(spec)
@@ -126,7 +126,7 @@ class OptunaStudy:
 
 
 def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
-    """Return the phases that are given, one or several; raise `UsageError` naming one that there is not."""
+    """Return the given phases as a set; raise `UsageError` for an unknown one."""
     names = [given] if isinstance(given, str) else list(given)
     for name in names:
         if name not in set(Phase):
@@ -136,7 +136,7 @@ def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Optuna from announcing each study, and from warning that naming a metric is experimental."""
+    """Silence Optuna's log and its warning about experimental metric names."""
     import optuna
 
     before = optuna.logging.get_verbosity()
@@ -150,7 +150,6 @@ def quiet() -> Iterator[None]:
 
 
 def _about(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
-    """Return the user attributes of a study."""
     return {
         "objective": study.objective,
         "target_metric": study.target.metric,
@@ -189,13 +188,12 @@ def _frozen(
 
 
 def _value_name(objective: Objective) -> str:
-    """Return how Optuna names an objective's figure: with the unit of one or two letters that it has."""
+    """Return the objective's name with its unit."""
     unit = objective.unit.strip()
     return f"{objective.name}_{unit.lower()}" if 0 < len(unit) <= 2 else objective.name
 
 
 def _state(trial: TrialRecord, value: float | None) -> str:
-    """Return the name of Optuna's state of a trial with a figure, or None."""
     if trial.state is TrialState.RUNNING:
         return "RUNNING"
     if trial.state is TrialState.QUEUED:
@@ -206,7 +204,6 @@ def _state(trial: TrialRecord, value: float | None) -> str:
 
 
 def _attributes(trial: TrialRecord, value: float | None) -> dict[str, Any]:
-    """Return the user attributes of a trial."""
     configuration, outcome = trial.configuration, trial.outcome
     attributes: dict[str, Any] = {
         "number": trial.number,
@@ -233,14 +230,14 @@ def _attributes(trial: TrialRecord, value: float | None) -> dict[str, Any]:
 
 
 def _local(moment: datetime) -> datetime:
-    """Return a moment as Optuna keeps it: local time that does not say so."""
+    """Return a naive local time, as Optuna stores it."""
     return moment.astimezone().replace(tzinfo=None)
 
 
 class _Parameters:
-    """The parameters of some configurations: what the space varies, or differs between them, and their distributions.
+    """Parameters that the space varies or that differ between configurations, with their distributions.
 
-    Each has one distribution, which holds it in every configuration: the space's, widened where one lies outside.
+    One distribution per parameter covers all configurations: the space's, widened if needed.
     """
 
     def __init__(self, space: SearchSpace, configurations: Sequence[Configuration]) -> None:
@@ -258,7 +255,7 @@ class _Parameters:
         }
 
     def of(self, configuration: Configuration) -> dict[str, Any]:
-        """Return the parameters of a configuration; without those that its optimizer or schedule does not have."""
+        """Return a configuration's parameters, without those that its optimizer or schedule lacks."""
         from optuna.distributions import CategoricalDistribution
 
         params: dict[str, Any] = {}
@@ -271,7 +268,6 @@ class _Parameters:
         return {name: params[name] for name in self.distributions if name in params}
 
     def _values(self, configuration: Configuration) -> dict[str, ParameterValue]:
-        """Return what a configuration trains with, by the names that its space has for it."""
         own = {"batch_size": configuration.batch_size, **parameters_of(configuration)}
         named = {f"{configuration.optimizer}.{name}": name for name in own}
         searched = {plain: full for full, plain in named.items() if full in self._dimensions}
@@ -297,7 +293,7 @@ class _Parameters:
 
 
 def _learning_rates(space: SearchSpace) -> list[float]:
-    """Return learning rates of a space as really run, the least and the greatest among them."""
+    """Return learning rates of a space as run, including the smallest and the largest."""
     rate: Any = space.learning_rate
     fixed = rate if isinstance(rate, tuple) else (rate,)
     ends = (rate.low, rate.high) if isinstance(rate, RelativeLearningRate) else fixed
@@ -306,7 +302,7 @@ def _learning_rates(space: SearchSpace) -> list[float]:
 
 
 def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
-    """Return values, each once: numbers ascending, others in the order in which they came."""
+    """Return the unique values: numbers ascending, others in order of appearance."""
     found: list[ParameterValue] = []
     for value in values:
         if not any(_same(value, one) for one in found):
@@ -317,7 +313,7 @@ def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
 
 
 def _same(one: ParameterValue, other: ParameterValue) -> bool:
-    """Return whether two values are the same, numbers up to rounding; True is not 1."""
+    """Return whether two values are equal, numbers up to rounding; True is not 1."""
     if _is_number(one) and _is_number(other):
         return math.isclose(one, other, rel_tol=1e-9)  # type: ignore[arg-type]
     return type(one) is type(other) and one == other

@@ -1,8 +1,8 @@
-"""Recorded curves: trials of a past search with their learning curves, as a table that any program can make.
+"""Recorded curves: trials of a past search with their learning curves, as a table.
 
-``NAME.csv.gz`` (or ``NAME.csv``) has the columns ``trial, param.*, seed, step, train_seconds, metric``, the rows of a
-trial one after the other in the order of time; an empty cell is not set. ``NAME.json`` beside it has ``name``,
-``metric``, ``goal``, ``target`` and ``max_train_seconds``, the limit of a trial (null: as long as each ran).
+``NAME.csv.gz`` (or ``NAME.csv``) has the columns ``trial, param.*, seed, step, train_seconds, metric``, grouped by
+trial in order of time; an empty cell means unset. ``NAME.json`` has ``name``, ``metric``, ``goal``, ``target`` and
+``max_train_seconds``, the limit of a trial (null: no limit).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PREFIX = "param."
 SUFFIXES = (".csv.gz", ".csv")
 
 OTHER_SEPARATORS = (";", "\t", "|")
-"""What separates columns where commas do not; spreadsheets write semicolons where a comma marks decimals."""
+"""Other column separators; spreadsheets write semicolons in locales with decimal commas."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrial:
-    """A trial's parameters, those not set left out, and its evaluations in the order of time: three equal lengths."""
+    """A trial's parameters, without unset ones, and its evaluations in order of time: three equal lengths."""
 
     number: int
     parameters: Mapping[str, ParameterValue]
@@ -41,7 +41,7 @@ class RecordedTrial:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTable:
-    """The trials of a past search, and what they were to reach; ``max_train_seconds`` is the limit that they had."""
+    """Trials of a past search with their target; ``max_train_seconds`` is their limit."""
 
     name: str
     target: Target
@@ -50,7 +50,7 @@ class RecordedTable:
 
 
 def check_separator(header: Sequence[str], origin: str) -> None:
-    """Raise `UsageError` where the header of a table, read as separated by commas, is separated by something else."""
+    """Raise `UsageError` if a table is separated by something other than commas."""
     found = next((one for one in OTHER_SEPARATORS if len(header) == 1 and one in header[0]), None)
     if found is not None:
         raise UsageError(
@@ -60,10 +60,9 @@ def check_separator(header: Sequence[str], origin: str) -> None:
 
 
 def write_table(table: RecordedTable, path: Path) -> list[Path]:
-    """Write a table and its description beside it, both or none; return their paths.
+    """Write a table and its description, both or none; return their paths. Equal tables give equal bytes.
 
-    The same table gives the same bytes. Raises `UsageError` where the name does not end as that of a table must, and
-    where they cannot be written.
+    Raises `UsageError` if the suffix is wrong or a file cannot be written.
     """
     head = {
         "name": table.name,

@@ -1,4 +1,4 @@
-"""Trials as flat rows and as documents: what `trial list`, `trial show` and the exports have."""
+"""Trials as flat rows and as documents, for `trial list`, `trial show` and the exports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bssearch.records.batch_schedule import run_stages
 from bssearch.storage.repository import Store
 
 ZERO_WHERE_UNKNOWN = frozenset({"steps", "samples", "train_seconds"})
-"""The outcome's fields that an imported run has as 0 where its table does not say them."""
+"""Outcome fields that are 0 in an imported run if its table lacks them."""
 
 
 UNKNOWN_OF_IMPORTED = (
@@ -25,26 +25,26 @@ UNKNOWN_OF_IMPORTED = (
     "wall_seconds",
     "contended",
 )
-"""The fields that are null of a run that was made elsewhere: no table has them."""
+"""Fields that are null for imported runs, because no table has them."""
 
 
 ALWAYS_THERE = ("train_seconds", "time_to_target_s", "steps_to_target", "final_metric", "reason")
-"""The outcome's fields that a row has before its trial has ended, as null: a contract of ``trials --format json``."""
+"""Outcome fields that are null in rows of unfinished trials: a contract of ``trials --format json``."""
 
 
 TRIALS_AT_ONCE = 200
-"""Trials whose curves are in memory at a time: a choice."""
+"""Trials whose curves are in memory at a time."""
 
 
 def trial_table(trials: Sequence[TrialRecord]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the columns of a table of trials and its rows, as ``trials.csv`` and `trials_frame` have them."""
+    """Return the columns and rows of ``trials.csv`` and `trials_frame`."""
     return flat_table([trial_row(trial) for trial in trials])
 
 
 def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return rows without nested mappings, whose parts get dotted names, and the columns of all of them.
+    """Flatten nested mappings into dotted columns; return all columns and the rows.
 
-    Of a mapping that some rows lack there are only the columns of its parts.
+    If some rows lack a mapping, only the columns of its parts remain.
     """
     flat = [flat_row(row) for row in rows]
     names = dict.fromkeys(key for row in flat for key in row)
@@ -52,7 +52,7 @@ def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[
 
 
 def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, with dotted names."""
+    """Flatten nested mappings into dotted names."""
     found: dict[str, Any] = {}
     for key, value in row.items():
         name = f"{path}{key}"
@@ -94,9 +94,9 @@ def trial_document(
     environment: Environment | None,
     spec: Mapping[str, object] | None,
 ) -> dict[str, Any]:
-    """Return a trial with its curve, device and the spec that started it: the contract of ``trial --format json``.
+    """Return a trial with its curve, device and starting spec: the contract of ``trial --format json``.
 
-    ``stages`` are what it ran of each where its batch grows, null where it stays.
+    ``stages`` has the work done at each stage if the batch grows, else null.
     """
     return {
         **trial_row(trial),
@@ -114,12 +114,12 @@ def trial_document(
 
 
 def traceback(trial: TrialRecord) -> str | None:
-    """Return the traceback of the exception that ended a trial, None without one."""
+    """Return the traceback of the exception that ended a trial, or None."""
     return None if trial.outcome is None else trial.outcome.traceback
 
 
 def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> Iterator[tuple[int, Observation]]:
-    """Yield every observation of some trials with the trial's number, a few trials' in memory at a time."""
+    """Yield the observations of trials with the trial's number; few trials are in memory at a time."""
     numbers = [trial.number for trial in trials]
     for start in range(0, len(numbers), TRIALS_AT_ONCE):
         for trial, curve in store.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():

@@ -1,4 +1,4 @@
-"""Types of columns: what a database is given, and gives back, of a Python value; and their checks, with names."""
+"""Column types with their named checks, and the mapping of records to columns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 LARGEST = 1e300
-"""What no column of numbers reaches."""
+"""Numbers in columns are smaller than this."""
 
 NAMING_CONVENTION = {
     "pk": "pk_%(table_name)s",
@@ -49,13 +49,13 @@ NAMING_CONVENTION = {
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment: takes aware datetimes, stores UTC, returns aware ones, from SQLite too."""
+    """Aware datetimes, stored in UTC; SQLite returns aware ones too."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return the moment in UTC; raise `ValueError` where it does not say its offset."""
+        """Convert to UTC; raise `ValueError` without a time zone."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -63,52 +63,52 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return the stored moment as an aware datetime."""
+        """Return an aware datetime in UTC."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class FiniteFloat(TypeDecorator[float]):
-    """A double that is a number: SQLite would quietly make NULL of a NaN."""
+    """A finite double. Checked here because SQLite silently stores NaN as NULL."""
 
     impl = Float(53)
     cache_ok = True
 
     def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
-        """Return the value as it is; raise `ValueError` for NaN and the infinities."""
+        """Return the value; raise `ValueError` if it is NaN or infinite."""
         if value is not None and not math.isfinite(value):
             raise ValueError(f"{value!r} is not a finite number")
         return value
 
-    process_result_value = process_bind_param  # another program may have stored what is no number
+    process_result_value = process_bind_param  # another program may have stored a non-finite value
 
 
 class StorableText(TypeDecorator[str]):
-    """A text without what a database cannot hold: NUL (PostgreSQL) and lone surrogates become replacement marks."""
+    """Text in which NUL (invalid in PostgreSQL) and lone surrogates become replacement characters."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Return the text fit to be stored: what a worker wrote may hold anything."""
+        """Replace characters that a database cannot store; workers print anything."""
         if value is None:
             return None
         return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
 
 
 class Sentences(TypeDecorator[tuple[str, ...]]):
-    """Some sentences, one a line."""
+    """Sentences, one per line."""
 
     impl = StorableText
     cache_ok = True
 
     def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
-        """Return the sentences as lines; a line break inside one becomes a space."""
+        """Join the sentences; a line break inside one becomes a space."""
         return None if value is None else "\n".join(" ".join(sentence.split()) for sentence in value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
-        """Return the lines."""
+        """Split the lines."""
         return None if value is None else tuple(value.splitlines())
 
 
@@ -125,38 +125,38 @@ def enum(kind: type[StrEnum], name: str) -> Enum:
 
 
 def positive(*columns: str) -> list[CheckConstraint]:
-    """Return the checks that columns are > 0."""
+    """Return CHECKs for > 0."""
     return [CheckConstraint(f"{column} > 0", name=f"{column}_positive") for column in columns]
 
 
 def not_negative(*columns: str) -> list[CheckConstraint]:
-    """Return the checks that columns are >= 0."""
+    """Return CHECKs for >= 0."""
     return [CheckConstraint(f"{column} >= 0", name=f"{column}_not_negative") for column in columns]
 
 
 def are_finite(*columns: ColumnElement[float] | InstrumentedAttribute[float]) -> ColumnElement[bool]:
-    """Return the condition that columns hold numbers, for rows that something else may have written.
+    """Return the condition that columns are finite, for rows that another program may have written.
 
-    An infinity is a number to SQLite and PostgreSQL, and to the latter NaN is larger than all.
+    SQLite and PostgreSQL store infinities as numbers, and PostgreSQL sorts NaN above all of them.
     """
     return and_(*(column <= LARGEST for column in columns))
 
 
 def below_one(*columns: str) -> list[CheckConstraint]:
-    """Return the checks that columns are >= 0 and < 1."""
+    """Return CHECKs for the range [0, 1)."""
     return [CheckConstraint(f"{column} >= 0 AND {column} < 1", name=f"{column}_share") for column in columns]
 
 
 def at_most_one(*columns: str) -> list[CheckConstraint]:
-    """Return the checks that columns are >= 0 and <= 1."""
+    """Return CHECKs for the range [0, 1]."""
     return [CheckConstraint(f"{column} >= 0 AND {column} <= 1", name=f"{column}_share") for column in columns]
 
 
-# The database's clock, by which leases are measured whatever the clocks of the drivers say.
+# Leases use the database's clock, because drivers' clocks may differ.
 
 
 class database_now(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
-    """The time of the database's clock, in UTC."""
+    """The database's clock, in UTC."""
 
     type = UtcDateTime()
     inherit_cache = True
@@ -173,7 +173,7 @@ def _sqlite_now(element: database_now, compiler: SQLCompiler, **options: Any) ->
 
 
 class database_started(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
-    """The time at which the database's server was started; NULL where there is no server."""
+    """Start time of the database server; NULL on SQLite."""
 
     type = UtcDateTime()
     inherit_cache = True
@@ -194,8 +194,6 @@ def now(connection: Connection) -> datetime:
     return connection.execute(select(database_now())).scalar_one()
 
 
-# Records to columns and back, by the names of their fields.
-
 Record = TypeVar("Record", bound="DataclassInstance")
 
 PREFIXES: Mapping[type, str] = {
@@ -207,13 +205,13 @@ PREFIXES: Mapping[type, str] = {
     DeviceUse: "",
     StepTimeError: "error_",
 }
-"""The records that lie inside others; an environment has its own table and lies so only in a joined row, and the error
-of a step time is not stored: it follows from the visits."""
+"""Column prefixes of nested records. `Environment` appears only in joined rows, since it has its own table;
+`StepTimeError` is computed from the visits and never stored."""
 
 
 @cache
 def layout(record_type: type) -> dict[str, type | None]:
-    """Return the record's fields; those that hold a record of `PREFIXES` with its type."""
+    """Return the record's fields, each with the type of its nested record, else None."""
     hints = typing.get_type_hints(record_type)
     return {field.name: _nested(hints[field.name]) for field in fields(record_type)}
 
@@ -224,7 +222,7 @@ def _nested(hint: object) -> type | None:
 
 
 def column_types(record_type: type, *, without: str | None = None) -> dict[str, Any]:
-    """Return the columns that hold a record's fields, with their types, but for the field ``without``; in order."""
+    """Return the columns of a record's fields with their types, in order, except the field ``without``."""
     hints = typing.get_type_hints(record_type)
     found: dict[str, Any] = {}
     for name, nested in layout(record_type).items():
@@ -236,7 +234,7 @@ def column_types(record_type: type, *, without: str | None = None) -> dict[str, 
 
 
 def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
-    """Return the column values of a record; of an inner record that is None there are none."""
+    """Return the column values of a record, omitting nested records that are None."""
     columns: dict[str, Any] = {}
     for name, nested in layout(type(record)).items():
         value = getattr(record, name)
@@ -250,7 +248,7 @@ def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
 def from_columns(
     record_type: type[Record], columns: Mapping[str, Any] | RowMapping, *, absent: str | None = None, prefix: str = ""
 ) -> Record:
-    """Return the record whose fields these columns hold; the inner record ``absent`` is None."""
+    """Build a record from its columns; the nested record ``absent`` becomes None."""
     values: dict[str, Any] = {}
     for name, nested in layout(record_type).items():
         if name == absent:

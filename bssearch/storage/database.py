@@ -1,4 +1,4 @@
-"""An open database: its transactions, who waits for it, and the ids behind names. The store stands on it."""
+"""An open database: its transactions, its retries, and the ids behind names. The store builds on it."""
 
 from __future__ import annotations
 
@@ -25,20 +25,18 @@ from bssearch.storage.connection.urls import masked, shown
 from bssearch.storage.models import EnvironmentRow, StudyRow
 from bssearch.storage.statements import insert_if_absent, no_study
 
-# Patience with a server that is away for a while: work is tried again until the connection is back.
-
 RETRY_FOR_S = 900.0
-"""Seconds for which work is tried again: longer than a server takes to be restarted or replaced. A choice."""
+"""Seconds to retry: longer than a server takes to restart or to be replaced."""
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 10.0
-"""Seconds before the second try, and between later ones at most: choices."""
+"""Seconds before the second try, and at most between later ones."""
 
 
 class Patience:
-    """Repeats work that lost its connection, with growing random pauses, for `RETRY_FOR_S`.
+    """Retries work that lost its connection, with growing random pauses, for `RETRY_FOR_S`.
 
-    Threads may share one: each waits for itself, and ``notify`` is told once of the loss and once of the return.
+    Threads may share it: each waits for itself, and ``notify`` reports the loss once and the return once.
     """
 
     def __init__(self, where: str, notify: Callable[[str], None]) -> None:
@@ -49,13 +47,13 @@ class Patience:
         self._over = threading.Event()
 
     def end(self) -> None:
-        """Have no more patience: who waits fails now, who comes later at once."""
+        """Stop retrying; current and future calls fail immediately."""
         self._over.set()
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """Return what the work returns; raise `DatabaseError` where the connection stays lost.
+        """Return the result of ``work``; raise `DatabaseError` if the connection stays lost.
 
-        The work must bear to be done twice: the connection may have broken after its commit.
+        ``work`` must be idempotent, because the connection may break after its commit.
         """
         try:
             return work()
@@ -66,18 +64,18 @@ class Patience:
         try:
             result = self._repeat(work)
         except ConnectionLostError as error:
-            # Who gives up is not made to wait again while it clears up.
+            # After giving up, later calls during cleanup must not wait again.
             self.end()
             self.is_waiting = False
             raise DatabaseError(
                 f"{error.message} (tried again for up to {RETRY_FOR_S / 60:.0f} minutes)",
                 hint="what had been stored is safe; the same command goes on",
             ) from error
-        except BSSearchError:  # the database's own answer: it is there
+        except BSSearchError:  # the database answered, so the connection is back
             self._tell_back()
             raise
         except KeyboardInterrupt:
-            # Nor is who stops the program.
+            # Nor after Ctrl-C.
             self.end()
             self.is_waiting = False
             raise
@@ -85,7 +83,7 @@ class Patience:
         return result
 
     def _repeat(self, work: Callable[[], Result]) -> Result:
-        # Imported only where a connection was lost: it takes a while.
+        # Imported only after a lost connection: the import is slow.
         from tenacity import (
             Retrying,
             retry_if_exception_type,
@@ -120,17 +118,17 @@ Result = TypeVar("Result")
 Notify = Callable[[str], None]
 
 LONGEST_TURN_SECONDS = 10.0
-"""A driver that hangs while it has locked a study keeps others waiting for this long."""
+"""Seconds after which the server ends a silent driver's lock on a study, for which others wait."""
 
 SPREAD_SECONDS = 0.1
-"""Longest pause before a turn on SQLite, whose waiting writers look for the lock every 100 ms: without a pause of the
-others one of 8 drivers never started a trial."""
+"""Longest pause before a turn on SQLite. Waiting writers poll for the lock every 100 ms; without this pause, one of 8
+drivers never started a trial."""
 
 
 def patiently(
     method: Callable[Concatenate[Any, Parameters], Result],
 ) -> Callable[Concatenate[Any, Parameters], Result]:
-    """Make a method that bears to be done twice wait for a server that is away."""
+    """Make an idempotent method retry while the server is unreachable."""
 
     @wraps(method)
     def patient(self: Database, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -144,7 +142,7 @@ _LOCKED_STUDY_ID = _STUDY_ID.with_for_update()
 
 
 class _Turn(threading.local):
-    """The transaction in which a thread has locked a study, None if it has not or has written since."""
+    """A thread's transaction that has locked a study; None before the lock and after the first write."""
 
     connection: Connection | None = None
     ending = ExitStack()
@@ -155,7 +153,7 @@ class _TurnOver(Exception):  # noqa: N818 - it rolls back, and is no failure
 
 
 class Database:
-    """An engine, the transactions over it, and the ids behind names."""
+    """An engine, its transactions, and the ids behind names."""
 
     def __init__(self, url: str | URL, *, write: bool = True, notify: Notify | None = None) -> None:
         self._engine = create_engine_for(url, write=write)
@@ -188,7 +186,7 @@ class Database:
             self.close()
 
     def _refuse_faulty_rows(self, error: Exception) -> None:
-        """Raise `DatabaseError` where an error is due to a row that nothing of ours has stored so."""
+        """Raise `DatabaseError` if the error is due to a row that bssearch cannot have stored."""
         from bssearch.storage.integrity import first_fault
 
         for name, study_id in (self._asked or self._all_studies()).items():
@@ -205,28 +203,28 @@ class Database:
             return {name: study_id for name, study_id in connection.execute(select(StudyRow.name, StudyRow.id))}
 
     def close(self) -> None:
-        """Close all connections; who waits for the server in another thread fails."""
+        """Close all connections; waiting calls in other threads fail."""
         self._patience.end()
         self._engine.dispose()
 
     @property
     def masked_url(self) -> str:
-        """The URL, fit to be printed."""
+        """The URL, safe to print."""
         return masked(self._engine.url)
 
     @property
     def has_secret(self) -> bool:
-        """Whether the URL holds what must not be printed."""
+        """Whether the URL holds a secret."""
         whole = self._engine.url.render_as_string(hide_password=False).replace("+psycopg:", ":", 1)
         return self.masked_url != whole
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a call waits for a server that is away, and so may take long."""
+        """Whether a call is waiting for an unreachable server."""
         return self._patience.is_waiting
 
     def give_up(self) -> None:
-        """Wait no more for a server that is away: who waits fails now, and who comes later at once."""
+        """Stop retrying; current and future calls fail immediately."""
         self._patience.end()
 
     def _reading(self) -> AbstractContextManager[Connection]:
@@ -249,9 +247,9 @@ class Database:
 
     @contextmanager
     def turn(self, study: str) -> Iterator[None]:
-        """Lock a study for this thread, up to its first write: that is part of the same transaction and commits it.
+        """Lock a study for this thread until its first write, which belongs to the same transaction and commits it.
 
-        A server that hears nothing for `LONGEST_TURN_SECONDS` gives the lock to others; the write is then tried anew.
+        A server ends the lock after `LONGEST_TURN_SECONDS` of silence; the write then retries in a new transaction.
         """
 
         def take() -> None:
@@ -272,7 +270,7 @@ class Database:
             self._end_turn()
 
     def _in_turn(self) -> AbstractContextManager[Connection] | None:
-        """Return this thread's turn, for reading, or None; a turn ends with its connection."""
+        """Return this thread's turn, for reading; None if there is no turn. A turn ends with its connection."""
         connection = self._turn.connection
         return None if connection is None else self._reading_in(connection)
 
@@ -286,14 +284,14 @@ class Database:
             raise
 
     def _end_turn(self) -> None:
-        """Unlock the study, unless this thread's write has."""
+        """Unlock the study, unless this thread's write has done so."""
         if self._turn.connection is not None:
             self._turn.connection = None
             with suppress(_TurnOver, ConnectionLostError), self._turn.ending.pop_all():
                 raise _TurnOver
 
     def _on_study(self, name: str, work: Callable[[Connection, int], Result]) -> Result:
-        """Do work on a study, alone; its id stays known where a first try renamed or deleted it unnoticed."""
+        """Run ``work`` with the study locked. Retries reuse its id: the first try may have renamed or deleted it."""
         study_id: int | None = None
 
         def once() -> Result:
@@ -311,11 +309,11 @@ class Database:
         return self._found(connection, name, _STUDY_ID)
 
     def _lock_study(self, connection: Connection, name: str) -> int:
-        """Return the study's id, and keep other writers of the study out until the transaction ends."""
+        """Return the study's id, and lock its row until the transaction ends."""
         return self._found(connection, name, _LOCKED_STUDY_ID)
 
     def _found(self, connection: Connection, name: str, query: Select[Any]) -> int:
-        # Looked up each time: another process may rename a study, or delete it and give its id to the next.
+        # Queried each time: another process may rename or delete the study, and SQLite may reuse its id.
         study_id: int | None = connection.scalar(query, {"name": name})
         if study_id is None:
             raise no_study(connection, name)
@@ -329,13 +327,13 @@ class Database:
         inserted = insert_if_absent(connection, EnvironmentRow, {"digest": digest, **to_columns(environment)})
         found = connection.execute(select(EnvironmentRow.id).where(EnvironmentRow.digest == digest)).scalar_one()
         if not inserted:
-            # Only what another transaction committed is remembered: this one may yet be rolled back.
+            # Cache only committed ids: this transaction may roll back.
             self._environment_ids[environment] = found
         return found
 
 
 def environment_digest(environment: Environment) -> str:
-    """Return the digest that equal environments share; fields that came later count only where they are known."""
+    """Return the digest that equal environments share; fields added later count only if known."""
     told = json.loads(to_json(environment))
     for name in ("git_dirty", "libraries"):
         if told[name] in (None, []):

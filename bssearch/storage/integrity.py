@@ -1,7 +1,6 @@
-"""Whether what is stored of a study is what bssearch stores: looked at only where something went wrong with it.
+"""Finds rows of a study that bssearch cannot have stored; used only after an error.
 
-SQLite takes any value in any column, and who opens a file can have its checks ignored; a server of PostgreSQL checks
-the types by itself.
+SQLite accepts any type in any column, and its checks can be turned off; PostgreSQL enforces types itself.
 """
 
 from __future__ import annotations
@@ -50,25 +49,25 @@ from bssearch.storage.models import (
 )
 
 LARGEST = 1e300
-"""No figure that bssearch measures is larger, or nearer to 0 than its inverse: a choice."""
+"""Numbers that bssearch measures are smaller than this, and larger than its inverse."""
 
 LARGEST_WHOLE = 2**62
-"""No number that bssearch counts is larger: a choice."""
+"""Counts are smaller than this."""
 
 OF_SCALARS = frozenset({"parameters", "sampled", "further_test_metrics"})
-"""The columns whose JSON objects hold booleans, numbers and texts, or that a parameter is not known; nothing deeper."""
+"""Columns whose JSON objects hold only booleans, numbers, texts and nulls."""
 
 LONGEST = 60
-"""Characters of a value that an error shows: a choice."""
+"""Characters of a value shown in an error."""
 
 
 def is_scalar(value: object) -> bool:
-    """Return whether a value may stand in a column of `OF_SCALARS`: a `bssearch.records.ParameterValue`."""
+    """Return whether a value is a `bssearch.records.ParameterValue`, as columns of `OF_SCALARS` hold."""
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def first_fault(connection: Connection, study_id: int) -> str | None:
-    """Return what is wrong with the first row of a study that bssearch cannot have stored so; None where none is."""
+    """Return a description of a study's first invalid row; None if all rows are valid."""
     for table, words, label, scope in _rows_of(study_id):
         for column in table.columns:
             value = type_coerce(column, NullType())
@@ -87,7 +86,7 @@ def first_fault(connection: Connection, study_id: int) -> str | None:
 
 
 def _rules(table: Table) -> Iterator[tuple[ColumnElement[bool], str]]:
-    """Yield what breaks each rule of a table, with its words: its checks, and that what it refers to is there."""
+    """Yield each rule of a table, checks and foreign keys, as the condition that violates it and a description."""
     for constraint in table.constraints:
         if isinstance(constraint, CheckConstraint) and isinstance(constraint.sqltext, TextClause):
             yield literal_column(f"NOT ({constraint.sqltext.text})"), f"not {constraint.sqltext.text}"
@@ -100,7 +99,7 @@ def _rules(table: Table) -> Iterator[tuple[ColumnElement[bool], str]]:
 
 
 def _rows_of(study_id: int) -> Iterator[tuple[Table, str, ColumnElement[Any], ColumnElement[bool]]]:
-    """Yield each table with what a row of it is called, what it is known by, and which rows are of the study."""
+    """Yield each table with a row's name, the column that identifies it, and the condition for the study's rows."""
     trial = TrialRow.__table__
     yield StudyRow.__table__, "study", StudyRow.__table__.c.name, StudyRow.id == study_id
     environments = select(TrialRow.environment_id).where(TrialRow.study_id == study_id)
@@ -117,12 +116,12 @@ def _rows_of(study_id: int) -> Iterator[tuple[Table, str, ColumnElement[Any], Co
     for row, words in measured:
         yield row.__table__, f"{words} of batch size", row.__table__.c.batch_size, row.study_id == study_id
     finding = FindingRow.__table__
-    found_at = type_coerce(finding.c.found_at, NullType())  # what is stored there may be no moment
+    found_at = type_coerce(finding.c.found_at, NullType())  # the stored value may not be a time
     yield finding, "the answer of", found_at, FindingRow.study_id == study_id
 
 
 def _is_wrong(column: Column[Any], dialect: str) -> ColumnElement[bool]:
-    """Return whether a column's value is none that bssearch stores in it: missing, of another type, not finite."""
+    """Return the condition that a column's value is missing, of another type, or not finite."""
     raw = type_coerce(column, NullType())
     kind = storage_type(column.type)
     wrong: list[ColumnElement[bool]] = [] if column.nullable else [raw.is_(None)]
@@ -131,14 +130,14 @@ def _is_wrong(column: Column[Any], dialect: str) -> ColumnElement[bool]:
 
 
 def storage_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
-    """Return what a column's type is stored as."""
+    """Return the plain SQL type under any `TypeDecorator`."""
     while isinstance(kind, TypeDecorator):
         kind = kind.impl_instance
     return kind
 
 
 def _of_another_kind(raw: ColumnElement[Any], kind: TypeEngine[Any], dialect: str) -> Iterator[ColumnElement[bool]]:
-    """Yield what a value that is there must not be."""
+    """Yield the conditions that make a non-null value invalid for its column type."""
     is_sqlite = dialect == "sqlite"
     stored = func.typeof(raw)
     if isinstance(kind, Float):
@@ -171,7 +170,7 @@ def _first(connection: Connection, query: Select[Any]) -> tuple[Any, ...] | None
 
 
 def _is_ours(found: Any, is_of_scalars: bool) -> bool:
-    """Return whether a JSON object, as text where a database gives that, is one that bssearch stores."""
+    """Return whether a JSON object, decoded or as text, is one that bssearch could store."""
     try:
         values = from_json(found) if isinstance(found, str) else found
     except ValueError:
@@ -180,6 +179,6 @@ def _is_ours(found: Any, is_of_scalars: bool) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message, cut if it is long."""
+    """Return the value as text, shortened for messages."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -1,4 +1,4 @@
-"""Study keeping: create, bind, rename, archive and delete studies."""
+"""Creates, binds, renames, archives and deletes studies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bssearch.storage.statements import STUDY, insert_if_absent, study_record
 
 
 def create(connection: Connection, study: StudyRecord, *, again: bool) -> None:
-    """Store a study; raise `UsageError` where its name is taken. ``again``: an earlier try may have stored it."""
+    """Store a study; raise `UsageError` if the name is taken. ``again``: an earlier try may have stored it."""
     if insert_if_absent(connection, StudyRow, to_columns(study)):
         return
     stored = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()
@@ -26,7 +26,7 @@ def create(connection: Connection, study: StudyRecord, *, again: bool) -> None:
 
 
 def rename(connection: Connection, study_id: int, *, old: str, new: str) -> None:
-    """Give a study another name; raise `UsageError` where it is ill-formed, taken, or the study runs."""
+    """Rename a study; raise `UsageError` if the name is invalid or taken, or the study is running."""
     check_name(new)
     check_idle(connection, study_id, old, "renamed")
     if connection.scalar(select(StudyRow.id).where(StudyRow.name == new, StudyRow.id != study_id)) is not None:
@@ -34,7 +34,7 @@ def rename(connection: Connection, study_id: int, *, old: str, new: str) -> None
     spec = connection.execute(select(StudyRow.spec).where(StudyRow.id == study_id)).scalar_one()
     try:
         connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(name=new, spec={**spec, "name": new}))
-    except IntegrityError:  # made by another process meanwhile
+    except IntegrityError:  # another process created it in the meantime
         raise _taken(new) from None
 
 
@@ -44,9 +44,9 @@ def update_spec(connection: Connection, study_id: int, *, spec: Mapping[str, obj
 
 
 def bind(connection: Connection, study_id: int, environment: Environment, environment_id: int, *, again: bool) -> None:
-    """Bind a study to the kind of device of its first environment, or ``again`` to another environment of that kind.
+    """Bind a study to the kind of device of its first environment; raise `OtherDeviceError` for any other kind.
 
-    Raises `OtherDeviceError` on any other kind.
+    ``again`` rebinds it to another environment of the same kind.
     """
     study = study_record(connection.execute(STUDY.where(StudyRow.id == study_id)).mappings().one())
     same_kind = study.environment is not None and study.environment.fingerprint == environment.fingerprint
@@ -61,9 +61,9 @@ def bind(connection: Connection, study_id: int, environment: Environment, enviro
 
 
 def archive(connection: Connection, study_id: int, *, name: str, archived: bool) -> None:
-    """Put a study away, or take it out again; one that is archived keeps the moment it was.
+    """Archive a study, or undo it; raise `UsageError` if the study to archive is running.
 
-    Raises `UsageError` where it is to be put away while it runs.
+    Archiving twice keeps the first time.
     """
     if archived:
         check_idle(connection, study_id, name, "archived")
@@ -75,13 +75,13 @@ def archive(connection: Connection, study_id: int, *, name: str, archived: bool)
 
 
 def delete_all(connection: Connection, study_id: int, *, name: str) -> None:
-    """Delete a study and all that belongs to it; raise `UsageError` where it runs."""
+    """Delete a study with its rows; raise `UsageError` if it is running."""
     check_idle(connection, study_id, name, "deleted")
     connection.execute(delete(StudyRow).where(StudyRow.id == study_id))
 
 
 def check_name(name: str) -> None:
-    """Raise `UsageError` for a name that no spec could have."""
+    """Raise `UsageError` if a spec could not have this name."""
     from pydantic import TypeAdapter, ValidationError
 
     from bssearch.spec import StudySpec

@@ -1,7 +1,7 @@
-"""Leases: who runs a trial, or holds a claim, and until when by the database's clock.
+"""Leases: the owner of a running trial or of a claim, and its expiry by the database's clock.
 
-A driver renews its leases all the time; where one has run out nobody is taken to be there. What of a driver is known
-better (its process runs, or is gone) counts more than its lease.
+A driver renews its leases continually; an owner with an expired lease counts as gone. Knowledge of the owner's process
+overrides the lease.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from bssearch.storage.revisions import mark_changed
 from bssearch.storage.statements import end_trial, is_running
 
 RESTART_GRACE_S = 60.0
-"""How long after a server's start no lease counts as ended: longer than drivers wait between two tries."""
+"""Seconds after a server's start in which no lease counts as expired: longer than a driver's pause between tries."""
 
 IsAlive = Callable[[str], bool | None]
-"""Whether an owner is there; None where it cannot be known."""
+"""Whether an owner is alive; None if unknown."""
 
 
 def ended_by(connection: Connection) -> datetime:
-    """Return the moment such that leases that expired until then have ended: now, or never yet.
+    """Return the time up to which expired leases have ended: now, or never soon after a server's start.
 
-    While a server was down nobody could renew a lease, so those that ran out meanwhile say nothing about their owners:
-    after its start they all have a while to come back.
+    No driver can renew a lease while the server is down, so an expiry then proves nothing.
     """
     time, started = connection.execute(select(database_now(), database_started())).one()
     if started is not None and time < started + timedelta(seconds=RESTART_GRACE_S):
@@ -39,7 +38,7 @@ def ended_by(connection: Connection) -> datetime:
 
 
 def heartbeat(connection: Connection, study_id: int, *, owner: str, lease_seconds: float) -> None:
-    """Extend the leases of an owner's running trials and its claims to ``lease_seconds`` from now."""
+    """Extend the leases of an owner's running trials and claims to ``lease_seconds`` from now."""
     expires_at = now(connection) + timedelta(seconds=lease_seconds)
     connection.execute(
         update(TrialRow).where(*is_running(study_id), TrialRow.lease_owner == owner).values(lease_expires_at=expires_at)
@@ -50,7 +49,7 @@ def heartbeat(connection: Connection, study_id: int, *, owner: str, lease_second
 
 
 def last_renewed(connection: Connection, study_id: int) -> dict[str, datetime]:
-    """Return until when each owner of a study's running trials and claims has them, by the last of its leases."""
+    """Return the latest lease end of each owner of running trials or claims."""
     found: dict[str, datetime] = {}
     rows = [
         *connection.execute(select(TrialRow.lease_owner, TrialRow.lease_expires_at).where(*is_running(study_id))),
@@ -63,7 +62,7 @@ def last_renewed(connection: Connection, study_id: int) -> dict[str, datetime]:
 
 
 def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
-    """End the running trials of owners that are dead, or unknown with their leases ended; return their numbers."""
+    """End the running trials of owners that are dead, or unknown with an expired lease; return their numbers."""
     owners = connection.scalars(select(TrialRow.lease_owner).where(*is_running(study_id)).distinct()).all()
     known = {owner: is_alive(owner) for owner in owners if owner is not None}
     dead = {owner for owner, alive in known.items() if alive is False}
@@ -80,20 +79,20 @@ def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> li
         )
     ).all()
     lost = []
-    # Sorted here: for rows in the order of their numbers SQLite would walk through all trials of the study.
+    # Sort here: with ORDER BY number SQLite would scan all trials of the study.
     for trial_id, number, owner, expired_at in sorted(rows, key=lambda row: row.number):
         gone = f"its driver {owner} is gone"
         late = f"its lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}" if expired_at else gone
         outcome = TrialOutcome(state=TrialState.LOST, reason=gone if owner in dead else late)
         columns = {**to_columns(outcome), **_last_seen(connection, trial_id)}
-        if end_trial(connection, trial_id, columns):  # or its driver has just ended it
+        if end_trial(connection, trial_id, columns):  # False if its driver has just ended it
             lost.append(number)
     mark_changed(connection, study_id, lost)
     return lost
 
 
 def _last_seen(connection: Connection, trial_id: int) -> dict[str, Any]:
-    """Return how far a trial had come at its last evaluation, as columns of its outcome."""
+    """Return a trial's progress at its last evaluation, as columns of its outcome."""
     last = connection.execute(
         select(
             ObservationRow.step.label("steps"),
@@ -111,7 +110,7 @@ def _last_seen(connection: Connection, trial_id: int) -> dict[str, Any]:
 def claim(
     connection: Connection, study_id: int, *, name: str, owner: str, lease_seconds: float, is_alive: IsAlive
 ) -> bool:
-    """Take a claim that is free, the owner's own, or left by another; return whether the owner has it."""
+    """Take a claim that is free, the owner's, or abandoned; return whether the owner has it."""
     place = ClaimRow.study_id == study_id, ClaimRow.name == name
     held = connection.execute(select(ClaimRow.owner, ClaimRow.expires_at).where(*place)).first()
     values = {"owner": owner, "expires_at": now(connection) + timedelta(seconds=lease_seconds)}
@@ -127,14 +126,14 @@ def claim(
 
 
 def release(connection: Connection, study_id: int, *, name: str, owner: str) -> None:
-    """Give a claim back; one that is not the owner's is left alone."""
+    """Release a claim, unless another owner holds it."""
     connection.execute(
         delete(ClaimRow).where(ClaimRow.study_id == study_id, ClaimRow.name == name, ClaimRow.owner == owner)
     )
 
 
 def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> None:
-    """Raise `UsageError` where a trial of the study runs, or a claim is held, under a lease that has not ended."""
+    """Raise `UsageError` if a trial of the study is running, or a claim is held, under a live lease."""
     ended = ended_by(connection)
     running = connection.execute(
         select(TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at)

@@ -1,4 +1,4 @@
-"""Where trials ran, and what a device and a model can do: step times, memory, gradient noise scales."""
+"""Environments, step times, memory and gradient noise scales."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from bssearch.storage.statements import (
 
 
 def _timed_model(spec: object) -> ModelParameters:
-    """Return the own parameters of the model that a stored spec's default has; none where it cannot be read."""
+    """Return the model parameters of a stored spec's default; empty if the spec is unreadable."""
     try:
         return StudySpec.model_validate(spec).timed_model
     except ValidationError:
@@ -48,24 +48,23 @@ def _timed_model(spec: object) -> ModelParameters:
 
 
 class Measurements(Database):
-    """The part of the store that keeps environments and probes."""
+    """Stores environments and probes."""
 
     def __init__(self, url: str | URL, *, write: bool = True, notify: Notify | None = None) -> None:
         self._known_step_times: dict[int, tuple[tuple[object, ...], list[ProbeRecord]]] = {}
         super().__init__(url, write=write, notify=notify)
 
     def save_probe(self, study: str, environment: Environment, probe: ProbeRecord, visit: int | None = None) -> int:
-        """Store the step time that a visit found at a batch size, and return the visit's number; all visits are kept.
+        """Store a visit's step time for a batch size and return the visit's number. All visits are kept.
 
-        Without a number it is the first of a new visit: that is counted under the lock of the study, so that two who
-        visit at once have each their own. The evaluation cadence is that of the first, and never changes. A visit that
-        is stored already is left as it is.
+        ``visit=None`` starts a new visit; it gets its number under the study's lock, so concurrent visits differ. The
+        first visit fixes the evaluation cadence. A visit that is stored already stays as it is.
         """
         number = visit
 
         def save(connection: Connection, study_id: int) -> int:
             nonlocal number
-            if number is None:  # A try that is made again after a lost connection keeps the number of the first.
+            if number is None:  # A retry after a lost connection keeps the number of the first try.
                 newest = connection.scalar(select(func.max(VisitRow.visit)).where(VisitRow.study_id == study_id))
                 number = (newest or 0) + 1
             columns = to_columns(probe)
@@ -84,7 +83,7 @@ class Measurements(Database):
 
     @patiently
     def visits(self, study: str) -> list[Visit]:
-        """Return all visits in the order of measuring, counted over all environments."""
+        """Return all visits, oldest first, numbered over all environments."""
         with self._reading() as connection:
             return self._visits(connection, self._study_id(connection, study))
 
@@ -97,10 +96,10 @@ class Measurements(Database):
 
     @patiently
     def probes(self, study: str, environment: Environment | None = None) -> dict[int, ProbeRecord]:
-        """Return the step times of a study by batch size, each of the split into micro-batches that its trials run.
+        """Return the step times by batch size, each for the micro-batch split that trials use.
 
-        That is the largest one timed that lies below the `memory_boundary` of an environment, of several with it the
-        first; batch sizes of which no such split was timed are left out. The seconds are those of all visits.
+        This is the largest timed split within the environment's `memory_boundary`. Batch sizes without such a split are
+        left out. Seconds use all visits.
         """
         with self._reading() as connection:
             study_id = self._study_id(connection, study)
@@ -111,12 +110,12 @@ class Measurements(Database):
 
     @patiently
     def step_times(self, study: str) -> list[ProbeRecord]:
-        """Return the step time of every split that was measured for a study, in the order of measuring."""
+        """Return the step time of every measured split, oldest first."""
         with self._reading() as connection:
             return list(self._step_times(connection, counters(connection, study)))
 
     def _step_times(self, connection: Connection, now: Counters) -> list[ProbeRecord]:
-        """Return what `step_times` returns; it is kept until something is measured, as it is asked for with trials."""
+        """Return the step times, cached until the next measurement because every read of trials needs them."""
         study_id, as_of = now.study_id, now.measured_as_of
         if study_id not in self._known_step_times or self._known_step_times[study_id][0] != as_of:
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
@@ -127,9 +126,10 @@ class Measurements(Database):
     def _timed(
         self, connection: Connection, study_id: int, trials: Sequence[TrialRecord], now: Counters | None = None
     ) -> list[TrialRecord]:
-        """Return trials with steps × the step time of all visits so far, in the place of the one at their end.
+        """Return trials with steps × the step time over all visits so far, instead of the step time when they ended.
 
-        Of trials with another model than the default's, which was timed, the product of their end stays.
+        Trials with another model than the default's keep their stored product, because only the default's model was
+        timed.
         """
         if all(trial.outcome is None or trial.outcome.steps_to_target is None for trial in trials):
             return list(trials)
@@ -141,11 +141,11 @@ class Measurements(Database):
 
     @patiently
     def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:
-        """Return which micro-batch sizes fit into the memory of an environment, by default the largest a trial ran in.
+        """Return the micro-batch sizes that fit an environment's memory; default: the largest device a trial ran on.
 
-        On devices of its kind every probe counts, and every trial that ran out of memory: but for the only one of its
-        size where that size, or a larger one, has fitted into a process of its own since. A size that was too large
-        counts from devices with as much memory or more, a size that fits from devices with as much or less.
+        All probes on this kind of device count, and all trials that ran out of memory. A size with a single such trial
+        is ignored if a later memory probe in a separate process fitted that size or a larger one. Sizes that were too
+        large count from devices with at least as much memory; sizes that fit, from devices with at most as much.
         """
         with self._reading() as connection:
             return self._boundary(connection, self._study_id(connection, study), environment)
@@ -169,7 +169,7 @@ class Measurements(Database):
 
     @patiently
     def environment_of(self, study: str, number: int) -> Environment | None:
-        """Return where a trial ran; None where it has not started."""
+        """Return the environment of a trial; None if it has not started."""
         with self._reading() as connection:
             place = TrialRow.study_id == self._study_id(connection, study), TrialRow.number == number
             query = ENVIRONMENTS.join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
@@ -178,7 +178,7 @@ class Measurements(Database):
 
     @patiently
     def environments(self, study: str) -> dict[int, Environment]:
-        """Return where each trial of a study ran, by its number, without those that have not started."""
+        """Return the environment of each started trial, by number."""
         with self._reading() as connection:
             query = ENVIRONMENTS.add_columns(EnvironmentRow.id)
             trials = select(TrialRow.number, TrialRow.environment_id).where(
@@ -191,7 +191,7 @@ class Measurements(Database):
 
     @patiently
     def torch_versions(self, study: str) -> list[str]:
-        """Return the versions of torch that a study's trials ran with, the earliest trial's first."""
+        """Return the torch versions of a study's trials, the earliest trial's first."""
         with self._reading() as connection:
             query = (
                 select(EnvironmentRow.torch_version)
@@ -203,7 +203,7 @@ class Measurements(Database):
             return list(connection.scalars(query))
 
     def save_memory(self, study: str, environment: Environment, memory: MemoryUse) -> None:
-        """Store whether a micro-batch size fits, in place of an earlier measurement in the same environment."""
+        """Store whether a micro-batch size fits, replacing an earlier measurement in the same environment."""
         columns = {
             "batch_size": memory.micro_batch_size,
             "micro_batch_size": memory.micro_batch_size,
@@ -216,10 +216,7 @@ class Measurements(Database):
 
     @patiently
     def memory(self, study: str, environment: Environment) -> list[MemoryUse]:
-        """Return what is known of micro-batch sizes on devices of this kind and memory, ascending.
-
-        Several hosts may have measured one size; it is in the list once for each.
-        """
+        """Return the memory probes of this kind of device with equal memory, by micro-batch size; one per host."""
         with self._reading() as connection:
             query = MEMORY.where(
                 ProbeRow.study_id == self._study_id(connection, study),
@@ -237,13 +234,13 @@ class Measurements(Database):
             ]
 
     def save_noise(self, study: str, environment: Environment, noise: NoiseMeasurement) -> None:
-        """Store a gradient noise scale, in place of an earlier one of the batch size in the same environment."""
+        """Store a gradient noise scale, replacing an earlier one of the same batch size and environment."""
         columns = {"steps_timed": 0, "out_of_memory": False, **to_columns(noise)}
         self._replace(study, environment, ProbeKind.NOISE_SCALE, columns)
 
     @patiently
     def noise(self, study: str) -> list[NoiseMeasurement]:
-        """Return the noise scales that were probed for a study, the newest first."""
+        """Return a study's probed noise scales, newest first."""
         with self._reading() as connection:
             query = NOISE.where(ProbeRow.study_id == self._study_id(connection, study))
             return [from_columns(NoiseMeasurement, row) for row in connection.execute(query).mappings()]
@@ -265,7 +262,7 @@ class Measurements(Database):
         kind: ProbeKind,
         columns: Mapping[str, object],
     ) -> dict[str, object]:
-        """Return the columns of which only one measurement may have the same values."""
+        """Return the key columns of a measurement."""
         return {
             "study_id": study_id,
             "environment_id": self._environment_id(connection, environment),
@@ -278,9 +275,9 @@ class Measurements(Database):
 def _ran_out(
     connection: Connection, study_id: int, kind: Sequence[ColumnElement[bool]]
 ) -> list[tuple[int, int | None]]:
-    """Return the micro-batch sizes at which trials ran out of memory, with that of their device, less what was chance.
+    """Return (micro-batch size, device memory) of trials that ran out of memory, without chance failures.
 
-    A trial may run out of memory for what others, or trials before it in its process, have left of it.
+    A trial may also fail because other processes, or earlier trials in its process, hold memory.
     """
     trials = connection.execute(MICRO_BATCHES_TOO_LARGE.where(TrialRow.study_id == study_id, *kind)).all()
     if all(count > 1 for _, _, count, _ in trials):
@@ -296,5 +293,5 @@ def _ran_out(
 
 
 def _is_enough(memory: int | None, needed: int | None) -> bool:
-    """Return whether a device has as much memory as another, or nothing is known of that."""
+    """Return whether ``memory`` is at least ``needed``; True if either is unknown."""
     return memory is None or needed is None or memory >= needed

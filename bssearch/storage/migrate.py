@@ -1,4 +1,4 @@
-"""The schema's revisions. Alembic is imported only where a migration runs."""
+"""The schema's revisions. Alembic is imported only when a migration runs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 REVISIONS: Final = ("0001_initial",)
-"""Every revision that this version knows, the oldest first."""
+"""All revisions that this version knows, oldest first."""
 
 UNRELEASED: Final = frozenset(f"{number:04d}" for number in range(1, 17))
-"""Revisions of versions before the first release: no upgrade leads here, but their study files can be imported."""
+"""Pre-release revisions: no upgrade path, but their study files can be imported."""
 
 SCHEMA_HEAD: Final = REVISIONS[-1]
 VERSION_TABLE: Final = "bss_alembic_version"
@@ -43,7 +43,7 @@ UPGRADE_COMMAND: Final = "bssearch db upgrade"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgrade:
-    """The revisions before and after an upgrade (equal: nothing) and the copy of the file made first."""
+    """Revisions before and after an upgrade (equal: no change), and the backup of the file."""
 
     before: str | None
     after: str
@@ -55,7 +55,7 @@ class Upgrade:
 
 
 def current(database: str | URL | Engine) -> str | None:
-    """Return the schema's revision, None where the database has no table of ours."""
+    """Return the schema's revision; None if the database has no bssearch tables."""
     if isinstance(database, Engine):
         return _current(database)
     engine = create_engine_for(database, write=False)
@@ -86,10 +86,10 @@ def _refuse_another(revision: str | None, name: str) -> None:
 
 
 def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
-    """Make a database fit for writing: upgrade a SQLite file; of a server raise where it is not fit.
+    """Make a database fit for writing: upgrade a SQLite file, check a server.
 
-    That is `SchemaError` where its schema is behind, and `DatabaseError` where the login lacks a right that running a
-    study takes. ``notify`` is told of an upgrade that changed a file which held something.
+    ``notify`` reports the upgrade of a file that was not empty. For a server, raises `SchemaError` if the schema is
+    outdated, `DatabaseError` if the login lacks a right that running a study needs.
     """
     if sqlite_file(engine.url) is None:
         _refuse_another(_current(engine, to_write=True), shown(engine.url))
@@ -104,18 +104,21 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
 
 
 def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
-    """Bring the schema to this version's, in one transaction; copy a SQLite file that holds a schema first.
+    """Upgrade the schema in one transaction; back up a SQLite file that has a schema first.
 
-    With ``roles`` a server is given those roles, too; one that has roles gives each its rights on what is new. Several
-    processes may upgrade at once: one does, the others wait and find it done. Raises `SchemaError` where a newer
-    version wrote the database, `UsageError` for roles of a SQLite file, and `DatabaseError` where the login is not a
-    member of the role of owners, or may not make roles.
+    ``roles`` creates roles on a server; a server with roles gets the rights on new tables. Concurrent calls are safe:
+    one upgrades, the others wait.
+
+    Raises:
+        SchemaError: if a newer version wrote the database.
+        UsageError: if roles are given for a SQLite file.
+        DatabaseError: if the login is not a member of the owner role or cannot create roles.
     """
     url = parse_url(url)
     path = sqlite_file(url)
     if roles:
         refuse_roles_of_a_file(url)
-    # Without foreign keys: rebuilding a table on SQLite drops the old one, which would cascade.
+    # Without foreign keys: SQLite rebuilds a table by dropping the old one, which would cascade.
     engine = create_engine_for(url, foreign_keys=False)
     try:
         with writing(engine) as connection:
@@ -134,7 +137,7 @@ def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
 
 
 def _upgrade(connection: Connection, before: str | None, roles: Roles | None) -> None:
-    """Run the migrations that are due, as the owner of what is there, and give roles their rights."""
+    """Run the pending migrations as the tables' owner, and grant roles their rights."""
     there = found_roles(connection, VERSION_TABLE)
     if before != SCHEMA_HEAD:
         if there:
@@ -148,7 +151,7 @@ def _upgrade(connection: Connection, before: str | None, roles: Roles | None) ->
 
 
 def refuse_roles_of_a_file(url: URL) -> None:
-    """Raise `UsageError` for a SQLite file: it has no roles."""
+    """Raise `UsageError` for a SQLite file, because it has no roles."""
     path = sqlite_file(url)
     if path is not None:
         raise UsageError(
@@ -158,7 +161,7 @@ def refuse_roles_of_a_file(url: URL) -> None:
 
 
 def is_ours(name: str | None, kind: str, parents: object) -> bool:
-    """Tell Alembic which names to look at: our tables, never those of another program in the same database."""
+    """Limit Alembic to our tables; other programs may share the database."""
     return kind != "table" or (name is not None and name.startswith("bss_") and name != VERSION_TABLE)
 
 
@@ -170,7 +173,7 @@ def _current(engine: Engine, *, to_write: bool = False) -> str | None:
             connection.rollback()
             if _has_version_table(connection):
                 refuse_without_reading(connection, VERSION_TABLE, to_write=to_write)
-                return _revision(connection)  # Made by another process meanwhile, unless it fails again.
+                return _revision(connection)  # Created by another process in the meantime, unless this fails again.
             _check_schema_is_visible(connection)
             return None
 
@@ -187,7 +190,7 @@ def _has_version_table(connection: Connection) -> bool:
 
 
 def _check_schema_is_visible(connection: Connection) -> None:
-    """Raise `DatabaseError` where a server's tables are not seen because the role has no right on their schema."""
+    """Raise `DatabaseError` if the role cannot see the schema of existing tables."""
     if connection.dialect.name == "postgresql":
         role, schema = connection.execute(text("SELECT current_user, current_schema()")).one()
         if schema is None:
@@ -210,7 +213,7 @@ def _refuse_unknown(revision: str, name: str) -> None:
 
 
 def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
-    """Raise `UsageError` where a database was given roles of another prefix: they would keep their rights."""
+    """Raise `UsageError` if the database has roles with another prefix, because they would keep their rights."""
     there = found_roles(connection, VERSION_TABLE)
     if there not in {None, roles}:
         raise UsageError(
@@ -220,7 +223,7 @@ def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
 
 
 def _wait_for_others(connection: Connection) -> None:
-    """Let one process upgrade at a time; on SQLite the write transaction itself does."""
+    """Let one process upgrade at a time; on SQLite the write transaction does."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": VERSION_TABLE})
 
@@ -240,7 +243,7 @@ def _run_migrations(connection: Connection) -> None:
 
 
 def beside_tables() -> list[str]:
-    """Return the statements that make what PostgreSQL has beside tables: of each revision its ``POSTGRESQL``."""
+    """Return the statements for PostgreSQL objects other than tables: the ``POSTGRESQL`` of each revision."""
     from alembic.script import ScriptDirectory
 
     revisions = reversed(list(ScriptDirectory.from_config(_config()).walk_revisions()))

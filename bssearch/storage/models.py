@@ -1,6 +1,6 @@
-"""The tables. A column that holds a record's field bears the field's name (`bssearch.storage.columns` maps the two).
+"""The tables. A column for a record's field has the field's name (see `bssearch.storage.columns`).
 
-Times are UTC, seconds and metrics finite floats, bytes and counts integers; JSON holds only what has the user's shape.
+Times are UTC; seconds and metrics are finite floats; bytes and counts are integers. JSON is only for user-defined keys.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ UNFINISHED = "state IN ('queued', 'running')"
 
 
 class ProbeKind(StrEnum):
-    """What a probe measured."""
+    """The kind of a probe."""
 
     MEMORY = "memory"
     STEP_TIME = "step_time"
@@ -83,13 +83,13 @@ _ENUMS: Mapping[type[StrEnum], str] = {
     SecondsBasis: "seconds_basis",
     ProbeKind: "kind",
 }
-"""The enumerations, each with the name of its check."""
+"""Enumerations, with the names of their checks."""
 
 
 class Base(DeclarativeBase):
-    """The base of all tables: a table has a column for each field of the records that it ``holds``.
+    """Base of all tables; a table has a column for each field of the records that it ``holds``.
 
-    A class declares only those columns that queries name, and those that differ from the field.
+    Classes declare only the columns that queries name or that differ from the field.
     """
 
     __table__: ClassVar[Table]
@@ -114,7 +114,7 @@ class Base(DeclarativeBase):
 
 
 class EnvironmentRow(Base, holds=(Environment,)):
-    """Where trials ran; ``digest`` is a hash of the whole record, so that equal ones share a row."""
+    """Environments; ``digest`` hashes the whole record, so equal ones share a row."""
 
     __tablename__ = "bss_environment"
     __table_args__ = (UniqueConstraint("digest"),)
@@ -130,11 +130,12 @@ class EnvironmentRow(Base, holds=(Environment,)):
 
 
 class StudyRow(Base, holds=(NewStudy,)):
-    """A question. ``environment_id`` is the first environment it ran in: what binds it to a kind of device.
+    """Studies. ``environment_id`` is the first environment, which binds the study to a kind of device.
 
-    ``revision`` counts the changes of its trials and probes; ``rewritten_at_revision`` is the last one at which rows
-    were deleted or rewritten, ``probed_at_revision`` the last one at which a probe was stored. ``login`` made it on
-    PostgreSQL, which sets it, and lets nobody else but owners rename, archive or delete the study."""
+    ``revision`` counts changes of trials and probes. ``rewritten_at_revision`` is the last one that deleted or rewrote
+    rows, ``probed_at_revision`` the last one that stored a probe. PostgreSQL sets ``login`` to the creator; only that
+    login and owners may rename, archive or delete the study.
+    """
 
     __tablename__ = "bss_study"
     __table_args__ = (
@@ -158,14 +159,12 @@ class StudyRow(Base, holds=(NewStudy,)):
 
 
 class TrialRow(Base, holds=(TrialRecord,)):
-    """A trial: the configuration as run, its lease while it runs, then its outcome.
+    """Trials: the configuration, the lease while running, then the outcome.
 
-    ``plan_id`` is that of the plan that started or queued the trial last; a plan that is stored is not started again.
-    ``revision`` is the study's revision when the trial last changed. ``spec_digest`` names the row of
-    `bssearch.storage.repository` with the spec by which it was started.
-
-    Until a trial has ended its outcome columns hold the zeros of a `TrialOutcome`; one that was paused and runs again
-    keeps the ``contended`` of its first part.
+    ``plan_id`` identifies the plan that last started or queued the trial; a stored plan never starts again.
+    ``revision`` is the study's revision at the last change. ``spec_digest`` refers to `SpecRow`. Until a trial ends,
+    its outcome columns hold the zeros of a `TrialOutcome`, but a resumed trial keeps the ``contended`` of its first
+    part.
     """
 
     __tablename__ = "bss_trial"
@@ -219,7 +218,7 @@ class TrialRow(Base, holds=(TrialRecord,)):
 
 
 class ObservationRow(Base, holds=(Observation,)):
-    """One evaluation of a trial; append-only."""
+    """Evaluations of a trial; append-only."""
 
     __tablename__ = "bss_observation"
     __table_args__ = (*not_negative("step", "samples", "train_seconds"),)
@@ -232,10 +231,10 @@ class ObservationRow(Base, holds=(Observation,)):
 
 
 class ProbeRow(Base, holds=(StepTime, NoiseMeasurement)):
-    """A measurement of one batch size, run in micro-batches of one size, in one environment.
+    """Measurements of a batch size, split into micro-batches, in an environment.
 
-    A memory probe is about the micro-batch alone: its ``batch_size`` is that. Only a noise scale has ``step`` and
-    ``metric``: where in the training it was measured.
+    A memory probe has ``batch_size`` = ``micro_batch_size``. Only noise scales have ``step`` and ``metric``, their
+    place in the training.
     """
 
     __tablename__ = "bss_probe"
@@ -269,7 +268,7 @@ class ProbeRow(Base, holds=(StepTime, NoiseMeasurement)):
 
 
 class VisitRow(Base, holds=(Visit,)):
-    """The step time of a batch size as one visit found it; append-only. Visits are counted within an environment."""
+    """Step times by visit; append-only. Visits are numbered within an environment."""
 
     __tablename__ = "bss_visit"
     __table_args__ = (
@@ -294,7 +293,7 @@ class VisitRow(Base, holds=(Visit,)):
 
 
 class FindingRow(Base):
-    """The answer of a study, made when a trial ended; ``stamp`` is the study's stamp then."""
+    """A study's answer; ``stamp`` is the study's stamp when the answer was made."""
 
     __tablename__ = "bss_finding"
 
@@ -305,7 +304,7 @@ class FindingRow(Base):
 
 
 class LogRow(Base):
-    """The last lines that a trial's worker wrote."""
+    """The last lines that a trial's worker printed."""
 
     __tablename__ = "bss_log"
 
@@ -314,7 +313,7 @@ class LogRow(Base):
 
 
 class ClaimRow(Base):
-    """A named lease inside a study: what only one driver at a time may do."""
+    """Named leases for tasks that one driver of a study does at a time."""
 
     __tablename__ = "bss_claim"
 
@@ -325,7 +324,7 @@ class ClaimRow(Base):
 
 
 class BranchRow(Base, holds=(BranchMeasurement,)):
-    """A branch in an environment; append-only. Its ``digest`` is that of all that decides how it ends."""
+    """Branches in an environment; append-only. ``digest`` covers everything that determines the result."""
 
     __tablename__ = "bss_branch"
     __table_args__ = (
@@ -342,7 +341,7 @@ class BranchRow(Base, holds=(BranchMeasurement,)):
 
 
 class SpecRow(Base):
-    """A spec of a study, whole; append-only. ``digest`` is that of its content (`bssearch.records.spec_digest`)."""
+    """Whole specs; append-only. ``digest`` is `bssearch.records.spec_digest`."""
 
     __tablename__ = "bss_spec"
 

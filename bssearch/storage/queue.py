@@ -1,4 +1,4 @@
-"""The queue of studies that workers serve: submissions and workers. The highest priority is served first, then age."""
+"""The queue: submitted studies and the workers that serve them, by priority, then by age."""
 
 from __future__ import annotations
 
@@ -35,11 +35,9 @@ from bssearch.storage.keeping import check_name
 from bssearch.storage.models import Base, Id, StudyRow, TrialRow
 from bssearch.storage.statements import insert_if_absent
 
-# The tables of the queue: submissions and workers.
-
 
 class SubmissionRow(Base, holds=(Submission,)):
-    """A study that somebody wants to be run; ``served_seconds`` are the slot seconds that workers have served it."""
+    """A submitted study; ``served_seconds`` are the slot seconds it has received."""
 
     __tablename__ = "bss_submission"
     __table_args__ = (
@@ -61,7 +59,7 @@ class SubmissionRow(Base, holds=(Submission,)):
 
 
 class WorkerRow(Base):
-    """A worker, and the submission that it serves."""
+    """A worker and the submission that it serves."""
 
     __tablename__ = "bss_worker"
 
@@ -78,11 +76,11 @@ class WorkerRow(Base):
     serving_since: Mapped[datetime | None]
 
 
-# Rows of the queue read, though something else may have written them: what is wrong with one hides no other.
+# Rows may come from other programs; an invalid row must not hide the others.
 
 
 def _columns(row: type[Base], names: Iterable[str], json: str) -> list[ColumnElement[Any]]:
-    """Return columns, that of JSON as its text: it is read row by row."""
+    """Return columns, with the JSON column as text so that each row is parsed separately."""
     table = row.__table__
     return [cast(table.c[name], Text).label(name) if name == json else table.c[name] for name in names]
 
@@ -90,7 +88,7 @@ def _columns(row: type[Base], names: Iterable[str], json: str) -> list[ColumnEle
 def _are_moments(
     *columns: InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None],
 ) -> ColumnElement[bool]:
-    """Return the condition that columns hold moments, or nothing: PostgreSQL has infinities and years beyond ours."""
+    """Return the condition that columns are null or valid datetimes; PostgreSQL has infinities and later years."""
     return and_(*(or_(column.is_(None), column.between(EARLIEST, LATEST)) for column in columns))
 
 
@@ -102,23 +100,23 @@ SUBMISSIONS = (
     )
     .order_by(SubmissionRow.id)
 )
-"""The submissions in the order in which they came, but for rows whose numbers are none, or moments."""
+"""Submissions in order of arrival, except rows with invalid numbers or times."""
 
 WORKERS = (
     select(*_columns(WorkerRow, (one.name for one in fields(WorkerRecord) if one.name != "is_here"), json="templates"))
     .where(_are_moments(WorkerRow.seen_at, WorkerRow.left_at, WorkerRow.serving_since))
     .order_by(WorkerRow.seen_at.desc())
 )
-"""The workers, the newest sign of life first, but for rows whose moments are none."""
+"""Workers, most recently seen first, except rows with invalid times."""
 
 
 def submission_record(row: RowMapping) -> Submission:
-    """Return a submission; values that cannot be read are the text that they are, which is no mapping."""
+    """Return a submission; unreadable values stay text."""
     return Submission(**{**row, "values": _value(row["values"])})
 
 
 def worker_record(row: RowMapping, time: datetime, seen_within_s: float) -> WorkerRecord:
-    """Return a worker as it is at a ``time``; one whose templates cannot be read offers none."""
+    """Return a worker as of ``time``; unreadable templates become empty."""
     templates = _value(row["templates"])
     offered = templates if isinstance(templates, Mapping) else {}
     is_here = row["left_at"] is None and time - row["seen_at"] <= timedelta(seconds=seen_within_s)
@@ -133,26 +131,26 @@ def _value(stored: str) -> Any:
 
 
 SEEN_WITHIN_S = 60.0
-"""Seconds after which a worker that was not seen counts as gone: four of its heartbeats."""
+"""Seconds without a heartbeat after which a worker counts as gone: four heartbeats."""
 
 FORGOTTEN_AFTER = timedelta(days=7)
-"""How long the rows of workers that are gone are kept, so that `submit` knows what they offer: a choice."""
+"""Time to keep the rows of absent workers, so that `submit` knows their templates."""
 
 _MAY_BECOME = {
     SubmissionState.PAUSED: (SubmissionState.WAITING,),
     SubmissionState.CANCELLED: (SubmissionState.WAITING, SubmissionState.PAUSED, SubmissionState.FAILED),
     SubmissionState.WAITING: (SubmissionState.PAUSED, SubmissionState.FAILED, SubmissionState.CANCELLED),
 }
-"""What a person may make of a submission, and out of which states."""
+"""Allowed changes of state by a person: target state, then source states."""
 
 
 class Queue(Database):
-    """The part of the store that keeps the queue."""
+    """Stores the queue."""
 
     def submit(self, new: NewSubmission) -> Submission:
-        """Queue a study, or again one that is over: its owner's, of the same template, now with these values.
+        """Queue a study, or requeue the owner's finished submission of the same template with new values.
 
-        Raises `UsageError` where another submission or a study has its name, or no study could.
+        Raises `UsageError` if the name is invalid or taken.
         """
         check_name(new.name)
         new.check()
@@ -168,7 +166,7 @@ class Queue(Database):
                 if earlier is not None and (
                     earlier.state.is_over and (new.owner, new.template) == (earlier.owner, earlier.template)
                 ):
-                    # Who may run studies may delete and add submissions of their own, and change nothing of one.
+                    # Delete and insert: the writer role may delete its own submissions but not update them.
                     connection.execute(delete(SubmissionRow).where(SubmissionRow.name == new.name))
                 elif earlier is not None:
                     raise _taken(earlier, new.name)
@@ -186,21 +184,21 @@ class Queue(Database):
 
     @patiently
     def submissions(self) -> list[Submission]:
-        """Return all submissions in the order in which they came."""
+        """Return all submissions in order of arrival."""
         with self._reading() as connection:
             return [submission_record(row) for row in connection.execute(SUBMISSIONS).mappings()]
 
     @patiently
     def submission(self, name: str) -> Submission:
-        """Return one; raise `NotFoundError` where there is none of that name."""
+        """Return a submission; raise `NotFoundError` if it does not exist."""
         with self._reading() as connection:
             return _submission(connection, name)
 
     @patiently
     def unsettled(self) -> dict[str, list[int]]:
-        """Return of the studies of cancelled submissions which trials of workers run or wait to go on.
+        """Return the running and paused trials that workers left in the studies of cancelled submissions.
 
-        Trials that somebody runs beside the queue, or has paused, are nothing that a worker left.
+        Trials run or paused outside the queue do not count.
         """
         of_cancelled = (
             select(SubmissionRow.name, TrialRow.number, TrialRow.lease_owner)
@@ -222,10 +220,9 @@ class Queue(Database):
 
     @patiently
     def set_submission(self, name: str, state: SubmissionState, reason: str) -> Submission:
-        """Pause a submission, cancel it, or have it wait again, and return it as it is then.
+        """Pause, cancel or requeue a submission and return it; no change if it has this state.
 
-        One that is in the state already stays as it is. Raises `NotFoundError`, and `UsageError` where it is in a state
-        out of which it does not get there.
+        Raises `NotFoundError`, or `UsageError` if its state does not allow the change.
         """
         with self._writing() as connection:
             _lock(connection)
@@ -240,13 +237,13 @@ class Queue(Database):
 
     @patiently
     def waiting(self) -> list[str]:
-        """Return the names of those that may be served now, in the order in which they are."""
+        """Return the names of the submissions that may be served now, in order."""
         with self._reading() as connection:
             return [one.name for one in _waiting(connection)]
 
     @patiently
     def keep_worker(self, worker: WorkerRecord) -> None:
-        """Store a worker as it is, seen now; forget those that have long been gone."""
+        """Store a worker, seen now; delete workers not seen for `FORGOTTEN_AFTER`."""
         row = {one.name: getattr(worker, one.name) for one in fields(WorkerRecord) if one.name not in _OF_SHIFTS}
         row["templates"] = {name: dict(types) for name, types in worker.templates.items()}
         with self._writing() as connection:
@@ -257,14 +254,14 @@ class Queue(Database):
 
     @patiently
     def workers(self) -> list[WorkerRecord]:
-        """Return the workers that were seen in the last days, the newest sign of life first."""
+        """Return the stored workers, most recently seen first."""
         with self._reading() as connection:
             time = now(connection)
             return [worker_record(row, time, SEEN_WITHIN_S) for row in connection.execute(WORKERS).mappings()]
 
     @patiently
     def beat(self, worker: str, *, left: bool = False) -> None:
-        """Say that a worker is there, or that it leaves in good order."""
+        """Record a worker's heartbeat, or its orderly exit."""
         with self._writing() as connection:
             values: dict[str, Any] = {"seen_at": now(connection)}
             if left:
@@ -273,10 +270,10 @@ class Queue(Database):
 
     @patiently
     def begin_shift(self, worker: str, eligible: Collection[str]) -> Submission | None:
-        """Choose which of the ``eligible`` a worker serves next; None where none of them waits.
+        """Choose which of the ``eligible`` submissions a worker serves next; None if none is waiting.
 
-        A worker that serves one already, which still waits, is given that: an earlier try was committed, or the end of
-        its shift was lost.
+        A worker keeps a waiting submission that it already serves: an earlier try was committed, or the end of its
+        shift was lost.
         """
         with self._writing() as connection:
             _lock(connection)
@@ -287,14 +284,14 @@ class Queue(Database):
                 return None
             if chosen is not None and chosen.name != serving and chosen.reason:
                 connection.execute(update(SubmissionRow).where(SubmissionRow.name == chosen.name).values(reason=""))
-            # What was submitted again since is served as it is now.
+            # A study resubmitted in the meantime is served with its new values.
             values = {"serving": chosen and chosen.name, "serving_since": chosen and now(connection)}
             connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
             return chosen
 
     @patiently
     def renew_shift(self, worker: str, eligible: Collection[str], used: float) -> bool:
-        """Add the slot seconds that a worker's shift has used; return whether it goes on: nothing comes before it."""
+        """Add the slot seconds used; return whether the shift continues because no other submission comes first."""
         with self._writing() as connection:
             name = _add_served(connection, worker, used)
             first = _first(_waiting(connection), eligible)
@@ -304,9 +301,9 @@ class Queue(Database):
     def end_shift(
         self, worker: str, used: float, state: SubmissionState = SubmissionState.WAITING, reason: str = ""
     ) -> None:
-        """End a worker's shift of so many slot seconds, and say how its submission ended if that still waits.
+        """End a worker's shift of ``used`` slot seconds; set the submission's state if it is still waiting.
 
-        The ``reason`` of one that goes on waiting is why this worker has not served it to its end.
+        For a submission that stays waiting, ``reason`` says why this worker did not finish it.
         """
         with self._writing() as connection:
             name = _add_served(connection, worker, used)
@@ -318,7 +315,7 @@ class Queue(Database):
 
 
 def refuse_queued(connection: Connection, name: str, doing: str) -> None:
-    """Raise `UsageError` where a study is still to be served: a worker would make it anew under its old name."""
+    """Raise `UsageError` if a study is still queued: a worker would recreate it under its old name."""
     state = connection.scalar(select(SubmissionRow.state).where(SubmissionRow.name == name))
     if state is not None and not state.is_over:
         raise UsageError(
@@ -328,28 +325,28 @@ def refuse_queued(connection: Connection, name: str, doing: str) -> None:
 
 
 def rename_submission(connection: Connection, old: str, new: str) -> None:
-    """Have a submission that is over follow its study; raise `UsageError` where another one has the new name."""
+    """Rename a finished submission with its study; raise `UsageError` if the new name is taken."""
     if connection.scalar(select(SubmissionRow.id).where(SubmissionRow.name == new)) is not None:
         raise UsageError(f"{new!r} is the name of a study in the queue", hint="choose another name")
     connection.execute(update(SubmissionRow).where(SubmissionRow.name == old).values(name=new))
 
 
 def forget_submission(connection: Connection, name: str) -> None:
-    """Delete a submission with its study, so that the name is free."""
+    """Delete a study's submission, to free the name."""
     connection.execute(delete(SubmissionRow).where(SubmissionRow.name == name))
 
 
 _OF_SHIFTS = frozenset({"seen_at", "serving", "serving_since", "is_here"})
-"""What of a worker its shifts and heartbeats change."""
+"""Fields of a worker that shifts and heartbeats change."""
 
 
 def _process(owner: str) -> str:
-    """Return the process of a driver or a worker: its name but for its own mark (`bssearch.search.leases`)."""
+    """Return the process part of a driver's or worker's name (see `bssearch.search.leases`)."""
     return owner.rpartition("/")[0]
 
 
 def _lock(connection: Connection) -> None:
-    """Let one choose at a time; on SQLite the transaction itself does."""
+    """Serialize changes of the queue; on SQLite the write transaction does."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('bss_submission'))"))
 
@@ -378,7 +375,7 @@ def _submission(connection: Connection, name: str) -> Submission:
 
 
 def _waiting(connection: Connection) -> list[Submission]:
-    """Return what may be served now, the highest priority first, then the oldest."""
+    """Return the submissions that may be served now, highest priority first, then oldest."""
     rows = connection.execute(SUBMISSIONS.where(SubmissionRow.state == SubmissionState.WAITING)).mappings()
     time = now(connection)
     begun = [one for one in map(submission_record, rows) if one.not_before is None or one.not_before <= time]
@@ -390,14 +387,14 @@ def _first(waiting: Iterable[Submission], eligible: Collection[str]) -> Submissi
 
 
 def _add_served(connection: Connection, worker: str, used: float) -> str | None:
-    """Add the slot seconds of a worker's shift to what it serves, and return its name.
+    """Add slot seconds to the submission that a worker serves, and return its name.
 
-    None for one that was submitted again since the shift began: what the shift finds is not of its values.
+    None if it was resubmitted during the shift, because the shift used its old values.
     """
     _lock(connection)
     row = connection.execute(select(WorkerRow.serving, WorkerRow.serving_since).where(WorkerRow.name == worker)).first()
     one = None if row is None or row.serving is None else _found(connection, row.serving)
-    if row is None or one is None:  # deleted meanwhile
+    if row is None or one is None:  # deleted in the meantime
         return None
     of_it = update(SubmissionRow).where(SubmissionRow.name == one.name)
     connection.execute(of_it.values(served_seconds=one.served_seconds + used))

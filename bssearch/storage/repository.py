@@ -70,14 +70,12 @@ from bssearch.storage.statements import (
 )
 from bssearch.storage.transfer.finished import FinishedStudy, Import
 
-# The specs by which trials were started: budget, slots, pruner and executor of a study may change while it goes on.
-
 
 class Specs(Database):
-    """The part of the store that keeps the specs of trials."""
+    """Specs by which trials were started: budget, slots, pruner and executor of a study may change between trials."""
 
     def keep_spec(self, study: str, spec: Mapping[str, object]) -> str:
-        """Keep a spec by which trials of a study are started, once; return its digest, for `Lease.spec`."""
+        """Store a spec once and return its digest, for `Lease.spec`."""
         digest = spec_digest(spec)
 
         def keep(connection: Connection, study_id: int) -> None:
@@ -88,7 +86,7 @@ class Specs(Database):
 
     @patiently
     def spec_at(self, study: str, number: int) -> Mapping[str, object] | None:
-        """Return the spec by which a trial was started, as JSON values; None where it was not kept."""
+        """Return the spec by which a trial was started, as JSON values; None if it was not stored."""
         with self._reading() as connection:
             query = (
                 select(SpecRow.spec)
@@ -99,14 +97,11 @@ class Specs(Database):
             return found
 
 
-# The branches of longer runs that `bssearch probe branch` has trained.
-
-
 class Branches(Database):
-    """The part of the store that keeps branches."""
+    """Branches of longer runs, trained by `bssearch probe branch`."""
 
     def save_branch(self, study: str, environment: Environment, branch: BranchMeasurement) -> None:
-        """Store a branch; one of the same digest in the same environment stays as it is."""
+        """Store a branch unless this environment has one with the same digest."""
 
         def save(connection: Connection, study_id: int) -> None:
             place = {"study_id": study_id, "environment_id": self._environment_id(connection, environment)}
@@ -118,7 +113,7 @@ class Branches(Database):
     def branches(
         self, study: str, environment: Environment, digests: Collection[str] | None = None
     ) -> list[BranchMeasurement]:
-        """Return a study's branches in an environment in the order of measuring, those of some digests or all."""
+        """Return a study's branches in an environment, oldest first; ``digests`` limits them."""
         columns = [BranchRow.__table__.c[name] for name in column_types(BranchMeasurement)]
         with self._reading() as connection:
             query = (
@@ -129,17 +124,18 @@ class Branches(Database):
             return [from_columns(BranchMeasurement, row) for row in connection.execute(query).mappings()]
 
 
-# Whole studies out of a store and into it. Its modules are imported when used: most commands need none of them.
-
-
 class Transfers(Database):
-    """The part of the store that gives and takes whole studies."""
+    """Whole studies, copied out of or into the store. Its modules are imported on use: most commands need none."""
 
     def write_study(self, study: str, path: Path) -> Sequence[int]:
-        """Write a study with everything into a file; return the numbers of its running trials, which are left out.
+        """Write a study to a file; return the numbers of its running trials, which are left out.
 
-        The file shows one state of the database, and appears whole or not at all. Raises `NotFoundError`, `UsageError`
-        if the file cannot be written, `DatabaseError` for rows that bssearch cannot have stored.
+        The file shows one state of the database and appears whole or not at all.
+
+        Raises:
+            NotFoundError: if the study does not exist.
+            UsageError: if the file cannot be written.
+            DatabaseError: if a row is invalid.
         """
         from bssearch.storage.transfer.study_file import write_study
 
@@ -148,10 +144,9 @@ class Transfers(Database):
         return copy.running
 
     def copy_studies(self, names: Collection[str] | None, source: str) -> list[Copy]:
-        """Read some studies, or all that are not archived, without running trials, in one state of the database.
+        """Read the named studies, or all that are not archived, without running trials, in one state of the database.
 
-        ``source`` names this database in messages. Raises `NotFoundError`, and `DatabaseError` for rows that bssearch
-        cannot have stored.
+        ``source`` names this database in messages. Raises `NotFoundError`, or `DatabaseError` if a row is invalid.
         """
         from bssearch.storage.transfer.study_copy import read_copy
 
@@ -161,10 +156,10 @@ class Transfers(Database):
             return [read_copy(connection, self._study_id(connection, name), source) for name in found]
 
     def join_studies(self, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False) -> list[Joined]:
-        """Insert what this database lacks of some studies, in one transaction; return what was done to each.
+        """Insert the missing parts of each study, in one transaction; return what was inserted.
 
-        The first study is called ``name`` if it is new here. With ``dry_run`` nothing is stored. Raises `UsageError` if
-        a copy contradicts this database (`bssearch.storage.transfer.joining`), or another study has its name.
+        The first study is called ``name`` if it is new here. Raises `UsageError` if a copy contradicts this database
+        (see `bssearch.storage.transfer.joining`) or another study has its name.
         """
         from bssearch.storage.transfer.joining import join, wait_for_others
 
@@ -179,22 +174,19 @@ class Transfers(Database):
         return self._patience.run(once)
 
 
-# The answer of a study as it stood when a trial ended: read while nothing has changed since.
-
-
 class Findings(Database):
-    """The part of the store that keeps findings. A finding counts as long as its stamp equals the study's."""
+    """Findings: a study's answer, valid while its stamp equals the study's."""
 
     @patiently
     def stamp(self, study: str) -> str:
-        """Return a digest of what an answer is made of: it changes with every trial, probe and change of the spec."""
+        """Return a digest of everything an answer depends on: the trials, the probes and the spec."""
         with self._reading() as connection:
             return _stamp(connection, self._study_id(connection, study))
 
     def save_finding(self, study: str, stamp: str, answer: Mapping[str, object], *, is_news: bool = False) -> None:
-        """Store an answer, as JSON values, in the place of an earlier one; ``stamp`` was taken before it was made.
+        """Store an answer as JSON values, replacing an earlier one; take ``stamp`` before making the answer.
 
-        Drivers are told of one that ``is_news``, as they are of a measurement.
+        If ``is_news``, drivers see it as they see a new measurement.
         """
 
         def save(connection: Connection, study_id: int) -> None:
@@ -208,7 +200,7 @@ class Findings(Database):
 
     @patiently
     def seconds_since_finding(self, study: str) -> float:
-        """Return how long ago an answer was stored, by the database's clock; infinite where none was."""
+        """Return the age of the stored answer by the database's clock; infinite if there is no answer."""
         with self._looking() as connection:
             query = select(FindingRow.found_at).where(FindingRow.study_id == self._study_id(connection, study))
             found_at = connection.scalar(query)
@@ -216,7 +208,7 @@ class Findings(Database):
 
     @patiently
     def last_finding(self, study: str) -> Mapping[str, Any] | None:
-        """Return what was stored last, whatever has changed since; None where there is nothing."""
+        """Return the stored answer even if it is outdated; None if there is no answer."""
         with self._looking() as connection:
             query = select(FindingRow.answer).where(FindingRow.study_id == self._study_id(connection, study))
             last: Mapping[str, Any] | None = connection.scalar(query)
@@ -224,7 +216,7 @@ class Findings(Database):
 
     @patiently
     def finding(self, study: str) -> Mapping[str, Any] | None:
-        """Return the answer that was stored; None where there is none, or something has changed since."""
+        """Return the stored answer; None if there is no answer or it is outdated."""
         with self._reading() as connection:
             study_id = self._study_id(connection, study)
             stored = connection.execute(
@@ -254,8 +246,6 @@ def _stamp(connection: Connection, study_id: int) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-# What trials leave: the observation of each evaluation, by step, and the last lines that each printed.
-
 _OBSERVED = insert(ObservationRow.__table__)
 _EVALUATIONS = EVALUATIONS.where(
     TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True))
@@ -263,13 +253,13 @@ _EVALUATIONS = EVALUATIONS.where(
 
 
 class Observations(Database):
-    """The part of the store that keeps observations and logs."""
+    """Observations by trial and step, and the last lines that each trial printed."""
 
     @patiently
     def append_observations(self, study: str, rows: Sequence[tuple[int, Observation]]) -> None:
-        """Store observations with the numbers of their trials, all or none; for a trial that runs that is no change.
+        """Store observations with the numbers of their trials, all or none. For a running trial this is no change.
 
-        Raises `DatabaseError` for a step twice, unless all are stored already as they are: an earlier try made it.
+        Raises `DatabaseError` if a step is stored already, unless an earlier try stored all of the same rows.
         """
         if not rows:
             return
@@ -296,14 +286,14 @@ class Observations(Database):
 
     @patiently
     def observations(self, study: str, number: int) -> list[Observation]:
-        """Return the observations of one trial by step; raise `NotFoundError` for a trial that is not."""
+        """Return the observations of a trial by step."""
         with self._reading() as connection:
             trial_id_of(connection, study, self._study_id(connection, study), number)
         return self.curves(study, [number])[number]
 
     @patiently
     def curves(self, study: str, numbers: Collection[int]) -> dict[int, list[Observation]]:
-        """Return the observations of some trials, by trial and step; a trial without any has an empty list."""
+        """Return the observations of each trial, by step; an empty list for a trial without any."""
         found: dict[int, list[Observation]] = {number: [] for number in numbers}
         with self._reading() as connection:
             query = OBSERVATIONS.where(
@@ -315,7 +305,7 @@ class Observations(Database):
 
     @patiently
     def evaluations(self, study: str, numbers: Collection[int]) -> dict[int, list[tuple[float, float]]]:
-        """Return (train seconds, metric) of each evaluation of some trials, by trial and step: what pruning asks of."""
+        """Return the (train seconds, metric) pairs of each trial, by step; pruning asks for these."""
         found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
         with self._looking() as connection:
             of = {"study_id": self._study_id(connection, study), "numbers": list(found)}
@@ -325,7 +315,7 @@ class Observations(Database):
 
     @patiently
     def observation_count(self, study: str) -> int:
-        """Return how many observations a study has."""
+        """Return the number of a study's observations."""
         with self._reading() as connection:
             query = select(func.count()).select_from(ObservationRow).join(TrialRow)
             study_id = self._study_id(connection, study)
@@ -333,7 +323,7 @@ class Observations(Database):
 
     @patiently
     def save_log(self, study: str, number: int, text: str) -> None:
-        """Store the last lines of a trial's worker, in the place of earlier ones."""
+        """Store the last lines of a trial's worker, replacing earlier ones."""
         with self._writing() as connection:
             trial_id = trial_id_of(connection, study, self._study_id(connection, study), number)
             if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
@@ -341,24 +331,28 @@ class Observations(Database):
 
     @patiently
     def log(self, study: str, number: int) -> str | None:
-        """Return the last lines of a trial's worker, None where none were stored."""
+        """Return the last lines of a trial's worker; None if none were stored."""
         with self._reading() as connection:
             trial_id = trial_id_of(connection, study, self._study_id(connection, study), number)
             return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))
 
 
 def open_store(url: str | URL | None = None, *, write: bool = True, notify: Notify | None = None) -> Store:
-    """Open the database of the URL, of ``BSSEARCH_DB_URL``, or the file in this folder.
+    """Open the database at ``url``, else at ``BSSEARCH_DB_URL``, else the file in the current folder.
 
-    For writing a SQLite file is made or upgraded; for reading it must exist and is not touched. ``notify`` gets
-    one-line messages for people: schema upgraded, connection lost, connection back. Raises `UsageError` for a text that
-    is no URL, `DatabaseError` where it cannot be opened, `SchemaError` where its schema is not ours.
+    With ``write``, a SQLite file is created or upgraded; otherwise it must exist and stays untouched. ``notify``
+    receives one-line messages: schema upgraded, connection lost, connection back.
+
+    Raises:
+        UsageError: if the URL is malformed.
+        DatabaseError: if the database cannot be opened.
+        SchemaError: if its schema is not this version's.
     """
     return Store(url if isinstance(url, URL) else database_url(url), write=write, notify=notify)
 
 
 def check_writable(url: str | None = None) -> None:
-    """Raise what `open_store` raises where a study could not be stored; nothing is made, and a file not opened."""
+    """Raise the error of `open_store` if a study could not be stored. Creates nothing and opens no file."""
     engine = create_engine_for(database_url(url))
     try:
         if sqlite_file(engine.url) is None:
@@ -368,13 +362,13 @@ def check_writable(url: str | None = None) -> None:
 
 
 class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Queue):
-    """An open database. Every method may raise `DatabaseError`; those that take a study's name `NotFoundError`.
+    """An open database; threads may share it. Opened for writing, it waits for an unreachable server (`Patience`).
 
-    Threads may share one. One that is open for writing waits for a server that is away (`Patience`).
+    Every method may raise `DatabaseError`; methods that take a study's name may raise `NotFoundError`.
     """
 
     def create_study(self, new: NewStudy) -> StudyRecord:
-        """Store a new study; raise `UsageError` where the name is taken. Of two that create it at once one does."""
+        """Store a new study; raise `UsageError` if the name is taken."""
         study: StudyRecord | None = None
 
         def create() -> StudyRecord:
@@ -388,7 +382,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         return self._patience.run(create)
 
     def import_studies(self, studies: Sequence[FinishedStudy]) -> None:
-        """Store new studies with their finished trials, all or none; raise `UsageError` where a name is taken."""
+        """Store new studies with their finished trials, all or none; raise `UsageError` if a name is taken."""
         batch = Import(studies)
 
         def add() -> None:
@@ -398,10 +392,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         self._patience.run(add)
 
     def rename_study(self, old: str, new: str) -> None:
-        """Rename a study; raise `UsageError` for a name that is taken or ill-formed, or where a trial of it runs.
-
-        Or where it waits in the queue: that holds for archiving and deleting it, too.
-        """
+        """Rename a study; raise `UsageError` if the name is taken or invalid, or the study is running or queued."""
 
         def rename(connection: Connection, study_id: int) -> None:
             refuse_queued(connection, old, "renamed")
@@ -412,7 +403,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         self._on_study(old, rename)
 
     def archive_study(self, name: str, archived: bool = True) -> None:
-        """Archive a study, or bring it back; raise `UsageError` where it is to be archived while a driver runs it."""
+        """Archive a study, or undo it; raise `UsageError` if the study to archive is running or queued."""
 
         def archive(connection: Connection, study_id: int) -> None:
             if archived:
@@ -422,7 +413,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         self._on_study(name, archive)
 
     def delete_study(self, name: str) -> None:
-        """Delete a study with all its trials; raise `UsageError` where one of them runs."""
+        """Delete a study with all its trials; raise `UsageError` if it is running or queued."""
 
         def delete_all(connection: Connection, study_id: int) -> None:
             refuse_queued(connection, name, "deleted")
@@ -433,7 +424,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
 
     @patiently
     def study(self, name: str) -> StudyRecord:
-        """Return a study; raise `NotFoundError` naming those with a name like it."""
+        """Return a study; raise `NotFoundError`, which suggests similar names."""
         found = self.find_study(name)
         if found is None:
             with self._reading() as connection:
@@ -452,24 +443,24 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
 
     @patiently
     def studies(self) -> list[StudySummary]:
-        """Return all studies, the oldest first, with the counts of their trials."""
+        """Return all studies, oldest first, with the counts of their trials."""
         with self._reading() as connection:
             return [study_summary(row) for row in connection.execute(STUDIES).mappings()]
 
     @patiently
     def study_records(self) -> list[StudyRecord]:
-        """Return all studies, the oldest first, each with its spec and the device it is bound to."""
+        """Return all studies, oldest first, each with its spec and the device it is bound to."""
         with self._reading() as connection:
             return [study_record(row) for row in connection.execute(STUDY.order_by(StudyRow.id)).mappings()]
 
     def update_spec(self, name: str, spec: Mapping[str, object]) -> None:
-        """Replace the spec of a study, of which the question is the same."""
+        """Replace the spec of a study; the new one must ask the same question."""
         self._on_study(name, partial(keeping.update_spec, spec=spec))
 
     def bind_environment(self, name: str, environment: Environment, *, again: bool = False) -> None:
-        """Bind a study to the kind of device of its first run; raise `OtherDeviceError` on any other kind.
+        """Bind a study to the kind of device of its first run; raise `OtherDeviceError` for any other kind.
 
-        ``again``: from now on it is this environment, of the same kind, that counts as its first.
+        ``again`` replaces the bound environment with this one, of the same kind.
         """
 
         def bind(connection: Connection, study_id: int) -> None:
@@ -478,19 +469,19 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         self._on_study(name, bind)
 
     def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
-        """Start a planned trial under a lease and return it as stored; None where another driver was faster.
+        """Start a planned trial under a lease and return it; None if another driver was faster.
 
-        A new trial becomes the study's next, counted from 1, only where there is none newer than ``plan.after``: so
-        drivers decide one after the other, each knowing what the others started. A ``queued`` or ``resumed`` one runs
-        where it still waits; its time counts from now, and of its configuration only the micro-batches may differ from
-        those it was queued with.
-        Raises `UsageError` where the study is archived.
+        A new trial gets the study's next number, from 1, only if no trial is newer than ``plan.after``. So each driver
+        decides with knowledge of all earlier trials. A queued or paused trial starts only if no driver has started it;
+        its time counts from now. Of its configuration only the micro-batches may differ from the queued ones.
+
+        Raises `UsageError` if the study is archived.
         """
         work = partial(starting.start, self, study, plan, uuid4().hex, lease=lease, environment=environment)
         return self._patience.run(work)
 
     def enqueue(self, study: str, plan: TrialPlan) -> int:
-        """Store a planned trial that some driver shall start, and return its number."""
+        """Store a planned trial for any driver to start, and return its number."""
         trial = self._patience.run(partial(starting.start, self, study, plan, uuid4().hex))
         assert trial is not None, "nobody else queues the same plan"
         return trial.number
@@ -498,28 +489,28 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
     def settle_paused(
         self, study: str, numbers: Collection[int] | None = None, state: TrialState = TrialState.PRUNED
     ) -> list[int]:
-        """End paused trials that will not go on, all or those given; return which were paused."""
+        """End paused trials for good, all or the given ones; return the numbers of those that were paused."""
         return self._on_study(study, partial(starting.settle_paused, numbers=numbers, state=state))
 
     def finish_trial(
         self, study: str, number: int, outcome: TrialOutcome, *, steps_x_step_time_s: float | None
     ) -> TrialRecord:
-        """Store how a running trial ended and return it; raise `DatabaseError` where it has ended in another way.
+        """Store how a running trial ended and return it. A resumed trial is contended if any of its parts was.
 
-        One that was resumed after a pause was contended where any of its parts was.
+        Raises `DatabaseError` if the trial has ended differently.
         """
         if not outcome.state.is_finished:
             raise ValueError(f"{outcome.state} is not how a trial ends")
         columns = {**to_columns(outcome), "steps_x_step_time_s": steps_x_step_time_s}
         if not outcome.contended:
-            del columns["contended"]  # the row says it of the part before a pause
+            del columns["contended"]  # keeps the row's value, from the part before a pause
 
         def finish(connection: Connection, study_id: int) -> TrialRecord:
             ended = end_trial(connection, trial_id_of(connection, study, study_id, number), columns)
             if ended:
                 mark_changed(connection, study_id, [number])
             [stored] = self._timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
-            # Where it has not ended just now, an earlier try may have ended it.
+            # If it did not end just now, an earlier try may have ended it.
             if not ended and stored.outcome not in (outcome, replace(outcome, contended=True)):
                 raise DatabaseError(
                     f"trial {number} of {study!r} cannot end as {outcome.state}: it is not running but {stored.state}"
@@ -529,7 +520,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         return self._on_study(study, finish)
 
     def heartbeat(self, study: str, owner: str, lease_seconds: float) -> None:
-        """Extend the leases of the owner's running trials and its claims to ``lease_seconds`` from now."""
+        """Extend the leases of the owner's running trials and claims to ``lease_seconds`` from now."""
         self._on_study(study, partial(leases.heartbeat, owner=owner, lease_seconds=lease_seconds))
 
     @patiently
@@ -540,35 +531,35 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
 
     @patiently
     def leases(self, study: str) -> dict[str, datetime]:
-        """Return until when each owner has trials that run or claims, by the last of its leases."""
+        """Return the latest lease end of each owner of running trials or claims."""
         with self._reading() as connection:
             return leases.last_renewed(connection, self._study_id(connection, study))
 
     def mark_lost(self, study: str, *, is_alive: IsAlive) -> list[int]:
         """End the running trials of dead owners as lost; return their numbers.
 
-        ``is_alive`` says True or False of an owner, or None where it cannot know: then the lease decides.
+        ``is_alive`` returns True, False, or None if unknown; then the lease decides.
         """
         return self._on_study(study, partial(leases.mark_lost, is_alive=is_alive))
 
     def claim(self, study: str, name: str, *, owner: str, lease_seconds: float, is_alive: IsAlive) -> bool:
-        """Claim what one driver of a study does at a time; return whether the owner has it now.
+        """Claim a task that one driver of a study does at a time; return whether the owner holds it now.
 
-        A claim is free, held by its owner until the lease ends (`heartbeat` extends it), or left by one that is dead.
+        A claim is held until its lease ends (`heartbeat` extends it) or its owner dies.
         """
         return self._on_study(
             study, partial(leases.claim, name=name, owner=owner, lease_seconds=lease_seconds, is_alive=is_alive)
         )
 
     def release(self, study: str, name: str, *, owner: str) -> None:
-        """Give a claim back; one that another holds is left alone."""
+        """Release a claim, unless another owner holds it."""
         self._on_study(study, partial(leases.release, name=name, owner=owner))
 
     @patiently
     def trials(
         self, study: str, *, phase: Phase | None = None, states: Collection[TrialState] | None = None
     ) -> list[TrialRecord]:
-        """Return a study's trials by number; only those of a phase or of some states where asked."""
+        """Return a study's trials by number, optionally of one phase or some states."""
         with self._reading() as connection:
             study_id = self._study_id(connection, study)
             query = TRIALS.where(TrialRow.study_id == study_id)
@@ -581,7 +572,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
 
     @patiently
     def seconds_at_rest(self, study: str) -> float:
-        """Return how long ago a trial of a study began or ended, or the study began, by the database's clock."""
+        """Return the seconds since a trial last started or ended, or since the study began, by the database's clock."""
         with self._reading() as connection:
             study_id = self._study_id(connection, study)
             trials = select(func.max(TrialRow.created_at), func.max(TrialRow.ended_at))
@@ -591,14 +582,14 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
 
     @patiently
     def changes(self, study: str, since: int) -> Changes:
-        """Return which trials of a study have changed since a revision (0: all), as one transaction sees it."""
+        """Return the trials that changed after a revision (0: all), read in one transaction."""
         with self._reading() as connection:
             found, now = changes(connection, study, since)
             return replace(found, trials=self._timed(connection, now.study_id, found.trials, now))
 
     @patiently
     def trial(self, study: str, number: int) -> TrialRecord:
-        """Return one trial; raise `NotFoundError` naming the numbers there are."""
+        """Return a trial; raise `NotFoundError`, which names the valid numbers."""
         with self._reading() as connection:
             study_id = self._study_id(connection, study)
             [found] = self._timed(connection, study_id, [stored_trial(connection, study, study_id, number)])

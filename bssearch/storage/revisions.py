@@ -1,9 +1,8 @@
-"""The revision of a study: a counter that every change of its trials and its probes raises.
+"""The revision of a study: a counter that every change of its trials and probes raises.
 
-It is raised in the transaction of the change, under the lock of the study's row, which is held until the commit. So
-changes are committed in the order of their revisions, and a reader that has seen one has seen all with a smaller one.
-A heartbeat is no change: the end of a running trial's lease is as old as the trial's last change. Nor are observations
-of a running trial: many drivers that write some each second would have all others read all running trials again.
+The change and the increment share a transaction, under a lock of the study's row held until the commit. So changes
+commit in revision order, and a reader of one revision has seen all earlier ones. Heartbeats are no change, nor are
+observations of running trials: with many drivers, every driver would reread all running trials each second.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from bssearch.records import TrialRecord, TrialState
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.statements import TRIALS, no_study, trial_record
 
-# Made once: SQLAlchemy looks through the many columns of a statement that it has not seen.
+# Built once: SQLAlchemy walks all columns of a new statement.
 _ALL = TRIALS.where(TrialRow.study_id == bindparam("study_id")).order_by(None)
 _NEWER = _ALL.where(TrialRow.revision > bindparam("since"))
 _COUNTERS = select(
@@ -40,12 +39,11 @@ _ENDED = select(TrialRow.number).where(*_AMONG, TrialRow.state != TrialState.RUN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """The trials of a study that have changed since a revision, by number, and the ``revision`` that they lead to.
+    """Trials that changed since a revision, by number, and the current ``revision``.
 
-    A trial has changed where it was stored, started, resumed or ended, or where observations came to it after its end:
-    those of one that runs concern nobody but its driver. With ``is_rewritten`` rows have been deleted or rewritten
-    since: ``trials`` are all there are, and the reader forgets those it had. ``has_new_probes``: step times, memory or
-    noise scales have been measured since, or a trial ran out of memory, so that the step times in force are others.
+    A trial changes when it is stored, started, resumed or ended, or receives observations after its end. If
+    ``is_rewritten``, rows were deleted or rewritten: ``trials`` are all trials, and the reader discards its own.
+    ``has_new_probes``: a probe was stored or a trial ran out of memory, so the step times in force may differ.
     """
 
     revision: int
@@ -60,28 +58,28 @@ def raise_revision(connection: Connection, study_id: int) -> int:
 
 
 def mark_changed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:
-    """Raise the revision of a study where some of its trials have changed, and give it to them."""
+    """Raise the study's revision and assign it to the changed trials, if any."""
     if numbers:
         changed = {"of_study": study_id, "numbers": list(numbers)}
         connection.execute(_CHANGED, {**changed, "revision": raise_revision(connection, study_id)})
 
 
 def mark_observed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:
-    """Mark as changed those of some trials, to which observations were appended, that do not run any more."""
+    """Mark the finished ones of some trials that received observations as changed."""
     ended = connection.scalars(_ENDED, {"of_study": study_id, "numbers": list(numbers)})
     mark_changed(connection, study_id, ended.all())
 
 
 def mark_probed(connection: Connection, study_id: int) -> None:
-    """Raise the revision of a study of which a probe was stored."""
+    """Raise the revision of a study after a new probe."""
     revision = raise_revision(connection, study_id)
     connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(probed_at_revision=revision))
 
 
 def mark_rewritten(connection: Connection, study_id: int) -> None:
-    """Raise the revision of a study of which trials or observations were deleted or rewritten: readers read all anew.
+    """Raise the revision after trials or observations were deleted or rewritten, so that readers reread everything.
 
-    Every deletion of such rows of a study that stays has to call it.
+    Every deletion of such rows from a study that stays must call this.
     """
     revision = raise_revision(connection, study_id)
     connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(rewritten_at_revision=revision))
@@ -89,7 +87,7 @@ def mark_rewritten(connection: Connection, study_id: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The counters of a study's changes as they are now."""
+    """The change counters of a study."""
 
     study_id: int
     created_at: datetime
@@ -99,12 +97,12 @@ class Counters:
 
     @property
     def measured_as_of(self) -> tuple[datetime, int, int]:
-        """Return what changes with every measurement of the study, and is another for the next study of its id."""
+        """Return a value that changes with every measurement, and differs for a later study with the same id."""
         return self.created_at, self.probed_at_revision, self.rewritten_at_revision
 
 
 def counters(connection: Connection, study: str | int) -> Counters:
-    """Return the counters of a study of a name or an id; raise `NotFoundError` where there is none."""
+    """Return the counters of a study, by name or id; raise `NotFoundError` if it does not exist."""
     query, value = (_OF_ID, study) if isinstance(study, int) else (_OF_NAME, study)
     row = connection.execute(query, {"study": value}).first()
     if row is None:
@@ -113,10 +111,9 @@ def counters(connection: Connection, study: str | int) -> Counters:
 
 
 def changes(connection: Connection, study: str, since: int) -> tuple[Changes, Counters]:
-    """Return what has changed in a study since a revision, 0 for all there is, and its counters.
+    """Return the changes since a revision (0: all) and the counters.
 
-    A revision above the study's own comes from another study of its name, deleted since: all trials are returned.
-    Raises `NotFoundError` without a study.
+    A revision above the study's own is from a deleted study of the same name, so all trials are returned.
     """
     row = counters(connection, study)
     is_rewritten = since < row.rewritten_at_revision or since > row.revision
@@ -124,7 +121,7 @@ def changes(connection: Connection, study: str, since: int) -> tuple[Changes, Co
     if row.revision != since:
         query, values = (_ALL, {}) if since <= 0 or is_rewritten else (_NEWER, {"since": since})
         rows = connection.execute(query, {"study_id": row.study_id, **values}).mappings()
-        # Sorted here: for rows in the order of their numbers SQLite would walk through all trials of the study.
+        # Sort here: with ORDER BY number SQLite would scan all trials of the study.
         trials = sorted(map(trial_record, rows), key=lambda trial: trial.number)
     has_new_probes = (
         is_rewritten or since < row.probed_at_revision or any(trial.state is TrialState.OOM for trial in trials)

@@ -1,4 +1,4 @@
-"""How trials come to run: started by a driver, queued by a person and started later, or resumed after a pause."""
+"""Starts, queues and resumes trials."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from bssearch.storage.revisions import mark_changed, raise_revision
 from bssearch.storage.statements import stored_trial
 
 JUST_BEFORE = timedelta(microseconds=1)
-"""By how much a trial begins before the time of the database's clock. SQLite's counts milliseconds: else a trial that
-ends in the one in which it began would have begun as it ended, as imported ones do (`TrialRecord.is_imported`)."""
+"""Offset of a trial's start from the database's clock. SQLite's clock has milliseconds: without the offset, a trial
+that ends within one millisecond would look imported (`TrialRecord.is_imported`: start = end)."""
 
 _STATE = select(
     func.max(TrialRow.number),
@@ -27,13 +27,13 @@ _STATE = select(
     select(StudyRow.archived_at).where(StudyRow.id == bindparam("study_id")).scalar_subquery(),
     select(TrialRow.number).where(TrialRow.plan_id == bindparam("plan_id")).scalar_subquery(),
 ).where(TrialRow.study_id == bindparam("study_id"))
-"""The newest trial of a study, the database's time, since when the study is archived, and the trial of a plan."""
+"""Newest trial number, database time, archive time of the study, and the number of a plan's trial."""
 
 _ADDED = insert(TrialRow.__table__)
 
 
 def archived(name: str) -> UsageError:
-    """Return the error for a trial that an archived study would have to take."""
+    """Return the error for a new trial of an archived study."""
     return UsageError(
         f"the study {name!r} is archived and takes no more trials", hint=f"bssearch study archive {name} --undo"
     )
@@ -48,7 +48,7 @@ def start(
     lease: Lease | None = None,
     environment: Environment | None = None,
 ) -> TrialRecord | None:
-    """Start the trial of a plan under a lease, or queue it without one: once per ``plan_id``, however often called.
+    """Start a plan's trial under a lease, or queue it if ``lease`` is None. Idempotent per ``plan_id``.
 
     Returns None if another driver was faster. Raises `UsageError` if the study is archived.
     """
@@ -92,7 +92,7 @@ def start(
 
 
 def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict[str, Any]:
-    """Return the columns of a queued trial that starts: of its configuration only the micro-batches may change."""
+    """Return the columns of a queued trial that starts; of its configuration only the micro-batches may change."""
     return {
         "environment_id": environment_id,
         "micro_batch_size": plan.configuration.micro_batch_size,
@@ -106,9 +106,9 @@ def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict
 
 
 def _resumed() -> dict[str, Any]:
-    """Return the columns of a paused trial that resumes: without an outcome, and as if created now.
+    """Return the columns of a paused trial that resumes, with a blank outcome.
 
-    The row keeps ``contended``, which taints the whole trial: the next worker need not know of the first part.
+    The row keeps ``contended``, which applies to the whole trial: the next worker does not know the first part.
     """
     blank = to_columns(TrialOutcome(state=TrialState.RUNNING, reason=""))
     del blank["contended"]
@@ -118,7 +118,7 @@ def _resumed() -> dict[str, Any]:
 def settle_paused(
     connection: Connection, study_id: int, *, numbers: Collection[int] | None, state: TrialState
 ) -> list[int]:
-    """End a study's paused trials, all or those given, in a state; return their numbers."""
+    """End paused trials, all or the given ones, in a state; return their numbers."""
     settled = update(TrialRow).where(TrialRow.study_id == study_id, TrialRow.state == TrialState.PAUSED)
     if numbers is not None:
         settled = settled.where(TrialRow.number.in_(numbers))

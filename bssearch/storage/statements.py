@@ -1,4 +1,4 @@
-"""The statements that several parts of the store share."""
+"""SQL statements shared by the parts of the store."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from bssearch.storage.models import (
 
 
 def _columns(row: type[Base], record_type: type, *, without: str | None = None) -> list[ColumnElement[Any]]:
-    """Return the columns of a record's fields; the table's own: each of the class's costs a comparison a query."""
+    """Return a record's columns, from the table because ORM attributes cost a comparison per query."""
     return [row.__table__.c[name] for name in column_types(record_type, without=without)]
 
 
@@ -100,7 +100,7 @@ VISITS: Select[Any] = select(VisitRow.environment_id, *_columns(VisitRow, Visit)
 IS_REFUSED = (
     (ProbeRow.kind == ProbeKind.STEP_TIME) & ProbeRow.step_seconds.is_(None) & ProbeRow.out_of_memory.is_(False)
 )
-"""A batch size that a program of the user's own refuses: it says nothing of memory."""
+"""A batch size that the user's program refuses; it says nothing about memory."""
 
 MICRO_BATCHES_PROBED: Select[int, bool, int | None] = (
     select(ProbeRow.micro_batch_size, ProbeRow.out_of_memory, EnvironmentRow.device_memory_bytes)
@@ -121,20 +121,21 @@ MICRO_BATCHES_TOO_LARGE: Select[int, int | None, int, datetime | None] = (
     .where(TrialRow.state == TrialState.OOM, ~cast(TrialRow.parameters, Text).contains(BATCH_STAGES))
     .group_by(TrialRow.micro_batch_size, EnvironmentRow.device_memory_bytes)
 )
-"""How many trials ran out of memory at a size, and when the last one did; where a batch grew nobody knows at which."""
+"""Trials that ran out of memory, by size: their count and the last time. Growing batches are excluded because the size
+at the failure is unknown."""
 
 MICRO_BATCHES_FITTED: Select[int, int | None, datetime] = (
     select(ProbeRow.micro_batch_size, EnvironmentRow.device_memory_bytes, ProbeRow.measured_at)
     .join(EnvironmentRow)
     .where(ProbeRow.kind == ProbeKind.MEMORY, ProbeRow.out_of_memory.is_(False))
 )
-"""What fitted into the memory of a process of its own, and when."""
+"""Sizes that fitted in a separate process, with the time of the probe."""
 
 ENVIRONMENTS: Select[Any] = select(*_columns(EnvironmentRow, Environment)).select_from(EnvironmentRow)
 
 
 def of_its_kind(environment: Environment) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions on `EnvironmentRow` under which seconds and bytes compare (`Environment.fingerprint`)."""
+    """Return the conditions for environments with comparable seconds and bytes (`Environment.fingerprint`)."""
     return (
         EnvironmentRow.device_name == environment.device_name,
         EnvironmentRow.precision == environment.precision,
@@ -157,7 +158,7 @@ NOISE: Select[Any] = (
 
 
 def insert_if_absent(connection: Connection, table: type[Base], columns: Mapping[str, Any]) -> bool:
-    """Insert a row unless one has the same key; return whether it was inserted. The first of two writers wins."""
+    """Insert a row unless its key exists; return whether it was inserted."""
     kind = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = kind.insert(table.__table__).on_conflict_do_nothing().returning(literal_column("1"))
     return connection.execute(statement, columns).first() is not None
@@ -176,13 +177,11 @@ _ENDS = (
 
 
 def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any]) -> bool:
-    """End a trial if it is running; its lease is over, its owner stays known."""
+    """End a running trial and its lease; return False if it was not running. Its owner stays stored."""
     return connection.execute(_ENDS, {**columns, "lease_expires_at": None, "of_trial": trial_id}).rowcount == 1
 
 
-# Rows as records, and the errors for a study or a trial that is not stored.
-
-# Made once: SQLAlchemy looks through all columns of a statement that it has not seen.
+# Built once: SQLAlchemy walks all columns of a new statement.
 _TRIAL = TRIALS.where(TrialRow.study_id == bindparam("study_id"), TrialRow.number == bindparam("number"))
 _TRIAL_IDS = select(TrialRow.number, TrialRow.id).where(
     TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True))
@@ -191,7 +190,7 @@ _TRIAL_IDS = select(TrialRow.number, TrialRow.id).where(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """A study as a list shows it; ``target`` is text; ``trials``, ``reached`` and ``running`` count trials."""
+    """A study for lists; ``trials``, ``reached`` and ``running`` are counts."""
 
     name: str
     workload: str
@@ -206,12 +205,12 @@ class StudySummary:
 
 
 def study_record(row: RowMapping) -> StudyRecord:
-    """Return the study of a row of `STUDY`."""
+    """Build a study from a row of `STUDY`."""
     return from_columns(StudyRecord, row, absent="environment" if row["environment_id"] is None else None)
 
 
 def study_summary(row: RowMapping) -> StudySummary:
-    """Return the summary of a row of `STUDIES`."""
+    """Build a summary from a row of `STUDIES`."""
     return StudySummary(
         name=row["name"],
         workload=str(row["spec"].get("workload", "")),
@@ -227,12 +226,12 @@ def study_summary(row: RowMapping) -> StudySummary:
 
 
 def trial_record(row: RowMapping) -> TrialRecord:
-    """Return the trial of a row of `TRIALS`; one that has not finished has no outcome."""
+    """Build a trial from a row of `TRIALS`; its outcome is None until it has finished."""
     return from_columns(TrialRecord, row, absent=None if row["state"].is_finished else "outcome")
 
 
 def stored_trial(connection: Connection, study: str, study_id: int, number: int) -> TrialRecord:
-    """Return a trial of a study; raise `NotFoundError` naming the numbers there are."""
+    """Return a trial; raise `NotFoundError`, which names the valid numbers."""
     row = connection.execute(_TRIAL, {"study_id": study_id, "number": number}).mappings().first()
     if row is None:
         raise no_trial(connection, study, study_id, number)
@@ -240,7 +239,7 @@ def stored_trial(connection: Connection, study: str, study_id: int, number: int)
 
 
 def trial_ids_of(connection: Connection, study: str, study_id: int, numbers: Collection[int]) -> dict[int, int]:
-    """Return the ids of trials by their numbers; raise `NotFoundError` where one is missing."""
+    """Return the ids of trials by number; raise `NotFoundError` if one is missing."""
     rows = connection.execute(_TRIAL_IDS, {"study_id": study_id, "numbers": list(numbers)})
     found = {number: trial_id for number, trial_id in rows}
     for number in numbers:
@@ -250,12 +249,12 @@ def trial_ids_of(connection: Connection, study: str, study_id: int, numbers: Col
 
 
 def trial_id_of(connection: Connection, study: str, study_id: int, number: int) -> int:
-    """Return the id of a trial; raise `NotFoundError` naming the numbers there are."""
+    """Return the id of a trial; raise `NotFoundError`, which names the valid numbers."""
     return trial_ids_of(connection, study, study_id, [number])[number]
 
 
 def no_trial(connection: Connection, study: str, study_id: int, number: int) -> NotFoundError:
-    """Return the error for a trial that is not stored, naming the numbers there are."""
+    """Return the error for a missing trial, with the valid numbers."""
     low, high = connection.execute(
         select(func.min(TrialRow.number), func.max(TrialRow.number)).where(TrialRow.study_id == study_id)
     ).one()
@@ -264,7 +263,7 @@ def no_trial(connection: Connection, study: str, study_id: int, number: int) -> 
 
 
 def no_study(connection: Connection, name: str) -> NotFoundError:
-    """Return the error for a study that is not stored, naming those with a name like it."""
+    """Return the error for a missing study, with similar names."""
     names = connection.scalars(select(StudyRow.name).order_by(StudyRow.name)).all()
     near = difflib.get_close_matches(name, names, n=3)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""

@@ -1,7 +1,7 @@
-"""All tables, and what PostgreSQL has beside them: triggers that keep a study and a submission to their logins.
+"""All tables, with PostgreSQL triggers that protect studies and submissions of other logins.
 
-Only the login that made a study may rename, archive or delete it, and only the one that made a submission may cancel,
-pause, resume, rename or delete that; so may who owns the table.
+Only the login that created a study may rename, archive or delete it, and only a submission's login may cancel, pause,
+resume, rename or delete it. The table owner may do both.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BEGIN
   RETURN NEW;
 END $$
 """
-"""The functions look up nothing in schemas that others may write to, and know who logged in whatever role is set."""
+"""The functions search no schema that others can write to, and use the login whatever role is set."""
 
 MAKER = """
 CREATE TRIGGER bss_study_maker
@@ -78,7 +78,7 @@ BEGIN
     USING ERRCODE = 'insufficient_privilege', CONSTRAINT = 'bss_submission_submitter';
 END $$
 """
-"""A worker of another login says how a study that waits has ended, and nothing else of it."""
+"""A worker of another login may only record how a waiting study ended."""
 
 SUBMITTER = """
 CREATE TRIGGER bss_submission_submitter
@@ -94,7 +94,7 @@ POSTGRESQL = (
     "DROP TRIGGER IF EXISTS bss_submission_submitter ON bss_submission",
     SUBMITTER,
 )
-"""What a server has beside the tables; it bears to be made twice, and a printed schema has it too."""
+"""PostgreSQL objects beside the tables; safe to run twice, and part of the printed schema."""
 
 
 def upgrade() -> None:

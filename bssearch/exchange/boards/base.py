@@ -1,4 +1,4 @@
-"""What a board is, and what it must not be told."""
+"""The interface of boards, and the secrets kept from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bssearch.spec import StudySpec
 Words = Mapping[str, str]
 Parameters = Mapping[str, ParameterValue]
 Figures = Mapping[str, float]
-# An evaluation: its step, its epoch second (the trial's start plus its train seconds), its figures.
+# An evaluation: its step, its epoch second (trial start plus train seconds), its figures.
 Point = tuple[int, float, Figures]
 
 _SECRET = re.compile(r"passw|passphrase|secret|credential|api[_-]?key|token$", re.IGNORECASE)
@@ -31,19 +31,19 @@ class Board(Protocol):
         """Show a study. ``mark`` is unique; ``about`` has ``target``, ``objective``, ``device`` and ``spec`` (YAML)."""
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
-        """Show a trial that started at an epoch second, or resumes. Its phase and seed are parameters, too."""
+        """Show a trial that starts or resumes at an epoch second. Its phase and seed are parameters too."""
 
     def observed(self, number: int, points: Sequence[Point]) -> None:
         """Add evaluations. The figures of each include the metric and ``train_seconds``."""
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Show the end of a trial, or that it is paused. With ``is_elsewhere`` a driver that died had started it."""
+        """Show that a trial ended or is paused. ``is_elsewhere``: a dead driver had started it."""
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Show the answer after so many trials, with ``headline``, ``verdict`` and ``document`` (JSON) in words."""
+        """Show the answer after some trials; ``words`` has ``headline``, ``verdict`` and ``document`` (JSON)."""
 
     def close(self) -> None:
-        """Write what is still in memory. No call follows."""
+        """Flush. No call follows."""
 
 
 def masked(value: Any) -> Any:
@@ -56,7 +56,7 @@ def masked(value: Any) -> Any:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Return JSON values with ``***`` for texts that a key, ``--password=…`` or the argument before names a secret."""
+    """Return JSON values with ``***`` for texts named as secrets by a key, ``--password=…`` or the argument before."""
     if isinstance(value, Mapping):
         return {key: without_secrets(one, str(key)) for key, one in value.items()}
     if isinstance(value, list):
@@ -70,9 +70,7 @@ def without_secrets(value: Any, name: str = "") -> Any:
     return "***" if _SECRET.search(name) and not value.startswith("-") else value
 
 
-# Which boards a study reports to, and whether their libraries are installed.
-
-# The distribution that a built-in board needs, and its oldest version.
+# Distribution of each built-in board, with its minimum version.
 LIBRARIES: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "tensorboard": ("tensorboard", (2, 12)),
     "mlflow": ("mlflow-skinny", (3,)),
@@ -81,7 +79,7 @@ LIBRARIES: Mapping[str, tuple[str, tuple[int, ...]]] = {
 
 
 def boards_of(spec: StudySpec) -> tuple[str, ...]:
-    """Return the boards that a spec names, then those of ``BSSEARCH_LOG``, each once. Raises `UsageError`."""
+    """Return the boards of the spec, then of ``BSSEARCH_LOG``, without duplicates. Raises `UsageError`."""
     names = [name.strip() for name in os.environ.get(LOG_VARIABLE, "").split(",") if name.strip()]
     for name in names:
         if not registry.is_known("boards", name):

@@ -1,4 +1,4 @@
-"""MLflow: an experiment for each study, a run for each trial and one for the answer, where MLflow's settings say."""
+"""MLflow: an experiment per study, a run per trial and one for the answer, at the place that MLflow's settings name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bssearch.settings import cache_folder
 
 # Limits of MLflow's REST API (log-batch).
 MOST_METRICS, MOST_PARAMS, PARAM_CHARACTERS, TAG_CHARACTERS = 1000, 100, 6000, 5000
-# The states of trials whose run ends otherwise than as ``FINISHED``.
+# Trial states whose runs do not end as ``FINISHED``.
 STATUS = dict.fromkeys(("capped", "pruned", "cancelled", "lost"), "KILLED")
 STATUS |= dict.fromkeys(("diverged", "failed", "oom"), "FAILED")
 
@@ -31,7 +31,7 @@ class MLflow:
 
     def __init__(self) -> None:
         with ExitStack() as stack:
-            # Two processes that make the tables of one SQLite file leave it half made.
+            # Two processes that create the tables of one SQLite file corrupt it.
             with suppress(OSError):
                 stack.enter_context(alone(cache_folder() / "mlflow.lock"))
             self._client = MlflowClient()
@@ -68,7 +68,7 @@ class MLflow:
             self._runs.pop(number, None)
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Log the answer in a run of its own; one that recommends something else becomes an earlier answer."""
+        """Log the answer in a separate run; a different recommendation turns the old run into an earlier answer."""
         found, shown = self._found(kind="answer"), {"headline": words["headline"], "verdict": words["verdict"]}
         if found is not None and found.data.params != {one.key: one.value for one in _params(parameters)}:
             self._client.set_tag(found.info.run_id, "bssearch.kind", "earlier answer")
@@ -83,7 +83,7 @@ class MLflow:
             self._client.set_tag(run, "bssearch.best_json", f"could not be stored: {error}"[:TAG_CHARACTERS])
 
     def close(self) -> None:
-        """Do nothing: MLflow keeps nothing in memory."""
+        """Do nothing: MLflow buffers nothing."""
 
     @cached_property
     def _experiment(self) -> str:

@@ -1,4 +1,4 @@
-"""The boards of a driver, seen from the driver: reports never wait, and undelivered ones are counted."""
+"""The driver's side of the boards: reports never block, and undelivered ones are counted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Message = tuple[list[str], str, dict[str, Any]]  # the boards to call, the metho
 
 
 class BoardProcess:
-    """Reports to boards in one process of their own; `report` never waits. Raises `OSError` if it cannot start.
+    """Reports to boards in a separate process; `report` never blocks. Raises `OSError` if it cannot start.
 
     ``asked`` counts the reports, ``delivered`` those that each board took; ``notes`` are for users.
     """
@@ -65,7 +65,7 @@ class BoardProcess:
             thread.start()
 
     def report(self, method: str, **arguments: Any) -> None:
-        """Queue a call of the boards' method for the boards that have no full queue."""
+        """Queue a call for all boards whose queue is not full."""
         self.asked += 1
         names = [name for name in self.delivered if self._queued[name] - self._handled[name] < self._capacity]
         for name in self.delivered.keys() - names:
@@ -76,7 +76,7 @@ class BoardProcess:
             self._messages.put((names, method, arguments))
 
     def close(self) -> None:
-        """Wait for the delivery of all reports until the deadline, end the process, and note how many were lost."""
+        """Wait for all deliveries until the deadline, end the process, and note the number of lost reports."""
         self._is_closing = True
         self._messages.put(None)
         self._heard = began = time.monotonic()
@@ -103,7 +103,6 @@ class BoardProcess:
             self._connection.send(None)
 
     def _listen(self) -> None:
-        """Take in what the boards say, until their process ends."""
         with suppress(EOFError, OSError):
             while True:
                 name, reports, failure = json.loads(self._connection.recv_bytes())

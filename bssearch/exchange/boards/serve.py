@@ -1,4 +1,4 @@
-"""The process of a driver's boards, a thread each: ``python -m bssearch.exchange.boards.serve DESCRIPTOR BOARD…``."""
+"""The process of a driver's boards, one thread each: ``python -m bssearch.exchange.boards.serve DESCRIPTOR BOARD…``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SAYING = threading.Lock()
 
 
 class Delivery(threading.Thread):
-    """Delivers reports to a board, and says how many it took and what failed. It hurries if ``closing`` is set."""
+    """Delivers reports to a board and counts successes and failures. It hurries if ``closing`` is set."""
 
     def __init__(self, name: str, connection: Connection, closing: threading.Event) -> None:
         super().__init__(name=name)
@@ -48,7 +48,7 @@ class Delivery(threading.Thread):
         self._retrying = Retrying(stop=stop_after_attempt(3), wait=waits, sleep=pause, reraise=True)
 
     def run(self) -> None:
-        """Make the board, deliver all reports, and close the board."""
+        """Create the board, deliver all reports, and close it."""
         if not self._tried(0, self._make):
             return
         os.nice(9)  # on Linux only this thread, and what the library starts from it
@@ -70,7 +70,7 @@ class Delivery(threading.Thread):
         self._board = made()
 
     def _deliver(self, messages: list[Message]) -> None:
-        """Deliver reports in their order, the evaluations of a trial together."""
+        """Deliver reports in order, grouping a trial's evaluations."""
         points: dict[int, list[Point]] = {}
         for _, method, arguments in [*messages, ([], "", {})]:
             if method == "observed":
@@ -83,7 +83,7 @@ class Delivery(threading.Thread):
                 self._tried(1, partial(getattr(self._board, method), **arguments))
 
     def _tried(self, reports: int, call: Callable[[], None]) -> bool:
-        """Call until it works, up to three times; return whether it did."""
+        """Call up to three times; return whether it succeeded."""
         try:
             self._retrying(call)
         except BaseException as error:  # a library may call `sys.exit`
@@ -102,7 +102,7 @@ def _cpu_seconds() -> float:
 
 
 def main() -> None:
-    """Deliver what comes until the driver says that it was all, or dies."""
+    """Deliver reports until the driver says it is done, or dies."""
     descriptor, *names = sys.argv[1:]
     if sys.platform == "linux":  # trials find this process by its name (`bssearch.training.contention`)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, BOARD_PROCESS.encode(), 0, 0, 0)

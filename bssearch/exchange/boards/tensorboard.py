@@ -1,4 +1,4 @@
-"""TensorBoard: a folder for each study, with a run for each trial and one for the answer."""
+"""TensorBoard: a folder per study, with a run per trial and one for the answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.tensorboard.summary import hparams
 from bssearch.exchange.boards.base import Figures, Parameters, Point, Words
 from bssearch.settings import tensorboard_folder
 
-# The file in a study's folder with the study's mark: two studies of one name get a folder each.
+# The file with the study's mark, so that two studies of one name get separate folders.
 MARK_FILE = ".bssearch-study"
 # The figures of a trial in the table of hyperparameters.
 RESULTS = tuple(f"result/{name}" for name in ("time_to_target_s", "final_metric", "best_metric", "train_seconds"))
@@ -27,14 +27,14 @@ class TensorBoard:
         self._writers: dict[int, SummaryWriter] = {}
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
-        """Find the study's folder, and write what the study asks."""
+        """Find the study's folder, and write its description."""
         self._folder, self._metric = study_folder(tensorboard_folder(), name, mark), metric
         with SummaryWriter(str(self._folder / "summary")) as summary:
             summary.add_text("study", f"{about['target']}, {about['objective']}, on {about['device']}")
             summary.add_text("spec", "\n".join(f"    {line}" for line in about["spec"].splitlines()))
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
-        """Start or resume the trial's run, and show its configuration."""
+        """Start or resume the trial's run."""
         writer = self._writer(number)
         _add_hparams(writer, [0, 1], {name: value for name, value in parameters.items() if value is not None})
         writer.flush()
@@ -64,7 +64,7 @@ class TensorBoard:
         del self._writers[number]
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Write the answer's words and figures at the number of trials behind it."""
+        """Write the answer at the number of trials behind it."""
         lines = [words["headline"], "", f"This is {words['verdict']}.", "", "| parameter | value |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in parameters.items()]
         with SummaryWriter(str(self._folder / "summary")) as summary:

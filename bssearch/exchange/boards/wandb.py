@@ -1,4 +1,4 @@
-"""Weights & Biases: a group for each study, a run for each trial and one for the answer, where W&B's settings say."""
+"""Weights & Biases: a group per study, a run per trial and one for the answer, as W&B's settings say."""
 
 from __future__ import annotations
 

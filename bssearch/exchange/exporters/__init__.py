@@ -1,1 +1,1 @@
-"""Studies on their way out of a database, and into another."""
+"""Exports of studies."""

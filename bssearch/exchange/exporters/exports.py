@@ -1,4 +1,4 @@
-"""``export`` of a study to files: tables of trials and observations, learning curves, or the whole study."""
+"""Exports of a study to files: tables of trials and observations, learning curves, or the whole study."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote, as lines for programs, and what there is to say about it, for people."""
+    """The files of an export: lines for programs, and sentences for people."""
 
     written: Sequence[str]
     notes: Sequence[str] = ()
@@ -55,7 +55,7 @@ KINDS: Mapping[object, str] = {
     float: "float64",
     datetime: "datetime64[us, UTC]",
 }
-"""The column type in pandas of a Python type, with a missing value of its own; of all others it is text."""
+"""Nullable pandas types by Python type; other types become text."""
 
 TEXT = "string"
 MOST_INTEGER = 2**63
@@ -63,10 +63,10 @@ LARGEST_FLOAT = int(sys.float_info.max)
 
 
 def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write a study's trials as ``NAME.csv``, one row a trial, and beside it ``NAME.observations.csv``; both or none.
+    """Write trials to ``NAME.csv`` and observations to ``NAME.observations.csv``, both or none.
 
-    A text that a spreadsheet would take for a formula has a ' before it. Raises `NotFoundError`, and `UsageError` where
-    a file cannot be written.
+    Text that looks like a formula gets the prefix '. Raises `NotFoundError`, or `UsageError` if a file cannot be
+    written.
     """
     paths = _paths(name, file, ".csv")
     columns, rows = export_table(store, name)
@@ -79,10 +79,10 @@ def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
 
 
 def export_parquet(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write a study's trials as ``NAME.parquet``, and ``NAME.observations.parquet``, with types; both or none.
+    """Write ``NAME.parquet`` and ``NAME.observations.parquet`` with types, both or none.
 
-    Whole numbers are nullable 64-bit integers, times are of UTC, lists are JSON texts. Raises `NotFoundError`, and
-    `UsageError` where the extra ``parquet`` is not installed or a file cannot be written.
+    Integers are nullable 64-bit, times UTC, lists JSON. Raises `NotFoundError`, or `UsageError` if the extra
+    ``parquet`` is missing or a file cannot be written.
     """
     require_parquet()
     paths = _paths(name, file, ".parquet")
@@ -100,7 +100,7 @@ def export_parquet(store: Store, name: str, file: str | None = None) -> Exported
 
 
 def require_parquet() -> None:
-    """Raise `UsageError` where the extra ``parquet`` is not installed."""
+    """Raise `UsageError` if the extra ``parquet`` is not installed."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -110,10 +110,10 @@ def require_parquet() -> None:
 
 
 def export_table(store: Store, name: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the columns and the rows of a study's trials, with all that is known of each.
+    """Return the columns and rows of a study's trials.
 
-    They are those of ``trials --format json``, nested ones with dotted names, the study, when each began and ended
-    (with the time zone), the traceback of its end, and where it ran (``environment.…``). Raises `NotFoundError`.
+    Columns are those of ``trials --format json`` with dotted names, plus the study, start and end (with time zone), the
+    traceback and ``environment.…``. Raises `NotFoundError`.
     """
     places = store.environments(name)
     return flat_table([_row(name, trial, places.get(trial.number)) for trial in store.trials(name)])
@@ -131,14 +131,14 @@ def _row(name: str, trial: TrialRecord, place: Environment | None) -> dict[str, 
 
 
 def write_observations(file: TextIO, observations: Iterable[tuple[int, Observation]]) -> None:
-    """Write observations with the numbers of their trials as CSV."""
+    """Write observations with their trial numbers as CSV."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("trial", *OBSERVED))
     writer.writerows((number, *astuple(one)) for number, one in observations)
 
 
 def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return rows as a data frame whose columns have the types of their records' fields, or else of their values."""
+    """Return a data frame typed by the records' fields, or else by the values."""
     import pandas as pd
 
     found: dict[str, pd.Series[Any]] = {}
@@ -150,10 +150,9 @@ def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd
 
 
 def column_type(column: str, values: Sequence[Any]) -> str:
-    """Return the type in pandas of a column: what its field is declared to be, where the values are that, else theirs.
+    """Return the pandas type of a column: the declared type if the values fit, else the values' own.
 
-    Numbers of both kinds are floats, and so are integers beyond 64 bits; beyond the range of floats they are text, and
-    so is what else is mixed.
+    Mixed numbers and integers beyond 64 bits become floats; beyond float range, and for other mixtures, text.
     """
     kinds = {_kind_of(one) for one in values if one is not None}
     declared = _declared().get(column)
@@ -171,14 +170,13 @@ def _kind_of(value: object) -> str:
 
 
 def _text(value: Any) -> str | None:
-    """Return a value as a text: a list as JSON, a boolean as there."""
     text = str(value) if isinstance(value, str) else json.dumps(value, allow_nan=False, default=str)
     return None if value is None else text
 
 
 @cache
 def _declared() -> Mapping[str, str]:
-    """Return the types of the columns that are fields of records: of one that is empty its values tell none."""
+    """Return the types of columns that are record fields, for columns without values."""
     records: dict[str, list[type]] = {
         "": [TrialRecord, Configuration, TrialOutcome, DeviceUse, Observation],
         "noise_": [GradientNoise],
@@ -200,7 +198,7 @@ def _without_none(hint: Any) -> Any:
 
 
 def _paths(name: str, file: str | None, suffix: str) -> list[Path]:
-    """Return where the trials and the observations go; raise `UsageError` where one of them cannot be written."""
+    """Return the paths of trials and observations; raise `UsageError` if one is not writable."""
     path = Path(file or f"{name}{suffix}")
     paths = [path, path.with_name(f"{path.name.removesuffix(suffix)}.observations{suffix}")]
     for one in paths:
@@ -209,9 +207,9 @@ def _paths(name: str, file: str | None, suffix: str) -> list[Path]:
 
 
 def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write the learning curves of a study's search trials as a table, ``NAME.csv.gz`` where no file is given.
+    """Write the curves of a study's search trials, by default to ``NAME.csv.gz``, with a JSON description.
 
-    A description that ends in .json is written beside it. Raises as `recorded_table` does.
+    Raises the errors of `recorded_table`.
     """
     table = recorded_table(store, name)
     early = stopped_early(store, name)
@@ -224,10 +222,9 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
-    """Return the finished search trials of a study with their curves; those without a curve are left out.
+    """Return a study's finished search trials that have curves.
 
-    What stopped a trial early is not in its curve: replayed, it ends there. Raises `NotFoundError`, and `UsageError`
-    where no trial has a curve.
+    A trial stopped early ends there when replayed. Raises `NotFoundError`, or `UsageError` if no trial has a curve.
     """
     study = store.study(name)
     spec = spec_of(study)
@@ -247,12 +244,12 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
 
 
 def search_trials(store: Store, name: str) -> list[TrialRecord]:
-    """Return the finished search trials of a study: repeats of a configuration are no trials of a search."""
+    """Return a study's finished search trials, without repeats."""
     return [trial for trial in store.trials(name) if trial.phase is Phase.SEARCH and trial.state.is_finished]
 
 
 def stopped_early(store: Store, name: str) -> int:
-    """Return the number of search trials that the study's own pruner stopped; replayed, they end there."""
+    """Return the number of search trials stopped by the study's pruner; replayed, they end there."""
     stopped = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}
     return sum(trial.state in stopped for trial in search_trials(store, name))
 
@@ -270,10 +267,9 @@ def _recorded(trial: TrialRecord, curve: list[Observation]) -> RecordedTrial:
 
 
 def export_study(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write a whole study into one file, by default ``NAME.bssearch.jsonl.gz``.
+    """Write a whole study to a file, by default ``NAME.bssearch.jsonl.gz``. Equal studies give equal bytes.
 
-    The same study makes the same bytes. Running trials are left out: their leases belong to this database. Raises what
-    `Store.write_study` raises.
+    Running trials are left out, because their leases belong to this database. Raises the errors of `Store.write_study`.
     """
     path = Path(file or f"{name}{SUFFIX}")
     running = store.write_study(name, path)

@@ -1,1 +1,1 @@
-"""Runs and studies that were made elsewhere, read from files: an importer a file, and what they share."""
+"""Imports of runs and studies from files."""

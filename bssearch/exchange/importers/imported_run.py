@@ -1,4 +1,4 @@
-"""One run that was made elsewhere: the cells of its row, its batch size and its configuration."""
+"""An imported run: its cells, batch size and configuration."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bssearch.spec.space import TRAINING_PARAMETERS
 from bssearch.spec.space.domains import LIMITS
 
 LARGEST = 2**31 - 1
-"""The largest whole number that every database's integer column holds."""
+"""Largest integer of every database's integer column."""
 
 MOST_BYTES = 2**26
-"""Bytes of a file of runs at most: a choice."""
+"""Largest size of a file of runs, in bytes."""
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text; raise `NotFoundError` where it is not there, `UsageError` where it is no UTF-8 text."""
+    """Return a file's text; raise `NotFoundError`, or `UsageError` if it is not UTF-8."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -42,7 +42,7 @@ def read_text(path: Path) -> str:
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
-    """Return an integer, also one written as ``120.0``; raise `UsageError` where it is none or out of its bounds."""
+    """Parse an integer, also ``120.0``; raise `UsageError` if invalid or out of bounds."""
     value = number(text)
     try:
         found = int(text) if "_" not in text else None
@@ -54,7 +54,7 @@ def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST
 
 
 def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
-    """Return what a text stands for: a boolean (true, false), a number, or itself; infinities and NaN are refused."""
+    """Parse a boolean (true, false) or a number, else return the text; infinities and NaN are refused."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     value = number(text)
@@ -71,7 +71,7 @@ def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
 
 
 def csv_rows(text: str, source: str, *, skipinitialspace: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row that is not blank, with the line on which it begins; raise `UsageError` for what is no CSV."""
+    """Yield the rows that are not blank with their first line number; raise `UsageError` for invalid CSV."""
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=skipinitialspace, strict=True)
     while True:
         line = reader.line_num + 1
@@ -86,7 +86,7 @@ def csv_rows(text: str, source: str, *, skipinitialspace: bool = False) -> Itera
 
 
 def number(text: str) -> float:
-    """Return the number that a text is, NaN where it is none; digits grouped by underscores are none."""
+    """Parse a number; NaN if invalid. Digit groups with underscores are invalid."""
     try:
         return math.nan if "_" in text else float(text)
     except ValueError:
@@ -94,19 +94,18 @@ def number(text: str) -> float:
 
 
 TYPED = ("learning_rate", *TRAINING_PARAMETERS, "optimizer")
-"""The parameters for which a configuration has a field that cannot be empty."""
+"""Parameters whose configuration field cannot be empty."""
 
 SPLIT = ("micro_batch_size", "accumulation_steps", "world_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run; None is what its table does not say.
+    """An imported run; None means unknown.
 
-    ``steps`` and ``train_seconds`` are those to the target, or all that it ran where it missed the target;
-    ``last_miss_step`` is that of the evaluation before the one at which it reached the target; ``missed``
-    is how it ended where it did not. Of the configuration, what is not known has a placeholder in its field and None
-    under its own name in ``parameters``. ``origin`` says where the run stands, such as ``runs.csv:12``.
+    ``steps`` and ``train_seconds`` run to the target, or to the end of a run that missed it. ``last_miss_step`` is the
+    last evaluation before the target; ``missed`` is the state of a run that missed it. Unknown parameters have a
+    placeholder in the configuration and None in ``parameters``. ``origin`` is the place, such as ``runs.csv:12``.
     """
 
     origin: str
@@ -124,7 +123,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """The runs of a table in its order, and what a reader of them must know, each a sentence."""
+    """The runs of a table in order, and notes for its reader."""
 
     runs: tuple[Run, ...]
     notes: tuple[str, ...]
@@ -133,11 +132,10 @@ class RunTable:
 def make_configuration(
     batch_size: int, values: Mapping[str, ParameterValue], origin: str, label: Callable[[str], str] = str
 ) -> Configuration:
-    """Return the configuration of a run from its parameters by name, None where a value is not known.
+    """Build a configuration from parameters by name; None means unknown.
 
-    `TYPED` ones that are not known get a placeholder, and None under their own name in ``parameters``. The split into
-    micro-batches is taken where its factors give the batch size. ``label`` names a parameter as its file does. Raises
-    `UsageError` for a value outside what its parameter can be.
+    Unknown `TYPED` parameters get a placeholder, and None in ``parameters``. A micro-batch split counts if its product
+    is the batch size. ``label`` names a parameter as in the file. Raises `UsageError` for an invalid value.
     """
     given = {name: value for name, value in values.items() if value is not None}
     typed: dict[str, Any] = {"learning_rate": 1.0, **dict.fromkeys(TRAINING_PARAMETERS, 0.0), "optimizer": "unknown"}
@@ -166,7 +164,7 @@ def _within_limits(name: str, value: ParameterValue, label: str, origin: str) ->
 
 
 def _split(batch_size: int, parts: Mapping[str, int]) -> tuple[int, int, int]:
-    """Return the factors of `SPLIT` of which some are given; where they do not give the batch size, one micro-batch."""
+    """Return the factors of `SPLIT`; one micro-batch if their product is not the batch size."""
     world, micro = parts.get("world_size", 1), parts.get("micro_batch_size")
     accumulation = parts.get("accumulation_steps", 1 if micro is None else max(1, batch_size // (micro * world)))
     micro = micro or max(1, batch_size // (accumulation * world))
@@ -178,7 +176,7 @@ def _split(batch_size: int, parts: Mapping[str, int]) -> tuple[int, int, int]:
 
 BATCH, MICRO, ACCUMULATION, WORLD = "batch_size", "micro_batch_size", "accumulation_steps", "world_size"
 STEP_BATCH = "effective_batch_size"
-"""The batch of an optimizer step by a name that can mean nothing else."""
+"""An unambiguous name of the batch per optimizer step."""
 
 _ALIASES = {
     MICRO: (
@@ -235,13 +233,13 @@ _ALIASES = {
     STEP_BATCH: ("global_batch_size", "total_batch_size", "total_train_batch_size", "step_batch_size"),
 }
 _NODES = ("nodes", "num_nodes", "n_nodes", "nnodes")
-"""Names of a number of machines. Whether a number of devices beside them is of one or of all is not known."""
+"""Names for a number of machines; with them a number of devices may be per machine or total."""
 
 _PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *theirs)}
 
 
 def part_of_batch(name: str) -> str | None:
-    """Return the part of a step's batch that a name of somebody's stands for, None if it is another parameter."""
+    """Return the batch part that a column name means; None for other parameters."""
     return _PARTS.get(_plain(name))
 
 
@@ -251,7 +249,7 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenBatch:
-    """What a run says of its batch: ``parts`` by our names, and ``labels``, their names in the file."""
+    """A run's statements about its batch: ``parts`` by our names, ``labels`` by the file's."""
 
     origin: str
     parts: Mapping[str, int]
@@ -259,9 +257,9 @@ class GivenBatch:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str, label: Callable[[str], str] = str) -> GivenBatch:
-        """Return what is said by values under the file's names; other parameters, None and "" say nothing.
+        """Collect batch parts from values by the file's names, ignoring other parameters, None and "".
 
-        Raises `UsageError` for a value that is not an integer >= 1, and for two names of one part that differ.
+        Raises `UsageError` for a non-positive or non-integer value, or for two names of a part that differ.
         """
         parts: dict[str, int] = {}
         labels: dict[str, str] = {}
@@ -282,37 +280,37 @@ class GivenBatch:
 
     @property
     def is_known(self) -> bool:
-        """Whether it says enough: the batch of a step or a device."""
+        """Whether the batch per step or per device is given."""
         return bool({BATCH, MICRO, STEP_BATCH} & self.parts.keys())
 
     @property
     def factor(self) -> int:
-        """The micro-batches of a step, on all devices, as far as they are known."""
+        """Known micro-batches per step, over all devices."""
         return self.parts.get(ACCUMULATION, 1) * self.parts.get(WORLD, 1)
 
     @property
     def is_open(self) -> bool:
-        """Whether its batch size may be that of a device or that of a step."""
+        """Whether the batch size may be per device or per step."""
         return BATCH in self.parts and not {MICRO, STEP_BATCH} & self.parts.keys()
 
     def in_words(self, *names: str) -> str:
-        """Return the values of some parts that are given, as ``grad_accum = 4 and world_size = 2``."""
+        """Return given parts as text, such as ``grad_accum = 4 and world_size = 2``."""
         return " and ".join(f"{self.labels[name]} = {self.parts[name]}" for name in names if name in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatches:
-    """The batch of each run as ``batch_size`` and its three factors, and what a reader must know of them."""
+    """Each run's ``batch_size`` with its three factors, and notes for the reader."""
 
     batches: tuple[dict[str, int], ...]
     notes: tuple[str, ...]
 
 
 def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
-    """Return the batches of the optimizer steps of runs, of which each `is_known`, from all that their file says.
+    """Return each run's batch per optimizer step; every run `is_known`.
 
-    ``rename`` says how a user gives ``batch_size`` another name, with ``{}`` for that name. Raises `UsageError` if a
-    batch is unknown, if its parts contradict each other, and if a batch size may be that of a device or of a step.
+    ``rename`` is a hint for naming ``batch_size`` differently, with ``{}`` for that name. Raises `UsageError` if a
+    batch is unknown, contradictory, or ambiguous between device and step.
     """
     open_ones = [one for one in given if one.is_open]
     per_device, why = _is_per_device(open_ones, rename)
@@ -339,7 +337,7 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
 
 
 def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]:
-    """Return whether batch sizes are those of a device, and the evidence: "" if no step has several micro-batches."""
+    """Return whether batch sizes are per device, with evidence: "" if every step has one micro-batch."""
     several = [one for one in given if one.factor > 1]
     if not several:
         return False, ""
@@ -367,7 +365,7 @@ def _factors(given: Iterable[GivenBatch]) -> str:
 
 
 def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]:
-    """Return a run's batch and its factors; ``known`` are the parts that the file gives of any run."""
+    """Return a run's batch and factors; ``known`` are the parts given for any run."""
     parts = one.parts
     micro = parts.get(MICRO, parts.get(BATCH) if per_device and one.is_open else None)
     batch = None if micro is not None and MICRO not in parts else parts.get(STEP_BATCH, parts.get(BATCH))
@@ -383,7 +381,7 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
             )
         return _whole_split(batch, micro, parts)
     if STEP_BATCH in parts and BATCH in parts and micro is None and parts[BATCH] != batch:
-        micro = parts[BATCH]  # beside the batch of a step it is that of a device
+        micro = parts[BATCH]  # beside a batch per step, the batch size is per device
     found = _whole_split(batch, micro, parts)
     if found[MICRO] * found[ACCUMULATION] * found[WORLD] != batch or parts.get(BATCH, batch) not in (batch, micro):
         raise UsageError(
@@ -395,7 +393,7 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
 
 
 def _whole_split(batch: int, micro: int | None, parts: Mapping[str, int]) -> dict[str, int]:
-    """Return a batch's factors; those that are not given are what the batch leaves for them, accumulation first."""
+    """Fill in missing factors of a batch, accumulation first."""
     world = parts.get(WORLD)
     if micro is None:
         micro = batch // (parts.get(ACCUMULATION, 1) * (world or 1))

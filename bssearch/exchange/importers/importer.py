@@ -1,4 +1,4 @@
-"""What an importer is and makes; and the importer of whole studies, from `export --to study` or another database."""
+"""The importer interface, and the importer of whole studies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Studies:
-    """The studies that runs make, and what a reader of them must know, each a sentence."""
+    """Imported studies, and notes for the reader."""
 
     studies: tuple[FinishedStudy, ...]
     notes: tuple[str, ...]
@@ -25,9 +25,9 @@ class Studies:
 
 @dataclass(frozen=True, slots=True)
 class WholeStudies:
-    """Whole studies that bssearch stored elsewhere; ``name`` is for the first if it is new here.
+    """Whole studies; ``name`` is for the first if it is new here. With ``dry_run`` nothing is stored.
 
-    ``notes`` are sentences for the reader. With ``dry_run`` nothing is to be stored.
+    ``notes`` are sentences for the reader.
     """
 
     copies: Sequence[Copy]
@@ -94,7 +94,7 @@ def import_study(
 
 
 def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> list[Copy]:
-    """Return the studies of a database, those named or all that are not archived; note which are left out."""
+    """Return the named studies, or all that are not archived; note omitted ones."""
     from bssearch.storage.connection.urls import parse_url, sqlite_file
     from bssearch.storage.repository import open_store
 
@@ -111,7 +111,6 @@ def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> l
 
 
 def _shown(source: str) -> str:
-    """Return a file or a URL without its password."""
     from bssearch.storage.connection.urls import masked, parse_url
 
     return masked(parse_url(source)) if "://" in source else source

@@ -1,4 +1,4 @@
-"""A database of Optuna's, read and never written: one study with its trials, as Optuna 5 stores them."""
+"""Reads a study and its trials from a database of Optuna 5, without writing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 METRIC_NAMES = "study:metric_names"
-"""The system attribute in which Optuna keeps what `Study.set_metric_names` was told."""
+"""System attribute of `Study.set_metric_names`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptunaTrials:
-    """A study of Optuna's with its trials by number; ``place`` names its database, without a password."""
+    """An Optuna study with its trials by number; ``place`` names its database, without a password."""
 
     name: str
     place: str
@@ -37,12 +37,13 @@ class OptunaTrials:
 
 
 def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
-    """Return a study of a database, which is a URL or the path of a SQLite file; the only one where none is named.
+    """Read a study from a URL or a SQLite file; by default its only study.
 
-    Nothing is written: a SQLite file is opened for reading alone. Raises `NotFoundError` where there is no such file or
-    study, `UsageError` for a file that is no database of Optuna's, for one of bssearch's own, and where several studies
-    are there to choose from; `SchemaError` for the tables of another version of Optuna, and `DatabaseError` for a
-    server that cannot be read.
+    Raises:
+        NotFoundError: if the file or the study does not exist.
+        UsageError: if it is not an Optuna database, or has several studies and ``study`` is None.
+        SchemaError: if another version of Optuna made the tables.
+        DatabaseError: if a server cannot be read.
     """
     url = optuna_database(file or ".")
     _check_file(url)
@@ -64,17 +65,17 @@ def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
 
 
 def optuna_database(file: str) -> URL:
-    """Return the URL of a database, or of the SQLite file at a path. Raises `UsageError` for any other text."""
+    """Return the URL of a database or SQLite file. Raises `UsageError`."""
     is_url = ":" in file or "=" in file
     return parse_url(file if is_url else URL.create("sqlite", database=file))
 
 
 @contextmanager
 def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStorage]:
-    """Give Optuna's storage over a database, and close its connections at the end.
+    """Open Optuna's storage and close it at the end.
 
-    Its tables are made where there are none, unless another ``address`` of it is given by which it is opened. Raises
-    `SchemaError` for the tables of another version of Optuna.
+    Missing tables are created, unless ``address`` opens the database another way. Raises `SchemaError` for another
+    version.
     """
     import optuna
 
@@ -94,7 +95,7 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
 
 
 def _check_numbers(trial: FrozenTrial) -> None:
-    """Raise ValueError if a value, a report or a constraint is not a number: SQLite keeps any value it is given."""
+    """Raise ValueError if a value, report or constraint is not a number: SQLite stores any type."""
     reports = trial.intermediate_values
     for number in (*(trial.values or ()), *reports, *reports.values(), *trial.constraints.values()):
         if not isinstance(number, int | float):
@@ -111,12 +112,12 @@ def _check_file(url: URL) -> None:
 
 @contextmanager
 def _failures(url: URL) -> Iterator[None]:
-    """Raise our own errors for all that goes wrong in reading, without the password of the URL."""
+    """Raise reading errors as ours, without the URL's password."""
     try:
         yield
     except BSSearchError:
         raise
-    except Exception as error:  # what Optuna raises of rows that it has not written so is of any kind
+    except Exception as error:  # rows that Optuna did not write raise any exception
         told = error.__cause__ or error
         first = without_secrets(str(getattr(told, "orig", None) or told).strip().partition("\n")[0], url)
         if sqlite_file(url) is None and isinstance(error, SQLAlchemyError):
@@ -129,7 +130,7 @@ def _failures(url: URL) -> Iterator[None]:
 
 @contextmanager
 def _reading(url: URL) -> Iterator[RDBStorage]:
-    """Give Optuna's storage over a database that has its tables already; nothing is written."""
+    """Open Optuna's storage over existing tables, without writing."""
     address = _read_only(url)
     _check_tables(address, shown(url))
     with optuna_storage(url, address=address) as storage:
@@ -144,7 +145,7 @@ def _read_only(url: URL) -> URL:
 
 
 def _check_tables(url: URL, name: str) -> None:
-    """Raise `UsageError` where a database lacks a table of Optuna's: Optuna would write to it, to make its version."""
+    """Raise `UsageError` if a table is missing: Optuna would create it."""
     engine = create_engine(url)
     try:
         tables = set(inspect(engine).get_table_names())
@@ -159,7 +160,7 @@ def _check_tables(url: URL, name: str) -> None:
 
 
 def _named(study: str | None, names: list[str], url: URL) -> str:
-    """Return the study that is asked for, or the only one there is."""
+    """Return the requested study, or the only one."""
     listed = ", ".join(map(repr, sorted(names))) or "none"
     if study is None and len(names) == 1:
         return names[0]
@@ -171,5 +172,5 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
 
 
 def default_name(name: str) -> str:
-    """Return the name of a study of ours for one of Optuna's: with dashes for what ours cannot have."""
+    """Return an Optuna study's name with dashes for invalid characters."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:100] or Path(name).stem or "optuna"

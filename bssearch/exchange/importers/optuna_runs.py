@@ -1,7 +1,7 @@
-"""``import optuna``: the finished trials of an Optuna study, as far as they say what they were.
+"""``import optuna``: the finished trials of an Optuna study.
 
-An Optuna trial holds parameters, a value, and reports by steps whose unit only its author knows. So seconds and
-optimizer steps are read where somebody says where they stand, or where the study is one that bssearch exported.
+Optuna's report steps have no unit. So seconds and optimizer steps are read only if the user names their place, or if
+bssearch exported the study.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ if TYPE_CHECKING:
 
 VALUE, USER_ATTRIBUTE = "value", "user_attr:"
 OWN_TIME, OWN_STEPS, OWN_SECONDS = "time_to_target_s", "steps_to_target", "train_seconds"
-"""User attributes of a trial that `export --to optuna` wrote: to the study's own target, and of the whole trial."""
+"""User attributes written by `export --to optuna`: two for the study's target, one for the whole trial."""
 
 
 def check_own_place(found: OptunaTrials, option: str, place: str | None, own: Target, wanted: Target) -> None:
-    """Raise `UsageError` where figures of a study that bssearch exported are not those to the wanted target.
+    """Raise `UsageError` if figures of an exported study are for another target than the wanted one.
 
-    Its values are the objective's figure, seconds under time_to_target alone; they and two attributes of a trial are
-    to the study's ``own`` target.
+    Its values (seconds only under time_to_target) and two trial attributes are for the ``own`` target.
     """
     if place == VALUE and list(found.metric_names) != [OWN_TIME]:
         named = ", ".join(found.metric_names) or "not named"
@@ -56,14 +55,14 @@ def check_own_place(found: OptunaTrials, option: str, place: str | None, own: Ta
 
 
 def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
-    """Return whether a trial is known to have ended where it reached the target: at its last report, after a miss."""
+    """Return whether a trial ended at the target: first hit at its last report, after a miss."""
     return hit is not None and hit.last_miss_step < hit.first_hit_step == max(trial.intermediate_values)
 
 
 def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool) -> bool:
-    """Return whether the reports show that a trial met the target before its last report, and cover its training.
+    """Return whether a trial met the target before its last report, and its reports cover the training.
 
-    If its value is none of its reports, it was measured after the last one, and the training may have been longer.
+    A value that differs from all reports was measured after the last one, so the training may have been longer.
     """
     reports = trial.intermediate_values
     if hit.first_hit_step == max(reports):
@@ -73,15 +72,15 @@ def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool
 
 
 def says_target(name: str) -> bool:
-    """Return whether the name of a figure says that it is the figure at the target, as ``steps_to_target``."""
+    """Return whether a figure's name refers to the target, such as ``steps_to_target``."""
     return "target" in name.lower()
 
 
 def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
-    """Return whether a trial's duration shows that seconds are those of the whole trial; None if it tells nothing.
+    """Return whether a trial's duration shows that seconds cover the whole trial; None if unknown.
 
-    ``share`` is the part of the trial until the target. Seconds to the target are at most that share of the duration;
-    20 % more allows for a slow first epoch.
+    ``share`` is the fraction of the trial up to the target. Seconds to the target are at most that share of the
+    duration; 20 % more allows for a slow first epoch.
     """
     lasted = 0.0 if trial.duration is None else trial.duration.total_seconds()
     if lasted <= 0 or seconds > lasted * 1.02:
@@ -90,12 +89,12 @@ def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bo
 
 
 def is_feasible(trial: FrozenTrial) -> bool:
-    """Return whether a trial satisfies its constraints: all are <= 0, as for Optuna's `Study.best_trial`."""
+    """Return whether all constraints are <= 0, as Optuna's `Study.best_trial` requires."""
     return all(value <= 0.0 for value in trial.constraints.values())
 
 
 def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float | None:
-    """Return seconds; raise `UsageError` for what is no number of them."""
+    """Return seconds; raise `UsageError` if invalid."""
     if value is None:
         return None
     seconds = number(value)
@@ -106,20 +105,17 @@ def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float 
 
 
 def number(value: Any) -> float | None:
-    """Return a number as a float, None for what is none."""
+    """Return a number as a float; None if it is not a number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 FEW = 10
-"""Report gaps up to this are rarely optimizer steps: an evaluation would take longer than the training between two."""
+"""Gaps up to this are rarely optimizer steps: evaluating would take longer than the training between reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSteps:
-    """The report steps of a study: the ``first`` of any trial, and the smallest and largest gap between two reports.
-
-    The gaps are None if no trial has two reports.
-    """
+    """Report steps of a study: the ``first`` of any trial, the smallest and largest gap (None without two reports)."""
 
     first: int = 1
     smallest_gap: int | None = None
@@ -127,7 +123,7 @@ class ReportSteps:
 
     @classmethod
     def of(cls, trials: Iterable[FrozenTrial]) -> Self:
-        """Return the report steps of some trials."""
+        """Return the report steps of trials."""
         steps = [sorted(trial.intermediate_values) for trial in trials if trial.intermediate_values]
         gaps = [later - earlier for one in steps for earlier, later in pairwise(one)]
         return cls(
@@ -138,20 +134,20 @@ class ReportSteps:
 
     @property
     def may_be_epochs(self) -> bool:
-        """Whether the trials report as often as every few epochs would."""
+        """Whether reports come as often as every few epochs."""
         return self.largest_gap is not None and self.largest_gap <= FEW and self.first <= FEW
 
     @property
     def are_epochs(self) -> bool:
-        """Whether the trials report at 0, 1, 2, … or at 1, 2, 3, …; a report may be missing."""
+        """Whether reports are at 0, 1, 2, … or at 1, 2, 3, …; some may be missing."""
         return self.may_be_epochs and self.smallest_gap == 1 and self.first <= 1
 
     @property
     def epochs_before_first(self) -> int:
-        """Epochs that a report's number lacks: 1 if they are counted from 0, so that 0 is the end of the first epoch.
+        """1 if epochs are counted from 0, so that report 0 ends the first epoch; else 0.
 
-        A study that reports every five epochs counts from 0 if its reports are 4, 9, 14, … Reports at 0, 100, 200, …
-        are more likely steps, with an evaluation before the first.
+        Reports at 4, 9, 14, … count from 0. Reports at 0, 100, 200, … are more likely steps, with an evaluation at the
+        start.
         """
         gap = self.smallest_gap or 1
         return int((self.first == 0 and gap <= FEW) or (gap > 1 and self.first == gap - 1))
@@ -161,7 +157,7 @@ DURATION, STEP_MS, STEP, EPOCH = "duration", "step_ms", "step", "epoch"
 ENDED = ("COMPLETE", "PRUNED")
 AS_EPOCHS = f"--steps {EPOCH} --samples-per-epoch N says so, N being the training samples of an epoch"
 OURS = frozenset({"objective", "target_metric", "target_value", "target_goal", "train_seconds_limit"})
-"""The user attributes of a study that `export --to optuna` wrote."""
+"""Study attributes written by `export --to optuna`."""
 
 
 def import_optuna(
@@ -254,7 +250,7 @@ def import_optuna(
 
 
 def _objective(found: OptunaTrials, given: RunsObjective | None) -> tuple[RunsObjective, list[str]]:
-    """Return the objective of the study to make, and what is to be noted of it."""
+    """Return the new study's objective and notes about it."""
     before = found.user_attributes.get("objective") if found.user_attributes.keys() >= OURS else None
     if given is not None or before is None:
         return given or RunsObjective.TIME_TO_TARGET, []
@@ -272,7 +268,7 @@ def _reader(
     seconds: str | None,
     steps: str | None,
 ) -> _Reader:
-    """Return what reads the trials of a study, from what is said of them; raise `UsageError` where it cannot be."""
+    """Return the reader for a study's trials; raise `UsageError` if the options do not fit it."""
     if len(found.directions) != 1:
         raise UsageError(f"the Optuna study {found.name!r} has {len(found.directions)} objectives: it must have one")
     _check_place("--seconds", seconds, (DURATION, STEP_MS, VALUE))
@@ -317,7 +313,7 @@ def _reader(
 
 
 def _target_of(found: OptunaTrials, *, is_metric: bool) -> Target:
-    """Return what a study says of its metric, where its values are the metric; the target's value is NaN."""
+    """Return the study's metric and goal if its values are the metric; the target's value is NaN."""
     direction = found.directions[0] if is_metric else Goal.MAXIMIZE.value
     names = found.metric_names if is_metric else ()
     goal = Goal.MINIMIZE if direction == Goal.MINIMIZE.value else Goal.MAXIMIZE
@@ -331,12 +327,12 @@ def _check_place(option: str, given: str | None, places: Sequence[str]) -> None:
 
 
 def _attribute(place: str | None) -> str | None:
-    """Return the user attribute that a place names, None if it names none."""
+    """Return the user attribute that a place names, or None."""
     return place.removeprefix(USER_ATTRIBUTE) if place and place.startswith(USER_ATTRIBUTE) else None
 
 
 def _names(given: Sequence[str], found: OptunaTrials) -> dict[str, str]:
-    """Return our names of their parameters, of those that are told."""
+    """Return the given names of parameters, by Optuna's."""
     there = {name for trial in found.trials for name in trial.params}
     names: dict[str, str] = {}
     for text in given:
@@ -357,10 +353,10 @@ def _infeasible(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """How the trials of a study are read: what they aim at, what their parameters are called, and where figures stand.
+    """Reads a study's trials.
 
-    ``is_ours``: bssearch exported the study, so a value is its objective's figure, and never the metric that the
-    reports are. ``takes_own``: figures are read from the user attributes that the export wrote, values may be seconds.
+    ``is_ours``: bssearch exported the study, so values are its objective's figure and never the reported metric.
+    ``takes_own``: figures come from the export's user attributes; values may be seconds.
     """
 
     place: str
@@ -377,7 +373,7 @@ class _Reader:
     figures_at: FiguresAt | None = None
 
     def runs(self, trials: Sequence[FrozenTrial]) -> tuple[list[Run], list[str]]:
-        """Return the trials that have ended as runs, and notes. Raises `UsageError` if no trial tells its time."""
+        """Return finished trials as runs, and notes. Raises `UsageError` if no trial has a time."""
         ended = [trial for trial in trials if trial.state.name in ENDED and is_feasible(trial)]
         if not ended:
             without = " without a violated constraint" if _infeasible(trials) else ""
@@ -451,7 +447,7 @@ class _Reader:
         return f"{first}, {first + gap}, {first + 2 * gap}, …"
 
     def _check_reports(self, sizes: set[int]) -> None:
-        """Raise `UsageError` if reports by epoch are said to come by steps or milliseconds."""
+        """Raise `UsageError` if epoch reports are declared as steps or milliseconds."""
         by = f"--steps {STEP}" if self.steps == STEP else f"--seconds {STEP_MS}" if self.seconds == STEP_MS else None
         if by and not self.is_ours and len(sizes) > 1 and self.reports.are_epochs:
             raise UsageError(
@@ -461,7 +457,7 @@ class _Reader:
             )
 
     def _check_attributes(self, ended: Sequence[FrozenTrial]) -> None:
-        """Raise `UsageError` if an attribute may be that to the target of trials that went on past it."""
+        """Raise `UsageError` if an attribute may be for the target while trials continued past it."""
         if self.figures_at is not None or self.is_ours:
             return
         for option, name in self._attributes():
@@ -477,7 +473,7 @@ class _Reader:
                 )
 
     def _is_of_whole(self, trial: FrozenTrial, name: str, option: str) -> bool | None:
-        """Return whether an attribute is shown to be that of a whole trial; None if the trial tells nothing."""
+        """Return whether an attribute covers the whole trial; None if unknown."""
         share, value, hit = self._share(trial), number(trial.user_attrs.get(name)), self._hit(trial)
         if share is None or share == 1.0 or value is None or hit is None:
             return None
@@ -486,7 +482,7 @@ class _Reader:
         return None if value > max(trial.intermediate_values) else not hit.last_miss_step < value <= hit.first_hit_step
 
     def _attributes(self) -> list[tuple[str, str]]:
-        """Return the user attributes that hold figures, each after its option."""
+        """Return (option, attribute) pairs."""
         names = (("--seconds", self._seconds_name), ("--steps", self._steps_name))
         return [(option, name) for option, name in names if name is not None]
 
@@ -499,14 +495,14 @@ class _Reader:
         return _attribute(self.steps)
 
     def _is_at_target(self, name: str) -> bool:
-        """Return whether an attribute is that to the target, of trials that reached it."""
+        """Return whether an attribute is for the target, in trials that reached it."""
         return self.figures_at is FiguresAt.TARGET or (self.figures_at is None and says_target(name))
 
     def _hit(self, trial: FrozenTrial) -> Crossing | None:
         return first_crossing(self._points(trial), self.target)
 
     def _share(self, trial: FrozenTrial) -> float | None:
-        """Return the part of a trial until its first report that met the target; None if its reports do not tell."""
+        """Return the fraction of a trial up to its first hit; None if the reports do not show it."""
         hit = self._hit(trial)
         if ended_at_target(hit, trial):
             return 1.0
@@ -515,7 +511,7 @@ class _Reader:
         return self._done(hit.first_hit_step) / self._end(trial) or None
 
     def _end(self, trial: FrozenTrial) -> float:
-        """Return a trial's end in the unit of `_done`: its last report, or its steps if these go on a little longer."""
+        """Return a trial's end in the unit of `_done`: its last report, or its steps if slightly later."""
         last = self._done(max(trial.intermediate_values))
         if self._steps_name is None or self._is_at_target(self._steps_name):
             return last
@@ -523,14 +519,13 @@ class _Reader:
         return steps if steps is not None and last < steps < 2 * last else last
 
     def _done(self, step: int) -> int:
-        """Return the part of the training that is done at a report, in any unit."""
+        """Return the training done at a report, in any unit."""
         return step if self.steps == STEP or self.is_ours else step + self.reports.epochs_before_first
 
     def _origin(self, trial: FrozenTrial) -> str:
         return f"{self.place}: trial {trial.number}"
 
     def _given_batch(self, trial: FrozenTrial, values: Mapping[str, ParameterValue]) -> GivenBatch:
-        """Return what a trial says of its batch, by our names of its parameters."""
         theirs = {self.names.get(name, name): name for name in trial.params}
         parts = {name: value for name, value in trial.user_attrs.items() if part_of_batch(name)}
         given = GivenBatch.of({**parts, **values}, self._origin(trial), lambda name: theirs.get(name, name))
@@ -567,7 +562,7 @@ class _Reader:
         )
 
     def _parameters(self, trial: FrozenTrial, origin: str) -> dict[str, ParameterValue]:
-        """Return the parameters by our names; of bssearch's own export how the batch was split, too."""
+        """Return parameters by our names, with the micro-batch split of bssearch's exports."""
         values: dict[str, ParameterValue] = {}
         if self.takes_own:
             split = ("batch_size", "micro_batch_size", "accumulation_steps")
@@ -584,7 +579,7 @@ class _Reader:
         return values
 
     def _points(self, trial: FrozenTrial) -> list[Observation]:
-        """Return the reports that are numbers, by step; their seconds are those of the steps where these are ms."""
+        """Return the finite reports by step; seconds are set if steps are milliseconds."""
         unit = 1000 if self.seconds == STEP_MS else math.inf
         return [
             Observation(step=step, samples=0, train_seconds=step / unit, metric=value, loss=None, learning_rate=0.0)
@@ -593,7 +588,7 @@ class _Reader:
         ]
 
     def _values_are_metric(self, trial: FrozenTrial) -> bool:
-        """Return whether the value of a trial is the metric: that of a pruned one is its last report."""
+        """Return whether a trial's value is the metric; for a pruned trial, its last report."""
         return trial.state.name == "COMPLETE" and self.seconds != VALUE and not self.is_ours
 
     def _has_reached(self, trial: FrozenTrial, hit: Crossing | None) -> bool:
@@ -605,7 +600,7 @@ class _Reader:
         return hit is not None or by_value
 
     def _missed(self, trial: FrozenTrial) -> TrialState:
-        """Return how a trial ended where it missed the target; of bssearch's own export as it was stored."""
+        """Return the state of a trial that missed the target; from the attributes if bssearch exported it."""
         own = trial.user_attrs.get("state") if self.takes_own else None
         if own in (TrialState.CAPPED, TrialState.EXHAUSTED, TrialState.DIVERGED):
             return TrialState(own)
@@ -620,7 +615,7 @@ class _Reader:
         batch_size: int,
         origin: str,
     ) -> int | None:
-        """Return the optimizer steps to the target, or all of a trial that missed it; None if they are unknown."""
+        """Return the optimizer steps to the target, or of the whole trial if missed; None if unknown."""
         if self.takes_own:
             name = OWN_STEPS if reached else "steps"
             return self._own_count(trial, name, reached, origin)
@@ -655,13 +650,12 @@ class _Reader:
         return None if value is None else integer(str(value), name, origin, low=1 if reached else 0)
 
     def _share_of(self, name: str, trial: FrozenTrial) -> float | None:
-        """Return the share of an attribute that is to the target, of a trial that reached it."""
         return 1.0 if self._is_at_target(name) else self._share(trial)
 
     def _seconds(
         self, trial: FrozenTrial, reached: bool, points: Sequence[Observation], hit: Crossing | None, origin: str
     ) -> float | None:
-        """Return the seconds to the target, or all of a trial that missed it; None if they are unknown."""
+        """Return the seconds to the target, or of the whole trial if missed; None if unknown."""
         if self.takes_own:
             return self._own_seconds(trial, reached, origin)
         if self._seconds_name is not None:
@@ -682,7 +676,7 @@ class _Reader:
         return None if not took or took < 0 or (reached and not is_to_target) else took
 
     def _own_seconds(self, trial: FrozenTrial, reached: bool, origin: str) -> float | None:
-        """Return what bssearch measured; of a trial that something disturbed what its answer counted: the value."""
+        """Return bssearch's seconds; for a contended trial, the study's value."""
         attributes = trial.user_attrs
         if not reached:
             return checked_seconds(attributes.get(OWN_SECONDS), OWN_SECONDS, reached, origin)

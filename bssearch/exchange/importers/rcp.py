@@ -39,7 +39,7 @@ TARGETS = {
 """Quality targets of the benchmarks (https://mlcommons.org/benchmarks/training)."""
 
 UNKNOWN_TARGET = Target(metric="quality_target", value=1.0)
-"""Stands for a target that the file does not hold: 1 where the benchmark's own is reached."""
+"""Placeholder for a target missing in the file: 1 if the benchmark's target is reached."""
 
 LEARNING_RATE = "opt_base_learning_rate"
 EPOCHS, SAMPLES = "epochs to converge", "samples to converge"
@@ -47,7 +47,7 @@ EPOCHS, SAMPLES = "epochs to converge", "samples to converge"
 
 @dataclass(frozen=True, slots=True)
 class ReferencePoints:
-    """The runs of a file, and the target that they all reached."""
+    """The runs of a file, and their common target."""
 
     table: RunTable
     target: Target
@@ -78,10 +78,10 @@ def import_rcp(
 
 
 def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePoints:
-    """Read a file of reference convergence points; a run without a value is left out, and noted.
+    """Read a file of reference convergence points; runs without a value are noted and left out.
 
-    ``samples_per_epoch`` turns epochs into samples; where it is not given it must be one of `SAMPLES_PER_EPOCH`. Raises
-    `NotFoundError` where there is no file, and `UsageError` naming file, entry, field, value and bound.
+    ``samples_per_epoch`` defaults to `SAMPLES_PER_EPOCH`. Raises `NotFoundError`, or `UsageError` naming file, entry,
+    field, value and bound.
     """
     entries = [_Entry(name, fields, str(path)) for name, fields in _entries(read_text(path), path).items()]
     benchmarks = sorted({one.benchmark for one in entries if one.benchmark is not None})
@@ -112,7 +112,7 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePo
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One reference point: its fields by their names in lower case."""
+    """A reference point: its fields by lower-case name."""
 
     name: str
     fields: Mapping[str, Any]
@@ -131,7 +131,7 @@ class _Entry:
         return self.fields.get(SAMPLES) is None
 
     def results(self) -> Iterator[tuple[str, float | None]]:
-        """Yield what each run took, with what the value is called; None where it is not known."""
+        """Yield the value of each run and its name; None if unknown."""
         field = EPOCHS if self.counts_epochs else SAMPLES
         values = self.fields.get(field)
         if isinstance(values, dict):
@@ -144,7 +144,7 @@ class _Entry:
             yield label, None if number is None else float(number)
 
     def runs(self, results: list[tuple[str, float | None]], per_epoch: int | None) -> Iterator[Run]:
-        """Yield a run for each value; a value in epochs becomes samples."""
+        """Yield a run per value, with epochs converted to samples."""
         if not results:
             return
         configuration = self._configuration()
@@ -166,7 +166,7 @@ class _Entry:
                     f"1 to {LARGEST} steps ({self.place})",
                     hint="--samples-per-epoch says how many samples an epoch has" if self.counts_epochs else None,
                 )
-            # What is told in whole epochs was evaluated after each.
+            # Values in whole epochs were evaluated after each epoch.
             evaluated = value - 1 if self.counts_epochs and value.is_integer() and (per_epoch or 1) > 1 else None
             yield Run(
                 origin=f"{self.place}, {label}",
@@ -196,8 +196,6 @@ class _Entry:
 
 
 def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
-    """Return the entries of a file by name."""
-
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, value in pairs if isinstance(value, dict)]
         if len(set(names)) < len(names):  # the runs of all but the last would be lost
@@ -222,7 +220,6 @@ def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _text(value: object) -> str:
-    """Return a JSON value as the text that a table's cell would have."""
     if isinstance(value, str):
         return value.strip()
     return repr(value) if isinstance(value, float) and math.isfinite(value) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""``import runs``: runs that were made elsewhere, one a row of a CSV table, checked cell by cell."""
+"""``import runs``: a CSV table with one run per row, checked cell by cell."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class FiguresAt(StrEnum):
 
 Measure = Literal["steps", "train_seconds"]
 TOLERANCE = {"steps": 0.0, "train_seconds": 0.01}
-"""Relative difference up to which two runs ended at the same moment: clocks differ, counts of steps do not."""
+"""Relative difference up to which two runs ended at the same moment: clocks differ, step counts do not."""
 
 MOST_ROUNDING = 1.25
-"""Largest ratio of the samples of two sizes in as many epochs: a last batch may be smaller, or be left out."""
+"""Largest ratio of the samples of two batch sizes in equal epochs: the last batch may be partial or dropped."""
 
 SAME_PACE, OTHER_PACE = 1.05, 1.25
-"""Ratios of the seconds of as many steps: of repeats on a quiet device at most, of other configurations at least."""
+"""Ratios of seconds for equal steps: at most for repeats on a quiet device, at least for other configurations."""
 
 REMEDY = (
     "put the steps and train_seconds until the first evaluation that met the target into the columns steps and "
@@ -61,10 +61,7 @@ REMEDY = (
 
 
 def check_figures(runs: Sequence[Run], figures_at: FiguresAt | None) -> None:
-    """Raise `UsageError` if the steps or seconds of a table may be those of whole trainings.
-
-    A user may say that they are those to the target.
-    """
+    """Raise `UsageError` if steps or seconds may be those of whole trainings, unless ``figures_at`` says otherwise."""
     if figures_at is FiguresAt.TARGET:
         return
     if figures_at is FiguresAt.END:
@@ -84,7 +81,7 @@ def check_figures(runs: Sequence[Run], figures_at: FiguresAt | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Runs of one batch size, device and number of epochs, by the figures at which they ended."""
+    """Runs of one batch size, device and number of epochs, by their final figure."""
 
     batch_size: int
     reached: list[float]
@@ -94,7 +91,7 @@ class _Group:
 
     @property
     def end(self) -> float:
-        """The figure at which the runs that reached the target ended, or most of them."""
+        """The figure at which most runs that reached the target ended."""
         return median_low(self.reached) if self.tolerance else Counter(self.reached).most_common(1)[0][0]
 
     def at_end(self, figures: Sequence[float]) -> int:
@@ -103,13 +100,13 @@ class _Group:
 
 
 def _evidence(runs: Sequence[Run], measure: Measure) -> str:
-    """Return what shows that runs did not end at the target; "" if some ended earlier than others of their size."""
+    """Return the evidence that runs did not end at the target; "" if some ended earlier than others."""
     groups = list(_groups(runs, measure))
     reached = sum(len(one.reached) for one in groups)
     if reached < 2 or sum(one.at_end(one.reached) for one in groups) < 0.9 * reached:
         return ""
     if any(missed > one.end * (1 + one.tolerance) for one in groups for missed in one.missed):
-        return ""  # a run that missed the target was given more time than those that reached it took
+        return ""  # a run that missed the target had more time than those that reached it
     with_missed = [one for one in groups if one.at_end(one.missed)]
     if with_missed:
         first = max(with_missed, key=lambda one: len(one.reached))
@@ -135,7 +132,7 @@ def _ended(count: int, how: str) -> str:
 
 
 def _groups(runs: Sequence[Run], measure: Measure) -> Iterator[_Group]:
-    """Yield the runs whose figure is known, by size, device and number of epochs, if any of them reached the target."""
+    """Yield the runs with known figures by size, device and epochs, if any reached the target."""
     groups: dict[tuple[int, str, str], list[Run]] = {}
     for run in runs:
         if getattr(run, measure):
@@ -158,9 +155,9 @@ def _key(run: Run) -> tuple[int, str, str]:
 
 
 def _seconds_differ(runs: Sequence[Run]) -> bool:
-    """Return whether the seconds at a batch size differ by configuration, and not by seed, as those to a target do.
+    """Return whether seconds at a batch size differ by configuration rather than seed.
 
-    Then equal steps may be a setting of all runs, and the seconds still those to the target.
+    Then equal steps may be a setting, and the seconds still those to the target.
     """
     seconds: dict[int, dict[str, list[float]]] = {}
     for run in runs:
@@ -174,7 +171,7 @@ def _seconds_differ(runs: Sequence[Run]) -> bool:
 
 
 def _same_budget(groups: Sequence[_Group], measure: Measure) -> str:
-    """Return what the runs of all batch sizes have in common: steps, seconds or samples; "" if nothing."""
+    """Return the common steps, seconds or samples of all batch sizes; "" if there are none."""
     ends = [one.end for one in groups]
     if max(ends) <= min(ends) * (1 + TOLERANCE[measure]):
         return f"{measure} = {ends[0]:g}"
@@ -186,7 +183,7 @@ def _same_budget(groups: Sequence[_Group], measure: Measure) -> str:
 
 
 def _are_same_epochs(steps: dict[int, int]) -> bool:
-    """Return whether steps by batch size are the same epochs of the same data, with or without partial batches."""
+    """Return whether steps by batch size are equal epochs, with or without partial batches."""
     samples = [size * count for size, count in steps.items()]
     if max(samples) > MOST_ROUNDING * min(samples):
         return False
@@ -207,17 +204,17 @@ PREFIX = "param."
 ALIASES = {"param.lr": "param.learning_rate"}
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 LARGEST_SEED = 2**62
-"""A choice, which leaves room in 64 bits to number repeated runs on."""
+"""Leaves room in 64 bits to number repeated runs."""
 
 LONGEST_S = 1e9
-"""Seconds of training at most, thirty years: more is a mistake in the table."""
+"""Longest training in seconds (30 years): more is a mistake."""
 
 MOST_RUNS = 1_000_000
-"""Runs of one table at most: a choice."""
+"""Most runs of a table."""
 
 
 class RunsObjective(StrEnum):
-    """The objectives that a table of runs can answer."""
+    """Objectives that a table of runs can answer."""
 
     TIME_TO_TARGET = "time_to_target"
     SAMPLES_TO_TARGET = "samples_to_target"
@@ -269,15 +266,15 @@ def import_runs(
 
 
 def read_runs(path: Path) -> RunTable:
-    """Read a CSV file with one row a run; columns are `COLUMNS` and ``param.NAME``, an empty cell is not known.
+    """Read a CSV file with one run per row; columns are `COLUMNS` and ``param.NAME``, an empty cell is unknown.
 
-    Raises `NotFoundError` where there is no file, and `UsageError` naming line, column, value and bound.
+    Raises `NotFoundError`, or `UsageError` naming line, column, value and bound.
     """
     return parse_runs(read_text(path), str(path))
 
 
 def parse_runs(text: str, source: str) -> RunTable:
-    """Return the runs of a CSV text; ``source`` is what its lines are named after. See `read_runs`."""
+    """Parse a CSV text; ``source`` names it in messages. See `read_runs`."""
     rows = csv_rows(text, source)
     line, header = next(rows, (1, []))
     check_separator(header, f"{source}:{line}")
@@ -311,13 +308,10 @@ def parse_runs(text: str, source: str) -> RunTable:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The cells of a row by column."""
-
     cells: Mapping[str, str]
     origin: str
 
     def batch(self) -> GivenBatch:
-        """Return what the row says of its batch."""
         given = {name.removeprefix(PREFIX): text for name, text in self.cells.items()}
         labels = {name.removeprefix(PREFIX): name for name in self.cells}
         batch = GivenBatch.of(given, self.origin, lambda name: labels[name])
@@ -326,7 +320,7 @@ class _Row:
         return batch
 
     def run(self, batch: Mapping[str, int]) -> Run:
-        """Return the run that the row is, with its batch in parts."""
+        """Return the run of this row with its batch parts."""
         reached = BOOLEANS.get(self._text("reached").lower())
         if reached is None:
             raise UsageError(
@@ -387,7 +381,7 @@ class _Row:
 
 
 def _columns(header: list[str], origin: str) -> list[str]:
-    """Return the columns' names, checked: those without a name are numbered."""
+    """Check column names; number the empty ones."""
     names = [ALIASES.get(name.strip(), name.strip()) for name in header]
     for name, count in Counter(name for name in names if name).items():
         if count > 1:
@@ -409,13 +403,13 @@ def _columns(header: list[str], origin: str) -> list[str]:
 
 
 def _check_parameter(name: str, origin: str) -> None:
-    """Raise `UsageError` for a column that is not a parameter's."""
+    """Raise `UsageError` if the column is not a parameter."""
     parameter = name.removeprefix(PREFIX)
     if name == PREFIX or (name != parameter and parameter in COLUMNS):
         raise UsageError(
             f"{name!r} is no parameter's column ({origin})", hint=f"{parameter or 'NAME'} is its own column"
         )
-    if name == parameter:  # without it, runs that differ in a parameter would count as repeats
+    if name == parameter:  # without it, runs with different parameters would count as repeats
         near = difflib.get_close_matches(name, [*COLUMNS, *TYPED, *SPLIT, "lr"], n=1)
         guess = near[0] if near and near[0] in COLUMNS else f"{PREFIX}{near[0] if near else name}"
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Step times by batch size from a file: CSV, or what the probe prints as JSON."""
+"""Step times by batch size from CSV or the probe's JSON."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from bssearch.records import ProbeRecord
 COLUMNS = ("batch_size", "step_seconds", "micro_batch_size")
 REQUIRED = frozenset(COLUMNS[:2])
 SHORTEST_S, LONGEST_S = 1e-9, 1e6
-"""Of a step."""
+"""Limits of a step's seconds."""
 
 SHOWN_COLUMNS = 8
 LONGEST_INTEGER = 300
-"""Digits that a float surely holds; a longer one stays a text."""
+"""Digits that surely fit a float; longer numbers stay text."""
 
 _brief = Repr()
 _brief.maxstring = 40
 
 
 def read_step_times(path: Path) -> dict[int, ProbeRecord]:
-    """Read step times by batch size: CSV with columns batch_size and step_seconds, or what the probe prints as JSON.
+    """Read step times by batch size from CSV (batch_size, step_seconds) or the probe's JSON.
 
-    ``micro_batch_size`` may be given too (default: the batch size). Raises `NotFoundError` if there is
-    no file, and `UsageError` naming file, row, value, bound.
+    ``micro_batch_size`` is optional (default: the batch size). Raises `NotFoundError`, or `UsageError` naming file,
+    row, value and bound.
     """
     text = read_text(path)
     rows = list(_json_rows(path, text) if text.lstrip()[:1] in {"{", "["} else _csv_rows(path, text))
@@ -85,7 +85,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def _integer(digits: str) -> int | str:
-    """Return a whole number, or its text where it is too long for one."""
+    """Parse an integer; return its text if it is too long."""
     return int(digits) if len(digits) <= LONGEST_INTEGER else digits
 
 
@@ -134,5 +134,5 @@ def _number(value: Any) -> float | None:
 
 
 def _shown(value: Any) -> str:
-    """Return a value for an error, cut where it is long or deep."""
+    """Return a value for an error, shortened."""
     return _brief.repr(value)

@@ -1,4 +1,4 @@
-"""Runs that were made elsewhere, as studies: one for each kind of device and each precision, which are never pooled."""
+"""Imported runs as studies: one per device and precision, never pooled."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[Run], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Return the target that the runs were made for, and what is to be noted of it.
+    """Return the runs' target and notes about it.
 
-    Where its value is not given it is the worst final metric of a run that reached it. Raises `UsageError` where there
-    is none, and for a value that is no finite number.
+    The default value is the worst final metric of a run that reached it. Raises `UsageError` if there is no such run or
+    the value is not finite.
     """
     if value is not None and not math.isfinite(value):
         raise UsageError(f"--target = {value} must be a finite number")
@@ -73,10 +73,10 @@ def make_studies(
     objective: str = TimeToTarget.name,
     default_batch: int | None = None,
 ) -> Studies:
-    """Return the studies that runs make, one for each device and precision, ready to be stored together.
+    """Return the studies of runs, one per device and precision.
 
-    A study is called ``name`` where it is the only one, else after its device too. Where no run of one has train
-    seconds its objective is ``samples_to_target``. Raises `UsageError` for a ``default_batch`` that no run has.
+    A single study is called ``name``; otherwise the device follows. Without train seconds the objective is
+    ``samples_to_target``. Raises `UsageError` if no run has ``default_batch``.
     """
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
@@ -108,7 +108,7 @@ def _about(
     objective: str,
     default_batch: int | None,
 ) -> Iterator[str]:
-    """Yield what a study holds, and what of it is not as its table or its maker has it."""
+    """Yield notes on a study, and on differences from its table."""
     reached = sum(one.run.reached for one in seeded)
     runs = f"{len(seeded)} run{'s' * (len(seeded) > 1)}"
     yield f"{runs}, {reached} reached, on device {kind[0]}, precision {kind[1]}"
@@ -124,7 +124,7 @@ def _about(
 
 
 def _unknown(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield what is not known of the runs: of none of them, and of some."""
+    """Yield notes on unknown values."""
     fields = {
         name: sum(getattr(run, name) is None for run in runs)
         for name in ("seed", "steps", "train_seconds", "final_metric", "device", "precision")
@@ -139,7 +139,7 @@ def _unknown(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _names(name: str, kinds: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return a study's name for each device and precision: no longer, and no more often, than it takes."""
+    """Return a unique short study name for each device and precision."""
     if len(kinds) == 1:
         return {kinds[0]: name}
     devices = [device for device, _ in kinds]
@@ -159,9 +159,9 @@ def _slug(text: str) -> str:
 
 
 def _with_seeds(runs: Sequence[Run]) -> tuple[list[_SeededRun], list[str]]:
-    """Return the runs with seeds that differ within a configuration, and where those stand whose own was taken.
+    """Return runs with seeds unique within a configuration, and the places of changed seeds.
 
-    A configuration with several runs was confirmed by them; one with a single run was searched.
+    Several runs of a configuration count as confirmation, a single run as search.
     """
     keys = [run.configuration.key for run in runs]
     taken: dict[str, set[int]] = {key: set() for key in keys}
@@ -193,7 +193,7 @@ def _with_seeds(runs: Sequence[Run]) -> tuple[list[_SeededRun], list[str]]:
 def _spec(
     name: str, seeded: Sequence[_SeededRun], target: Target, objective: str, default_batch: int | None
 ) -> StudySpec:
-    """Return a spec to which the runs are the answer; it has no workload, and cannot be run."""
+    """Return a spec for the runs; without a workload it cannot be run."""
     runs = [one.run for one in seeded]
     sizes = sorted({run.configuration.batch_size for run in runs})
     default_known = default_batch in sizes

@@ -1,4 +1,4 @@
-"""The rights of the three roles of a team's database, and the SQL that gives them."""
+"""The three roles of a team's database, and the SQL that grants their rights."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from bssearch.storage.models import Base, StudyRow, TrialRow
 
 DEFAULT_PREFIX = "bssearch"
 NOTE = "roles of bssearch: "
-"""What the comment on the version's table says before the prefix: so a database tells which roles it was given."""
+"""Start of the comment on the version table; the prefix of the database's roles follows."""
 
 LONGEST_PREFIX = 50
-"""Characters of a prefix at most: a name of PostgreSQL has 63, and ours add seven."""
+"""Longest prefix: PostgreSQL names have 63 characters, and the suffixes need seven."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The three roles of a team's database, which nobody logs in as: people's logins are their members.
+    """The roles of a team's database; people's logins are members, and no role logs in.
 
-    The reader may look at everything, the writer runs studies, the owner has the tables and upgrades them.
+    The reader sees everything, the writer runs studies, the owner owns the tables and upgrades them.
     """
 
     prefix: str = DEFAULT_PREFIX
@@ -40,7 +40,7 @@ class Roles:
 
     @property
     def reader(self) -> str:
-        """The role that may look at everything."""
+        """The role that may read everything."""
         return f"{self.prefix}_reader"
 
     @property
@@ -50,7 +50,7 @@ class Roles:
 
     @property
     def owner(self) -> str:
-        """The role that the tables belong to."""
+        """The role that owns the tables."""
         return f"{self.prefix}_owner"
 
     @property
@@ -60,7 +60,7 @@ class Roles:
 
 
 def _update(row: type[Base], *, but: frozenset[str]) -> str:
-    """Return the right to update all columns of a table but some."""
+    """Return the right to update all columns except some."""
     return f"UPDATE ({', '.join(column.name for column in row.__table__.columns if column.name not in but)})"
 
 
@@ -69,47 +69,47 @@ _MAKER = {"created_by", "created_at", "login"}
 
 WRITER_RIGHTS: Mapping[str, tuple[str, ...]] = {
     "bss_environment": ("INSERT",),
-    # A trigger says whose study may be renamed, archived or deleted.
+    # A trigger checks who may rename, archive or delete a study.
     "bss_study": ("INSERT", _update(StudyRow, but=frozenset({"id"} | _QUESTION | _MAKER)), "DELETE"),
-    # Trials go with their study alone.
+    # Trials are deleted only with their study.
     "bss_trial": ("INSERT", _update(TrialRow, but=frozenset({"id", "study_id", "number"}))),
     "bss_observation": ("INSERT",),
-    "bss_probe": ("INSERT", "DELETE"),  # a measurement takes the place of an earlier one
+    "bss_probe": ("INSERT", "DELETE"),  # a new measurement replaces an earlier one
     "bss_visit": ("INSERT",),
     "bss_branch": ("INSERT",),
     "bss_spec": ("INSERT",),
     "bss_finding": ("INSERT", "UPDATE"),
     "bss_log": ("INSERT", "UPDATE"),
     "bss_claim": ("INSERT", "UPDATE", "DELETE"),
-    # A trigger says who may cancel, pause, resume, rename or delete a submission. What it asks for never changes.
+    # A trigger checks who may cancel, pause, resume, rename or delete a submission. Its request never changes.
     "bss_submission": ("INSERT", "UPDATE (name, state, reason, served_seconds)", "DELETE"),
     "bss_worker": ("INSERT", "UPDATE", "DELETE"),
 }
-"""What running studies takes beside SELECT, by table. Who adds a table says it here."""
+"""The writer's rights beside SELECT, by table; add every new table here."""
 
 FUNCTIONS = ("bss_check_maker()", "bss_check_submitter()")
-"""What our triggers call on PostgreSQL."""
+"""Functions that our PostgreSQL triggers call."""
 
 SEQUENCES = tuple(
     f"bss_{table}_id_seq" for table in ("environment", "study", "trial", "probe", "visit", "branch", "submission")
 )
-"""What numbers the rows of tables on PostgreSQL."""
+"""Sequences that number rows on PostgreSQL."""
 
 
 def role_statements(roles: Roles, schema: str) -> list[str]:
-    """Return what makes the roles where they are not, and lets them into a schema."""
+    """Return the SQL that creates missing roles and gives them access to a schema."""
     return [
         *(
-            # Roles are the whole server's: in another of its databases somebody may make them at the same moment.
+            # Roles belong to the whole server: another of its databases may create them at the same moment.
             f"DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}') "
             f"THEN CREATE ROLE {name} NOLOGIN; END IF; "
             "EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$"
             for name in roles.names
         ),
-        # Who is no superuser gives tables to a role of which they are a member only.
+        # Only a superuser or a member of a role can give it tables.
         f"DO $$ BEGIN IF NOT pg_has_role(current_user, '{roles.owner}', 'USAGE') "
         f"THEN GRANT {roles.owner} TO CURRENT_USER; END IF; END $$",
-        # Until PostgreSQL 15 everybody may put functions beside our tables, for others to call unawares.
+        # Until PostgreSQL 15 everybody could create functions beside our tables, for others to call unawares.
         f"REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC",
         f"GRANT USAGE ON SCHEMA {schema} TO {', '.join(roles.names)}",
         f"GRANT CREATE ON SCHEMA {schema} TO {roles.owner}",
@@ -117,7 +117,7 @@ def role_statements(roles: Roles, schema: str) -> list[str]:
 
 
 def right_statements(roles: Roles, schema: str, version_table: str) -> list[str]:
-    """Return what gives our tables to the owner and each role its rights on them, no less and no more."""
+    """Return the SQL that sets each role's rights on our tables exactly."""
     tables = ", ".join([*WRITER_RIGHTS, version_table])
     return [
         *_owned(roles.owner, schema, [*WRITER_RIGHTS, version_table]),
@@ -126,7 +126,7 @@ def right_statements(roles: Roles, schema: str, version_table: str) -> list[str]
         f"GRANT SELECT ON {tables} TO {roles.reader}, {roles.writer}",
         *(f"GRANT {', '.join(rights)} ON {table} TO {roles.writer}" for table, rights in WRITER_RIGHTS.items()),
         f"GRANT USAGE ON SEQUENCE {', '.join(SEQUENCES)} TO {roles.writer}",
-        # What a later version adds can be read at once; its upgrade gives the other rights on it.
+        # Readers see new tables at once; an upgrade grants the other rights.
         f"ALTER DEFAULT PRIVILEGES FOR ROLE {roles.owner} IN SCHEMA {schema} "
         f"GRANT SELECT ON TABLES TO {roles.reader}, {roles.writer}",
         f"ALTER DEFAULT PRIVILEGES FOR ROLE {roles.owner} IN SCHEMA {schema} "
@@ -135,9 +135,9 @@ def right_statements(roles: Roles, schema: str, version_table: str) -> list[str]
 
 
 def _owned(owner: str, schema: str, tables: Sequence[str]) -> list[str]:
-    """Return what gives our tables, with their sequences, and our functions to the owner, where they are not its.
+    """Return the SQL that gives our tables, sequences and functions to the owner.
 
-    By their names alone: what others call alike would get the owner's rights.
+    Listed by exact name: objects of others with similar names must not get the owner's rights.
     """
     things = [("TABLE", "pg_class", "relowner", f"{schema}.{name}", "regclass") for name in tables]
     things += [("FUNCTION", "pg_proc", "proowner", f"{schema}.{name}", "regprocedure") for name in FUNCTIONS]
@@ -148,13 +148,11 @@ def _owned(owner: str, schema: str, tables: Sequence[str]) -> list[str]:
     ]
 
 
-# The roles of a team's database: made, given their rights, and asked for where somebody lacks a right.
-
 PRINT_COMMAND = "bssearch db init --roles --print"
 
 
 def found_roles(connection: Connection, version_table: str) -> Roles | None:
-    """Return the roles that a server's database was given, None where it has none: a comment on a table tells."""
+    """Return the roles of a server's database, from a comment on a table; None without roles."""
     if connection.dialect.name != "postgresql":
         return None
     comment = connection.scalar(
@@ -170,7 +168,7 @@ def found_roles(connection: Connection, version_table: str) -> Roles | None:
 
 
 def make_roles(connection: Connection, roles: Roles) -> None:
-    """Make the roles that there are not; raise `DatabaseError` where the login may not make any."""
+    """Create missing roles; raise `DatabaseError` if the login may not."""
     login, may_make, found = connection.execute(
         text(
             "SELECT current_user, rolsuper OR rolcreaterole, "
@@ -187,12 +185,12 @@ def make_roles(connection: Connection, roles: Roles) -> None:
 
 
 def give_rights(connection: Connection, roles: Roles, version_table: str) -> None:
-    """Give each role its rights on our tables, no less and no more."""
+    """Set each role's rights on our tables."""
     _execute(connection, right_statements(roles, _schema(connection), version_table))
 
 
 def become_owner(connection: Connection, roles: Roles) -> None:
-    """Act as the owner until the transaction ends, so that what is made is the owner's; raise `DatabaseError`."""
+    """Act as the owner until the transaction ends, so that it owns new objects; raise `DatabaseError` otherwise."""
     login = connection.scalar(text("SELECT current_user"))
     if not is_member(connection, roles.owner):
         raise needs(roles.owner, login, "to upgrade the schema", connection)
@@ -200,12 +198,12 @@ def become_owner(connection: Connection, roles: Roles) -> None:
 
 
 def is_member(connection: Connection, role: str) -> bool:
-    """Return whether the login is a member of a role, as every superuser is."""
+    """Return whether the login is a member of a role; superusers always are."""
     return bool(connection.scalar(text("SELECT pg_has_role(current_user, :role, 'MEMBER')"), {"role": role}))
 
 
 def refuse_without_reading(connection: Connection, version_table: str, *, to_write: bool) -> None:
-    """Raise `DatabaseError` where the login may not even read the tables of a database that has roles."""
+    """Raise `DatabaseError` if the login cannot read the tables of a database with roles."""
     roles = found_roles(connection, version_table)
     lacks = text("SELECT current_user WHERE NOT has_table_privilege(:table, 'SELECT')")
     login = connection.scalar(lacks, {"table": version_table}) if roles else None
@@ -215,7 +213,7 @@ def refuse_without_reading(connection: Connection, version_table: str, *, to_wri
 
 
 def refuse_without_writing(connection: Connection, version_table: str) -> None:
-    """Raise `DatabaseError` where the login may not store on a server what a running study stores."""
+    """Raise `DatabaseError` if the login cannot store what a running study needs."""
     if connection.dialect.name != "postgresql":
         return
     lacking = connection.execute(_LACKING).first()
@@ -229,7 +227,7 @@ def refuse_without_writing(connection: Connection, version_table: str) -> None:
 
 
 def needs(role: str, login: str | None, doing: str, connection: Connection) -> DatabaseError:
-    """Return the error for a login that is not a member of the role that it takes to do something."""
+    """Return the error for a login that lacks a role."""
     return DatabaseError(
         f"{shown(connection.engine.url)}: {login!r} needs the role {role} {doing}",
         hint=f'ask an owner of the database for: GRANT {role} TO "{login}"',
@@ -237,9 +235,9 @@ def needs(role: str, login: str | None, doing: str, connection: Connection) -> D
 
 
 def _needed() -> list[tuple[str, str, str]]:
-    """Return the rights that a running study needs: how each is asked for, the right, and on what."""
+    """Return the rights that a running study needs: the check, the right and the object."""
     rights = [(table, one.partition(" ")[0]) for table, rights in WRITER_RIGHTS.items() for one in rights]
-    rights.remove(("bss_study", "DELETE"))  # a study runs without
+    rights.remove(("bss_study", "DELETE"))  # running a study never deletes one
     tables = [("any_column" if right in {"INSERT", "UPDATE"} else "table", right, table) for table, right in rights]
     return [*tables, *(("sequence", "USAGE", name) for name in SEQUENCES)]
 
@@ -258,7 +256,7 @@ def _lacking_query() -> str:
 
 
 _LACKING = text(_lacking_query())
-"""The first right that the login lacks to run studies; no row where it lacks none."""
+"""Selects the first right that the login lacks to run studies."""
 
 
 def _schema(connection: Connection) -> str:

@@ -1,4 +1,4 @@
-"""A new database, its tables and its roles, as SQL: for people who may not make it themselves."""
+"""SQL that creates the tables and roles, for a database administrator to run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from bssearch.storage.migrate import SCHEMA_HEAD, UPGRADE_COMMAND, VERSION_TABLE
 from bssearch.storage.models import Base
 
 SCHEMA = "public"
-"""The schema that a script is about."""
 
 
 def script(roles: Roles | None) -> str:
-    """Return SQL that makes what `upgrade` makes of an empty database, with roles, as one transaction.
+    """Return SQL for psql that sets up a PostgreSQL database with roles, in one transaction.
 
-    It is for PostgreSQL, and psql runs it as it is. Where there are tables of ours it changes nothing about them but
-    who has which rights; it fails as a whole where they are not of this version.
+    On existing tables it changes rights only; it fails as a whole if they are of another version.
     """
     statements = [
         "BEGIN",
@@ -34,7 +32,7 @@ def script(roles: Roles | None) -> str:
 
 
 def _refuse_other_revision() -> str:
-    # EXECUTE: a table that is not there is not looked for.
+    # EXECUTE, because plain SQL would fail if the table does not exist.
     return (
         f"DO $$ DECLARE found text; BEGIN IF to_regclass('{VERSION_TABLE}') IS NOT NULL THEN "
         f"EXECUTE 'SELECT version_num FROM {VERSION_TABLE}' INTO found; IF found <> '{SCHEMA_HEAD}' THEN "
@@ -44,7 +42,7 @@ def _refuse_other_revision() -> str:
 
 
 def _tables() -> list[str]:
-    """Return what makes our tables where they are not, and what stands beside them."""
+    """Return the SQL that creates missing tables and their triggers."""
     tables = Base.metadata.sorted_tables
     indexes = [index for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]
     return [
@@ -58,5 +56,5 @@ def _tables() -> list[str]:
 
 
 def _sql(element: DDLElement) -> str:
-    # The dialect writes a % as the driver wants it, twice.
+    # The dialect doubles each % for the driver.
     return str(element.compile(dialect=postgresql.dialect())).replace("%%", "%")  # type: ignore[no-untyped-call,unused-ignore]

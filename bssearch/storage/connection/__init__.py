@@ -1,1 +1,1 @@
-"""How a database is reached: its URL, its engine, and what is done where it is away or refuses."""
+"""Connections: URLs, engines and their errors."""

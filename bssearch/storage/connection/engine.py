@@ -1,4 +1,4 @@
-"""Database URLs, and engines that behave alike: SQLite for one machine, PostgreSQL for several."""
+"""Engines that behave alike: SQLite for one machine, PostgreSQL for several."""
 
 from __future__ import annotations
 
@@ -26,40 +26,36 @@ from bssearch.storage.connection.faults import BUSY_TIMEOUT_S, OTHER_DATABASE_HI
 from bssearch.storage.connection.urls import parse_url, sqlite_file, without_secrets
 
 SERVER_OPTIONS: dict[str, int] = {
-    # Seconds for each address of a host: two of them (IPv6, IPv4) are tried within ten.
+    # Seconds per address of a host: two (IPv6, IPv4) take at most ten.
     "connect_timeout": 5,
-    # A server whose network is cut is noticed within half a minute, not after the two hours of most systems.
+    # Notice a cut network within half a minute; most systems take two hours.
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""How long to wait for a server, unless the URL says otherwise: choices."""
+"""Default timeouts of a server connection; the URL overrides them."""
 
 _MOST_DIGITS = 309
 """Digits of the largest double."""
 
 UNASKED_S = 0.1
-"""For how long after its last use a connection to a server is taken to be still there: no server is restarted so fast.
-A choice."""
+"""Seconds after its last use in which a server connection counts as alive: no server restarts that fast."""
 
 _WRITES = "bss_writes"
 _LAST_USE = "bss_last_use"
 _WAL_PAUSE_S = 0.02
-"""Seconds between two tries to switch a file to write-ahead logging: a choice."""
+"""Seconds between tries to switch a file to write-ahead logging."""
 
 _SMALLEST_PAGE = 512
-"""Bytes of the smallest page, and so of the smallest database, that SQLite writes.
-
-https://www.sqlite.org/fileformat.html
-"""
+"""Bytes of SQLite's smallest page (https://www.sqlite.org/fileformat.html)."""
 
 
 def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Engine:
-    """Return an engine for the URL; raise `UsageError` or `DatabaseError` before anything is opened or made.
+    """Return an engine for the URL; raise `UsageError` or `DatabaseError` before opening anything.
 
-    For reading a SQLite file must exist and is opened read-only. Every transaction of `writing` begins with
-    ``BEGIN IMMEDIATE``, so that it waits for another writer at its start and never fails in its middle.
+    For reading, a SQLite file must exist and is opened read-only. Transactions of `writing` start with ``BEGIN
+    IMMEDIATE``, so they wait for other writers at the start and never fail later.
     """
     url = parse_url(url)
     path = sqlite_file(url)
@@ -67,7 +63,7 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
         engine = create_engine(
             url,
             connect_args={name: value for name, value in SERVER_OPTIONS.items() if name not in url.query},
-            pool_size=1,  # one that is kept: a server has some hundred for all drivers of a team
+            pool_size=1,  # keep one: a server has about a hundred for all drivers of a team
             max_overflow=9,
             json_serializer=_to_json,
             json_deserializer=from_json,
@@ -90,8 +86,8 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """Give a transaction that sees one state of the database; its errors come as `DatabaseError`."""
-    # SQLite's transactions see one state anyway, and know no such level; its files are opened read-only.
+    """Open a transaction that sees one state of the database; raise its errors as `DatabaseError`."""
+    # SQLite transactions see one state anyway and lack this level; files are opened read-only.
     level = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if _is_server(engine) else {}
     with translated(engine.url), engine.execution_options(**level).connect() as connection:
         yield connection
@@ -99,7 +95,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def looking(engine: Engine) -> Iterator[Connection]:
-    """Give a connection for statements that need not see one state: to a server it takes fewer messages."""
+    """Open a connection for statements that need no common state; this saves messages to a server."""
     level = {"isolation_level": "AUTOCOMMIT"} if _is_server(engine) else {}
     with translated(engine.url), engine.execution_options(**level).connect() as connection:
         yield connection
@@ -111,20 +107,20 @@ def _is_server(engine: Engine) -> bool:
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """Give a transaction that is committed at the end, or rolled back by an exception."""
+    """Open a transaction that commits at the end and rolls back on an exception."""
     with translated(engine.url), engine.execution_options(**{_WRITES: True}).begin() as connection:
         yield connection
 
 
 @contextmanager
 def translated(url: URL) -> Iterator[None]:
-    """Raise errors of SQLAlchemy as `DatabaseError`."""
+    """Raise SQLAlchemy errors as `DatabaseError`."""
     try:
         yield
     except SQLAlchemyError as error:
         fault = as_database_error(error, url)
         text = str(error)
-        # The cause is shown with a traceback, so it goes where it names the password.
+        # A traceback shows the cause, so drop it if it contains the password.
         raise fault from (error if text == without_secrets(text, url) else None)
 
 
@@ -135,9 +131,9 @@ def _note_use(connection: DBAPIConnection | None, record: ConnectionPoolEntry) -
 def _ping_after_a_while(
     engine: Engine, connection: DBAPIConnection, record: ConnectionPoolEntry, proxy: PoolProxiedConnection
 ) -> None:
-    """Ask whether a connection is still there before it is used again, unless it was just now; make a new one if not.
+    """Check a connection before reuse, unless it was used just now; replace a dead one.
 
-    SQLAlchemy's own ``pool_pre_ping`` asks each time, which is a good part of the messages of a driver.
+    SQLAlchemy's ``pool_pre_ping`` checks every time, which is a large part of a driver's messages.
     """
     used = record.info.get(_LAST_USE)
     if used is not None and time.monotonic() - used > UNASKED_S and not _answers(engine, connection):
@@ -152,9 +148,9 @@ def _answers(engine: Engine, connection: DBAPIConnection) -> bool:
 
 
 def _check_file(path: Path, *, write: bool) -> None:
-    """Raise `DatabaseError` for what SQLite would report in riddles.
+    """Raise a clear `DatabaseError` for problems that SQLite reports obscurely.
 
-    It looks, and never opens: closing a file drops all locks that this process holds on it through SQLite.
+    Never opens the file: closing it would drop all locks that this process holds through SQLite.
     """
     if not path.parent.is_dir():
         raise DatabaseError(f"there is no folder {path.parent} for the database {path.name}", hint=OTHER_DATABASE_HINT)
@@ -174,7 +170,7 @@ def _check_file(path: Path, *, write: bool) -> None:
 
 
 def _is_writable(path: Path) -> bool:
-    """Return whether a file or folder may be written; one without any write permission is not, even for root."""
+    """Return whether a path has a write permission, even as root."""
     return _has_write_bit(path) and os.access(path, os.W_OK)
 
 
@@ -183,14 +179,14 @@ def _has_write_bit(path: Path) -> bool:
 
 
 class _OpenFile:
-    """Which file lies at a database's path: once it is open it may be deleted or replaced, and is written to unseen."""
+    """The file first opened at a path; SQLite would silently write to a deleted or replaced file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._identity: tuple[int, int] | None = None
 
     def check(self) -> None:
-        """Raise `DatabaseError` where another file lies there than when it was first opened, or none."""
+        """Raise `DatabaseError` if the file was replaced or deleted since it was opened."""
         if self._identity not in {None, self._now()}:
             raise DatabaseError(
                 f"{self.path} was deleted or replaced while it was open: what was stored in it since is lost",
@@ -198,7 +194,7 @@ class _OpenFile:
             )
 
     def opened(self) -> None:
-        """Note which file was opened first; raise what `check` raises for any other."""
+        """Remember the first file; raise the error of `check` for another."""
         self._identity = self._identity or self._now()
         self.check()
 
@@ -211,7 +207,7 @@ class _OpenFile:
 
 
 def _connect_sqlite(file: _OpenFile, *, write: bool, foreign_keys: bool) -> sqlite3.Connection:
-    file.check()  # SQLite would make a new one
+    file.check()  # SQLite would create a new file
     connection = _open_for_writing(file.path) if write else _open_for_reading(file.path)
     try:
         file.opened()
@@ -223,7 +219,7 @@ def _connect_sqlite(file: _OpenFile, *, write: bool, foreign_keys: bool) -> sqli
 
 
 def _open(path: Path, options: str) -> sqlite3.Connection:
-    # isolation_level=None: the driver begins no transaction of its own; `_begin` does.
+    # isolation_level=None: the driver starts no transactions; `_begin` does.
     return sqlite3.connect(
         f"file:{quote(str(path.absolute()))}?{options}",
         uri=True,
@@ -237,7 +233,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
     connection = _open(path, "mode=rwc")
     try:
         _enter_wal_mode(connection)
-        # In WAL mode this keeps every commit when a process is killed; only a power cut can take the last ones.
+        # In WAL mode this keeps all commits after a kill; only a power cut can lose the last ones.
         connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         connection.close()
@@ -246,10 +242,9 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _enter_wal_mode(connection: sqlite3.Connection) -> None:
-    """Have a database keep a write-ahead log; where several processes ask for it at once, wait for one's turn.
+    """Switch to write-ahead logging, retrying while other processes do the same.
 
-    SQLite's own waiting does not help: to change the mode it turns a read lock into a write lock, and fails at once
-    where another process is about to do so.
+    SQLite's busy timeout does not help: changing the mode upgrades a read lock and fails at once on conflict.
     """
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
@@ -264,7 +259,7 @@ def _enter_wal_mode(connection: sqlite3.Connection) -> None:
 
 def _open_for_reading(path: Path) -> sqlite3.Connection:
     if _is_writable(path) and _is_writable(path.parent):
-        # A reader that could write takes the log away when it is the last to close; `query_only` keeps it a reader.
+        # A reader that can write deletes the log when it closes last; `query_only` prevents that.
         connection = _open(path, "mode=rw")
         connection.execute("PRAGMA query_only = ON")
         return connection
@@ -277,8 +272,8 @@ def _open_for_reading(path: Path) -> sqlite3.Connection:
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
     except sqlite3.OperationalError:
         connection.close()
-        # In WAL mode a reader makes a shared-memory file, which a folder that is read-only forbids. Where no
-        # log is left to be read, the file alone is the whole database and cannot change under us.
+        # In WAL mode a reader creates a shared-memory file, which a read-only folder forbids. Without a log, the file
+        # alone is the whole database and cannot change.
         if log.exists() and log.stat().st_size:
             raise
         return _open(path, "mode=ro&immutable=1")
@@ -303,15 +298,15 @@ def _to_json(value: Any) -> str:
 
 
 class UnreadableJsonError(ValueError):
-    """A JSON text that nothing of ours has stored: numbers without bound, texts that are no Unicode."""
+    """JSON that bssearch cannot have stored: unbounded numbers or invalid Unicode."""
 
 
 def from_json(stored: str | bytes) -> Any:
-    """Return the value of a stored JSON text; raise `UnreadableJsonError` for one that `_to_json` cannot have made."""
+    """Parse stored JSON; raise `UnreadableJsonError` if `_to_json` cannot have written it."""
     try:
         text = stored if isinstance(stored, str) else stored.decode()
         value = json.loads(text, parse_float=_finite, parse_int=_whole, parse_constant=_finite)
-        if "\\u" in text:  # else it has come as Unicode
+        if "\\u" in text:  # else it is Unicode already
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise UnreadableJsonError(str(error)) from None
@@ -332,7 +327,7 @@ def _whole(text: str) -> int:
 
 
 def copy_sqlite(source: Path, copy: Path) -> None:
-    """Copy a database with all that is committed, its log included; the copy appears whole or not at all."""
+    """Copy a database with all commits, including its log; the copy appears whole or not at all."""
     partial_copy = copy.with_name(copy.name + ".part")
     partial_copy.unlink(missing_ok=True)
     try:
@@ -345,8 +340,7 @@ def copy_sqlite(source: Path, copy: Path) -> None:
         partial_copy.unlink(missing_ok=True)
 
 
-# Where a SQLite file must not be written: on a network file system, whose locks and shared memory end at the machine.
-#
+# SQLite's locks and shared memory do not work across machines:
 # https://sqlite.org/wal.html ("all processes using a database must be on the same host computer"),
 # https://sqlite.org/howtocorrupt.html (2.1, file systems with broken or missing locks).
 
@@ -356,10 +350,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
         *("lustre", "gpfs", "beegfs", "ceph", "orangefs", "pvfs2", "panfs", "wekafs", "glusterfs"),
     }
 )
-"""Types of file systems that several machines write to, without memory that they share.
-
-Those of a cluster may lock alike on all machines; a write-ahead log needs shared memory too, which none of them has.
-"""
+"""File systems that several machines write to. Some lock correctly across machines, but none shares the memory that a
+write-ahead log needs."""
 
 NETWORK_FUSE = (
     "sshfs",
@@ -375,18 +367,16 @@ NETWORK_FUSE = (
     "goofys",
     "rclone",
 )
-"""What the subtype of a FUSE file system begins with where it is one of those. Others are disks of this machine.
-
-9p is not among those refused: it is how WSL, gVisor and virtual machines show a folder of the machine they run on.
-"""
+"""Prefixes of network FUSE subtypes. 9p is allowed: WSL, gVisor and virtual machines use it for folders of their
+host."""
 
 MOUNTS = Path("/proc/self/mountinfo")
 
 
 def file_system_of(mountinfo: str, path: PurePosixPath) -> str | None:
-    """Return the type of the file system that an absolute path lies on, None where the text does not say.
+    """Return the file system type of an absolute path; None if unknown.
 
-    ``mountinfo`` is what Linux says in /proc/self/mountinfo (proc(5)): of mounts at one place the last one is seen.
+    ``mountinfo`` is /proc/self/mountinfo (proc(5)); of several mounts at a place the last one counts.
     """
     found: tuple[int, str] | None = None
     for line in mountinfo.splitlines():
@@ -402,15 +392,15 @@ def file_system_of(mountinfo: str, path: PurePosixPath) -> str | None:
 
 
 def is_shared_by_machines(file_system: str) -> bool:
-    """Return whether a file system of a type is one that several machines write to."""
+    """Return whether several machines write to a file system of this type."""
     kind, _, subtype = file_system.lower().partition(".")
     return kind in NETWORK_FILE_SYSTEMS or (kind in {"fuse", "fuseblk"} and subtype.startswith(NETWORK_FUSE))
 
 
 def refuse_network_file(path: Path) -> None:
-    """Raise `DatabaseError` where a SQLite file to be written lies on a network file system, unless that is allowed.
+    """Raise `DatabaseError` if a SQLite file to write is on a network file system, unless allowed.
 
-    Where the machine does not say what is mounted nothing is refused.
+    Unknown mounts are accepted.
     """
     if os.environ.get(NETWORK_FILE_VARIABLE) == "1":
         return

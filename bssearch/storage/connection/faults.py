@@ -1,4 +1,4 @@
-"""What a database's errors mean, as errors of ours: what is wrong, where, and what to do; never a password."""
+"""Translates database errors: problem, place and remedy, never a password."""
 
 from __future__ import annotations
 
@@ -13,29 +13,25 @@ from bssearch.settings import user_name
 from bssearch.storage.connection.urls import shown, sqlite_file, without_secrets
 
 BUSY_TIMEOUT_S = 30.0
-"""Seconds to wait for another process that writes to a SQLite file: a choice."""
+"""Seconds to wait for another process that writes to a SQLite file."""
 
 OTHER_DATABASE_HINT = "name another database with --db or BSSEARCH_DB_URL"
 
 _LOST_STATES = ("08", "25P03", "57P01", "57P02", "57P03", "53300")
-"""SQLSTATEs of a connection that is gone, or not to be had just now (a server that starts, stops or is full).
-
-25P03: the server has ended one that was silent for too long (`bssearch.storage.database.LONGEST_TURN_SECONDS`).
-
-https://www.postgresql.org/docs/current/errcodes-appendix.html
-"""
+"""SQLSTATEs of a lost or refused connection (server starting, stopping or full). 25P03: silent for too long
+(`bssearch.storage.database.LONGEST_TURN_SECONDS`). https://www.postgresql.org/docs/current/errcodes-appendix.html"""
 _GAVE_WAY = ("40001", "40P01")
-"""A transaction that the server rolled back to let another go on: a conflict, a deadlock. It can be tried again."""
+"""Transactions rolled back for a conflict or deadlock; they can be retried."""
 
 _NO_RIGHT = ("42501", "3F000")
-"""No privilege; no schema to create in, which is what a role without rights on the schema is told."""
+"""No privilege; no schema to create in, which a role without rights on the schema gets."""
 
 MAKER_TRIGGERS = ("bss_study_maker", "bss_submission_submitter")
-"""What refuses to change the study, or the submission, of somebody else."""
+"""Triggers that protect studies and submissions of other logins."""
 
 _NOT_POSTGRESQL = re.compile(r"invalid response to \w+ negotiation|expected authentication request")
 _REFUSED = {
-    # What libpq says of a connection that the server refused: it gives no SQLSTATE. Waiting would not help.
+    # libpq's messages for a refused connection, which has no SQLSTATE. Waiting would not help.
     re.compile(r'database "[^"]*" does not exist'): "make it with createdb, or " + OTHER_DATABASE_HINT,
     re.compile(r'role "[^"]*" does not exist'): "make it with createuser, or give the URL another user",
     re.compile(r"password authentication failed|no password supplied|empty password"): (
@@ -50,11 +46,11 @@ _REFUSED = {
 
 
 class ConnectionLostError(DatabaseError):
-    """The server cannot be reached now, or gave way to another client; a later try may succeed."""
+    """The server is unreachable, or gave way to another client; a retry may succeed."""
 
 
 def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
-    """Return our own error for a database's error."""
+    """Return the `DatabaseError` for an SQLAlchemy error."""
     cause = " ".join(without_secrets(str(getattr(error, "orig", None) or error), url).split())
     where = shown(url)
     if sqlite_file(url) is None:
@@ -69,14 +65,14 @@ def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
 
 
 def read_only(where: str) -> DatabaseError:
-    """Return the error for a database that cannot be written."""
+    """Return the error for a read-only database."""
     return DatabaseError(f"{where} is read-only", hint=f"make it writable, or {OTHER_DATABASE_HINT}")
 
 
 def missing_right(role: str, right: str, thing: str, where: str) -> DatabaseError:
-    """Return the error for a role that lacks a right, with the statements that give it, and no more than it asks for.
+    """Return the error for a missing right, with the minimal GRANT statements.
 
-    Who reads needs no right to write; who writes rows needs the sequences that number them, too.
+    Readers need no right to write; writers also need the sequences that number rows.
     """
     whom = f'TO "{role}"'
     if thing.startswith("schema "):
@@ -129,7 +125,7 @@ def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> 
             hint="let its owner run `bssearch db upgrade`",
         )
     named = re.search(r"permission denied for (\w+ \S+)", cause)
-    if named is None and cause.startswith("permission denied"):  # to make a role, to let somebody into one
+    if named is None and cause.startswith("permission denied"):  # to create a role, or to grant membership
         return DatabaseError(
             f"{where}: {cause}", hint=f"the role {_role(url)!r} lacks the right: ask who runs the server"
         )
@@ -140,7 +136,7 @@ def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> 
 def _right(statement: str, thing: str) -> str:
     if thing.startswith("schema"):
         return "CREATE" if statement.lstrip().startswith(("CREATE", "ALTER")) else "USAGE"
-    # A SELECT that locks rows needs the right to update them.
+    # SELECT FOR UPDATE needs the right to update the rows.
     return "UPDATE" if " FOR " in statement else (statement.split() or ["SELECT"])[0].upper()
 
 

@@ -1,4 +1,4 @@
-"""Database URLs: what they may name, and how they are shown."""
+"""Database URLs: parsing and display without secrets."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _DRIVERS = {
     "postgresql+psycopg": "postgresql+psycopg",
 }
 _SECRETS = ("password", "passwd", "passphrase", "sslpassword")
-"""The options that hold a secret; one of a name like them may be one that was mistyped."""
+"""Options that hold a secret; similar names may be typos of them."""
 
 _LARGEST_PORT = 65535
 
 
 def masked(url: str | URL) -> str:
-    """Return the URL fit to be printed: its password as ``***``, in a malformed one too."""
+    """Return the URL with its password as ``***``, even if malformed."""
     text = url.render_as_string(hide_password=True).replace("+psycopg:", ":", 1) if isinstance(url, URL) else url
     if not isinstance(url, URL) or "@" in (url.host or ""):
         text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", text, flags=re.DOTALL)
-        # Where no host follows, what stands in its place may be the password.
+        # Without a host, the text in its place may be the password.
         text = re.sub(r"^([^:/@]*:?//[^:/@\[\]]*):(?!\d{1,5}(?:[/?]|$))[^@]*$", r"\1:***", text, flags=re.DOTALL)
-    # Only in a URL is it certain where the value ends.
+    # Only a URL shows where the value ends.
     rest = "[^&]*" if "://" in text else ".*"
     return re.sub(rf"(\w+)(\s*=)({rest})", _masked_option, text, flags=re.DOTALL)
 
@@ -43,7 +43,7 @@ def _masked_option(found: re.Match[str]) -> str:
     name, equals, value = found.groups()
     if _is_secret(name):
         return f"{name}{equals}***"
-    # In the form of libpq other options follow: their names are looked at, too.
+    # In libpq's form other options follow: check their names too.
     rest = re.sub(r"(\w+)(\s*=)(.*)", _masked_option, value, flags=re.DOTALL)
     return f"{name}{equals}{rest}"
 
@@ -53,12 +53,12 @@ def _is_secret(option: str) -> bool:
 
 
 def parse_url(text: str | URL) -> URL:
-    """Return the URL of a database that bssearch can speak to; raise `UsageError` for any other text."""
+    """Parse a database URL; raise `UsageError` if it is invalid or unsupported."""
     text = text.strip() if isinstance(text, str) else text
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        # Without the cause: its text holds the URL, or the part of it that was taken for a port.
+        # No cause: its text holds the URL, or the part mistaken for a port.
         raise UsageError(f"{masked(text)!r} is not a database URL", hint=_form_for(text)) from None
     driver = _DRIVERS.get(url.drivername)
     if driver is None:
@@ -87,21 +87,21 @@ def _form_for(text: object) -> str:
         return URL_FORMS
     if text.count("@") > 1:
         return f"{ENCODE_HINT}; {URL_FORMS}"
-    # With a = it is libpq's own form, which may hold a password.
+    # With a = it is libpq's form, which may hold a password.
     if text and not set(text) & set(":@="):
         return f"for a file write sqlite:///{text}; {URL_FORMS}"
     return _nearest_driver(text) + URL_FORMS
 
 
 def _nearest_driver(text: str) -> str:
-    """Return how a text that is no URL may be meant to begin, as the start of a hint; nothing where none is near."""
+    """Return a hint with the nearest URL scheme; empty if none is near."""
     [scheme] = re.findall(r"^[\w+]*", text.lstrip(" '\"").lower())
     near = difflib.get_close_matches(scheme, _DRIVERS, n=1, cutoff=0.7)
     return f"it may be meant to begin with {near[0]}://; " if near and not text.startswith(f"{near[0]}://") else ""
 
 
 def _check_at_signs(text: str | URL, url: URL) -> None:
-    """Raise `UsageError` where an @ stands unescaped: a password would end at it, and its rest be shown as the host."""
+    """Raise `UsageError` for an unescaped @: it would end the password and show the rest as host."""
     given, expected = (text, url.username is not None) if isinstance(text, str) else (url.host or "", False)
     if given.count("@") > expected:
         raise UsageError(
@@ -121,12 +121,12 @@ def _checked_sqlite(url: URL) -> URL:
 
 
 def sqlite_file(url: URL) -> Path | None:
-    """Return the file of a SQLite database, None for a server's."""
+    """Return the path of a SQLite database; None for a server."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 def shown(url: URL) -> str:
-    """Return how messages name a database: a SQLite file by its path, a server by its URL without the password."""
+    """Return the database's name for messages: a file's path, or a URL without password."""
     return str(sqlite_file(url) or masked(url))
 
 

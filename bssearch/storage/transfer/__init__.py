@@ -1,1 +1,1 @@
-"""Studies that are stored whole, and read whole."""
+"""Whole studies: import, copy and merge."""

@@ -1,4 +1,4 @@
-"""Studies that come with all their trials, finished elsewhere: stored whole, several at once, or not at all."""
+"""Imported studies with finished trials, stored all or none."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bssearch.storage.statements import STUDY, study_record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedTrial:
-    """A trial as it ended elsewhere."""
+    """A finished trial from elsewhere."""
 
     configuration: Configuration
     phase: Phase
@@ -38,7 +38,7 @@ class FinishedTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedStudy:
-    """A study to store with its trials, which get the numbers 1, 2, … in their order."""
+    """A study with its trials, which get the numbers 1, 2, …"""
 
     study: NewStudy
     environment: Environment
@@ -47,13 +47,13 @@ class FinishedStudy:
 
 @dataclass(slots=True)
 class Import:
-    """Studies that are stored once, however often that is tried."""
+    """An idempotent import of studies."""
 
     studies: Sequence[FinishedStudy]
     first_tried_at: datetime | None = None
 
     def add(self, connection: Connection, environment_id: Callable[[Connection, Environment], int]) -> None:
-        """Store the studies, unless an earlier try did; raise `UsageError` where a name is ill-formed or taken."""
+        """Store the studies, unless an earlier try did; raise `UsageError` if a name is invalid or taken."""
         if self.first_tried_at is None:
             self.first_tried_at = now(connection)
         elif self._is_stored(connection, self.first_tried_at):
@@ -83,7 +83,7 @@ class Import:
 
 
 def _create(connection: Connection, study: StudyRecord) -> None:
-    """Make the study; raise `UsageError` where its name is taken, with what to do of one that was imported before."""
+    """Create the study; raise `UsageError` if its name is taken."""
     try:
         keeping.create(connection, study, again=False)
     except UsageError as error:
@@ -100,7 +100,7 @@ def _record(trial: FinishedTrial, number: int, time: datetime) -> TrialRecord:
         number=number,
         state=trial.outcome.state,
         phase=trial.phase,
-        uncapped=True,  # no other trial's time has stopped it
+        uncapped=True,  # no other trial limited its time
         configuration=trial.configuration,
         sampled=None,
         seed=trial.seed,

@@ -55,7 +55,7 @@ _DIVERGED = "the study went on in both places, or its rows were changed; keep on
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What an import did to a study: its name in the database, the trials skipped, and its rows by kind."""
+    """The result of an import: the study's name here, the skipped trials, and the counts by kind of row."""
 
     study: str
     source: str
@@ -66,13 +66,13 @@ class Joined:
 
     @property
     def document(self) -> dict[str, Any]:
-        """This as JSON values."""
+        """As JSON values."""
         told = {"study": self.study, "source": self.source, "is_new": self.is_new, "is_changed": self.is_changed}
         return {**told, "trials_skipped": list(self.skipped), **self.counts}
 
     @property
     def sentence(self) -> str:
-        """This as a sentence."""
+        """As a sentence."""
         new, changed = self.counts["trials_new"], self.counts["trials_changed"]
         done = f"{new} trials added, {changed} replaced" if self.is_changed else "nothing new"
         running = ", ".join(map(str, self.skipped))
@@ -81,13 +81,13 @@ class Joined:
 
 
 def wait_for_others(connection: Connection) -> None:
-    """Let one transaction at a time join studies; on SQLite the write transaction itself does."""
+    """Serialize imports; on SQLite the write transaction does."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('bss_study joined'))"))
 
 
 def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:
-    """Insert what a database lacks of a study, as ``name`` if the study is new; return what was done.
+    """Insert the missing rows of a study, as ``name`` if it is new; return the counts.
 
     Raises `UsageError` if the copies contradict each other, another study has the name, or a row is invalid.
     """
@@ -101,7 +101,7 @@ def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:
 
 
 def _known(connection: Connection, copy: Copy) -> int | None:
-    """Return the id that a study has here, and lock its row; None if it is new."""
+    """Return the study's id here, with its row locked; None if it is new."""
     study = copy.study
     same: list[ColumnElement[bool]] = [
         StudyRow.created_at == study["created_at"],
@@ -133,8 +133,6 @@ def _create(connection: Connection, copy: Copy, name: str) -> int:
 
 @dataclass(slots=True)
 class _Join:
-    """The way of one copy into the database that has ``here``."""
-
     connection: Connection
     copy: Copy
     here: Copy
@@ -148,7 +146,7 @@ class _Join:
     revision: int = 0
 
     def run(self) -> Joined:
-        """Sort the trials, then insert what is new."""
+        """Sort the trials, then insert the new rows."""
         self._sort_trials()
         new = {kind: self._new_rows(kind) for kind in Kind}
         binds = self._binds()
@@ -191,7 +189,7 @@ class _Join:
                 self.replaced.add(number)
 
     def _refuse_different(self, number: int, here: Row, there: Row, names: Collection[str]) -> None:
-        """Raise `UsageError` if a trial differs in one of some fields."""
+        """Raise `UsageError` if a trial differs in one of the fields."""
         for name in sorted(names):
             if here.get(name) != there.get(name):
                 raise UsageError(
@@ -201,7 +199,7 @@ class _Join:
                 )
 
     def _new_rows(self, kind: Kind) -> list[Row]:
-        """Return the rows of the copy that are to be inserted."""
+        """Return the rows to insert."""
         rows = self.copy.rows[kind]
         if kind is Kind.TRIAL:
             return [row for row in rows.values() if row["number"] in self.added]
@@ -213,7 +211,7 @@ class _Join:
         return [row for key, row in rows.items() if key not in self.here.rows[kind]]
 
     def _binds(self) -> bool:
-        """Return whether the study is bound to the copy's environment; raise if both are bound to different devices."""
+        """Return whether to bind the study to the copy's environment; raise if the devices differ."""
         here, there = self.here.environment, self.copy.environment
         if here is not None and there is not None and here.fingerprint != there.fingerprint:
             raise OtherDeviceError(
@@ -253,7 +251,7 @@ class _Join:
             self._replace(number)
         for kind in (Kind.OBSERVATION, Kind.LOG, Kind.PROBE, Kind.VISIT, Kind.BRANCH):
             self._insert(kind, new[kind])
-        finding: dict[str, Any] = {"stamp": ""}  # an answer that is stored here counts no more
+        finding: dict[str, Any] = {"stamp": ""}  # marks the stored answer as outdated
         for row in new[Kind.FINDING]:
             finding = self._columns(Kind.FINDING, row)
             insert_if_absent(self.connection, FindingRow, finding)
@@ -275,7 +273,7 @@ class _Join:
                 with self.connection.begin_nested():
                     self.connection.execute(statement, [self._columns(kind, row) for row in chunk])
             except (IntegrityError, DataError):
-                for row in chunk:  # again one by one, to name the row that is refused
+                for row in chunk:  # retry one by one, to name the refused row
                     self._execute(kind, row, statement.values(self._columns(kind, row)))
 
     def _execute(self, kind: Kind, row: Row, statement: Executable) -> None:
@@ -287,7 +285,7 @@ class _Join:
             raise UsageError(f"{self.copy.source}: {words(kind, row)} cannot be stored: {problem}") from None
 
     def _columns(self, kind: Kind, row: Row) -> dict[str, Any]:
-        """Return the columns of a row, with the ids of this database."""
+        """Return a row's columns with the ids of this database."""
         values, table = dict(row), LAYOUTS[kind].table
         if "environment" in values:
             values["environment_id"] = self._environment_id(values.pop("environment"))
@@ -302,7 +300,7 @@ class _Join:
         return values
 
     def _environment_id(self, digest: str | None) -> int | None:
-        """Return the id of an environment; insert it if the database has none of that digest."""
+        """Return the id of an environment; insert it if missing."""
         if digest is None:
             return None
         if digest not in self.environment_ids:

@@ -77,7 +77,7 @@ class Layout:
 
 
 def checked(kind: Kind, row: object) -> dict[str, Any]:
-    """Return the values of a row by field; raise `UsageError` for a row that bssearch cannot have written."""
+    """Validate a row; raise `UsageError` if bssearch cannot have written it."""
     try:
         return vars(LAYOUTS[kind].model.model_validate(row))
     except ValidationError as error:
@@ -147,7 +147,7 @@ _TYPES: Mapping[type, Any] = {
     datetime: Annotated[AwareDatetime, Field(ge=_FIRST, lt=_END)],
     dict: Annotated[dict[str, Any], AfterValidator(_not_deep)],
 }
-"""What may stand in a column, by the Python type of the column."""
+"""Valid values by the Python type of a column."""
 
 _SPECIAL: Mapping[str, Any] = {
     "environment_id": _Text,
@@ -155,11 +155,11 @@ _SPECIAL: Mapping[str, Any] = {
     "answer": Annotated[dict[str, Any], AfterValidator(_kept)],
     **dict.fromkeys(OF_SCALARS, Annotated[dict[str, Any], AfterValidator(_flat)]),
 }
-"""What may stand in some columns, by name."""
+"""Valid values of particular columns."""
 
 
 def _field(column: Column[Any]) -> tuple[Any, Any]:
-    """Return the type of a column's values, and the default in a file that lacks the column."""
+    """Return the type of a column's values, and the default for files without it."""
     if isinstance(column.type, Sentences):
         return tuple[_Line, ...], ()
     python_type = storage_type(column.type).python_type

@@ -1,4 +1,4 @@
-"""A whole study in memory, read from a database or from a file. Every row is checked when it is added."""
+"""A whole study in memory, from a database or file; every row is validated."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Copy:
         return found
 
     def add(self, kind: Kind, row: object) -> None:
-        """Add a row; raise `UsageError` if it is invalid, there already, or refers to a row that is not there."""
+        """Add a row; raise `UsageError` if it is invalid, duplicate, or refers to a missing row."""
         values = checked(kind, row)
         key = tuple(values[name] for name in LAYOUTS[kind].keys)
         if key in self.rows[kind]:
@@ -103,7 +103,7 @@ def read_copy(connection: Connection, study_id: int, source: str, *, with_runnin
 
 
 def check_study(copy: Copy) -> None:
-    """Raise `UsageError` if the study has no valid name or differs from its spec, `SpecError` if that is unreadable."""
+    """Raise `UsageError` if the name is invalid or the spec differs, `SpecError` if the spec is unreadable."""
     study = copy.study
     check_name(copy.name)
     try:
@@ -141,7 +141,7 @@ def _rows(connection: Connection, kind: Kind, study_id: int, with_running: bool)
 
 
 def _query(kind: Kind, study_id: int, with_running: bool) -> Select[Any]:
-    """Return the query of a study's rows of a kind, in the order of their keys."""
+    """Return the query of a study's rows of a kind, ordered by key."""
     table = LAYOUTS[kind].table
     replaced = {"environment": _ENVIRONMENT.c.digest, "trial": _TRIAL.c.number}
     columns: dict[str, ColumnElement[Any]] = {NAMES.get(one.name, one.name): one for one in table.columns}

@@ -28,7 +28,7 @@ from bssearch.storage.transfer.study_copy import Copy
 
 FORMAT = "bssearch study"
 FORMAT_VERSION = 1
-"""Raised when a reader of the version before could not read the file."""
+"""Increment when readers of the earlier version could not read the file."""
 
 SUFFIX = ".bssearch.jsonl.gz"
 
@@ -82,10 +82,7 @@ def _moment(value: datetime) -> str:
 
 
 def read_study(path: Path) -> Copy:
-    """Read a file that `write_study` has written.
-
-    Raises `NotFoundError` if there is no file, and `UsageError` that names the line for any other content.
-    """
+    """Read a file of `write_study`; raise `NotFoundError`, or `UsageError` naming the invalid line."""
     copy, digest, last = Copy(str(path)), hashlib.sha256(), ""
     for place, line in _lines_of(path):
         try:
@@ -110,7 +107,6 @@ def read_study(path: Path) -> Copy:
 
 
 def _lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the place and the content of each line."""
     number = total = 0
     try:
         with gzip.open(path) as file:
@@ -129,7 +125,6 @@ def _lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _parsed(line: bytes) -> tuple[str, Any]:
-    """Return the kind of a line and its content."""
     try:
         value = from_json(line)
     except ValueError as error:
