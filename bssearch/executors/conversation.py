@@ -191,8 +191,7 @@ class LoadedProgram(ABC):
         return answer
 
     @abstractmethod
-    def _answer(self, work: Work) -> Answer:
-        ...
+    def _answer(self, work: Work) -> Answer: ...
 
 
 def answer_in(found: Conversation) -> Answer | None:
