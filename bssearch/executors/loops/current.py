@@ -219,8 +219,8 @@ def current_trial(
     With a launcher such as torchrun, every rank must call this after initializing torch.distributed; all get one trial.
 
     Raises:
-        UsageError: a second call under a search, uninitialized torch.distributed, a batch that ranks cannot share, or an
-            invalid value.
+        UsageError: a second call under a search, uninitialized torch.distributed, a batch that ranks cannot share,
+            or an invalid value.
         LaunchError: the search no longer listens.
     """
     if batch_size < 1:

@@ -255,8 +255,8 @@ class LoopTrial:
         """Yield micro-batches until the trial ends.
 
         Args:
-            loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, the function is called
-                for each new size; a plain loader keeps its size and accumulation grows.
+            loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, the function is
+                called for each new size; a plain loader keeps its size and accumulation grows.
             evaluate: returns the metrics by name, also called before the first step; without it the body must `report`.
             test: returns test metrics, once, when a recommended configuration is confirmed.
             epochs: passes when run alone; a search repeats the data until the trial ends.
