@@ -1,1 +1,1 @@
-"""Where trials run: in worker processes here (`local`) or on a cluster (`ray`), or in this process (`inline`)."""
+"""Executors run trials: in local worker processes (`local`), on a Ray cluster (`ray`) or in this process (`inline`)."""

@@ -1,4 +1,4 @@
-"""What the driver asks of the place where trials run."""
+"""The `Executor` interface between the driver and the processes that run trials."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ from bssearch.spec.space import TRAINING_PARAMETERS
 from bssearch.spec.space.training import TrainingSpec
 
 AskStop = Callable[[], tuple[TrialState, str] | None]
-"""Returns how a running trial is to end, and why; None while it is to go on."""
+"""Returns (state, reason) once a running trial should end, else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Training that is a program of the user's own: a Python ``script`` with ``arguments``, or any ``command``.
+    """A user's training program: a Python ``script`` with ``arguments``, or any ``command``.
 
-    A script asks for its trial by `bssearch.current_trial`. One that is named ``file.py:make_trainer`` makes a trainer
-    for each trial, which bssearch fits. Of a command ``report`` says how its progress is read (see
-    `bssearch.executors.programs.reports`). It is described with the configuration ``default``, and ``metric`` is the
-    target's.
-    ``names`` are the parameters that the study sets; what it leaves out the program has its own values of. Those
-    ``searched`` a command must have a place for, unless it asks for its trial as a script does. ``needs_samples``: the
-    study's objective is in samples.
+    A script calls `bssearch.current_trial`; a script ``file.py:make_trainer`` returns a trainer per trial.
+
+    Attributes:
+        default: configuration with which the program is described.
+        metric: name of the target's metric.
+        names: parameters that the study sets; the program's own values apply to all others.
+        report: how to parse a command's progress, see `bssearch.executors.programs.reports`.
+        searched: a command needs a placeholder for each of these, unless it calls `current_trial`.
+        needs_samples: the study's objective is in samples.
     """
 
     default: Configuration
@@ -57,7 +59,7 @@ class Program:
     needs_samples: bool = False
 
     def parameters(self, configuration: Configuration) -> dict[str, ParameterValue]:
-        """Return what the study sets in a configuration, beside batch size and learning rate, by bare names."""
+        """Return the values the study sets besides batch size and learning rate, by bare name."""
         values = {**{name: getattr(configuration, name) for name in TRAINING_PARAMETERS}, **configuration.parameters}
         values["optimizer"] = configuration.optimizer
         return {name.rpartition(".")[2]: value for name, value in values.items() if name in self.names}
@@ -65,19 +67,22 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSettings:
-    """What an executor runs, and where.
+    """The workload and the devices of an executor.
 
-    ``workload`` is looked up in ``folder``. ``given`` is the class or the object itself where it lies in no file: only
-    the executor ``inline`` can run that. Each of ``slots`` (``auto``: one for each device) computes with ``threads``
-    CPU threads on ``device``: ``auto`` (slots take turns over the CUDA devices, else the CPU), ``cpu``, ``cuda`` or
-    ``cuda:N``; one that another program computes on is refused unless ``allow_busy``. ``training`` says how steps are
-    computed, ``memory_limit_bytes`` pretends a smaller device. A trial without progress for ``hang_seconds`` counts as
-    hung. ``program`` stands where the training is a program of the user's own, whose name is then the ``workload``.
-    ``environment`` is added to the environment variables that the workload sees. What the workload prints comes with
-    the end of each trial; where there is a ``log_folder`` all of it is kept there as well. ``own_parameters`` are the
-    user's own of the default, by ``model.NAME`` and ``loss.NAME``: the workload is described with these. ``optimizers``
-    are the names of those that trials may have: what bssearch needs for them must be there.
-    ``address`` is that of a Ray cluster, for the executor ``ray``: ``auto`` or ``HOST:PORT``.
+    Attributes:
+        workload: name, resolved in ``folder``; the program's name if ``program`` is set.
+        given: workload class or object that is not in a file; only the executor ``inline`` can run it.
+        slots: number of slots; ``auto`` is one per device.
+        threads: CPU threads per slot.
+        device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
+        hang_seconds: a trial without progress for this long is killed.
+        memory_limit_bytes: simulates a smaller device.
+        allow_busy: accept devices that other programs use.
+        environment: environment variables added for the workload.
+        log_folder: folder for the complete output of the workload; each trial's end carries it too.
+        own_parameters: the user's defaults as ``model.NAME`` and ``loss.NAME``; the workload is described with them.
+        optimizers: optimizers that trials may use; their libraries must be installed.
+        address: Ray cluster, ``auto`` or ``HOST:PORT``.
     """
 
     workload: str
@@ -104,7 +109,7 @@ class ExecutorSettings:
 
     @property
     def least_slots(self) -> int:
-        """Return the number of slots, 1 where it is one for each device: that is known once a worker has loaded."""
+        """Return the number of slots, or 1 for ``auto``, whose number is known only after a worker has loaded."""
         return 1 if self.slots == "auto" else self.slots
 
 
@@ -112,69 +117,70 @@ Event = TrialObserved | TrialEnded
 
 
 class Executor(Protocol):
-    """Runs trials in slots. Whatever happens to a trial, its `TrialEnded` comes exactly once, and nothing after it.
+    """Runs trials in slots. Each trial gets exactly one `TrialEnded`, as its last event.
 
-    A class that is registered as an executor is made from `ExecutorSettings`, its one argument.
+    A registered executor class takes `ExecutorSettings` as its only argument.
     """
 
     slots: int
 
     @property
     def slots_apart(self) -> bool:
-        """Whether each slot has a device of its own, so that trials side by side take nothing from each other."""
+        """Whether each slot has its own device, so that concurrent trials do not slow each other."""
 
     def describe(self) -> WorkloadDescription:
-        """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
+        """Load the workload and return its description; raise `WorkloadError` or `LaunchError`."""
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it."""
+        """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies."""
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Find out in a process of its own whether a micro-batch size fits; not while a trial runs."""
+        """Test in a separate process whether a micro-batch fits, while no trial runs."""
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """Measure the gradient noise scale near a target while no trial runs."""
 
     def submit(self, request: TrialRequest) -> None:
-        """Start a trial in a free slot; raise `LaunchError` if no worker can be started.
+        """Start a trial in a free slot.
 
-        Raises `ValueError` where no slot is free or a trial of that number runs already.
+        Raises:
+            LaunchError: no worker can be started.
+            ValueError: no slot is free, or the trial is already running.
         """
 
     def stop(self, stop: TrialStop) -> None:
-        """Ask a running trial to end in a state; it does within one step. Unknown numbers are ignored.
+        """Ask a running trial to end in a state within one step. Unknown numbers are ignored.
 
-        Of `TrialState.PAUSED` it ends so once it is saved, where its request names a ``checkpoint`` and that can be
-        written; else as pruned.
+        `TrialState.PAUSED` needs a writable ``checkpoint`` in the request; otherwise the trial is pruned.
         """
 
     def events(self, timeout: float) -> list[Event]:
-        """Return what has happened since the last call, waiting up to ``timeout`` seconds for the first."""
+        """Return events since the last call; wait up to ``timeout`` seconds for the first."""
 
     def kill(self) -> None:
-        """End every trial at once, as cancelled; a signal handler may call it. New ones may be submitted afterwards."""
+        """Cancel every trial at once. Safe in a signal handler; new trials may be submitted afterwards."""
 
     def close(self) -> None:
-        """End what runs, as cancelled, and let go of all that is held; a second time does nothing."""
+        """Cancel running trials and release all resources. Idempotent."""
 
 
 @runtime_checkable
 class TimesSideBySide(Protocol):
-    """An executor that can time steps on several devices at once, in as many ``slots``."""
+    """An executor that can time steps on several devices at once."""
 
     @property
     def slots(self) -> int:
-        """How many slots there are."""
+        """The number of slots."""
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
-        """Time each request as `Executor.measure_step_time` does, as many at once as there are slots."""
+        """Time each request as `Executor.measure_step_time`, one per slot at a time."""
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """Time one configuration as `Executor.measure_step_time` does, in all slots at once."""
+        """Time one configuration in all slots at once."""
 
 
 def check_threads(settings: ExecutorSettings) -> None:
-    """Raise `UsageError` where a slot is to compute with more threads than this machine has CPUs."""
+    """Raise `UsageError` if a slot has more threads than this machine has CPUs."""
     cpus = os.cpu_count() or 1
     if settings.threads > cpus:
         raise UsageError(
@@ -184,6 +190,6 @@ def check_threads(settings: ExecutorSettings) -> None:
 
 
 def make_executor(name: str, settings: ExecutorSettings) -> Executor:
-    """Return a new executor of a kind; raise `UsageError` for a name that is not known."""
+    """Return a new executor; raise `UsageError` for an unknown name."""
     executor: Executor = registry.load("executors", name)(settings)
     return executor

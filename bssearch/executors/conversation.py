@@ -1,4 +1,4 @@
-"""The talk with a program of the user's own at work: what is asked of it over its line, and what it replies."""
+"""The message exchange between a worker and a running user program."""
 
 from __future__ import annotations
 
@@ -41,32 +41,34 @@ from bssearch.records import (
 )
 
 TICK_SECONDS = 0.05
-"""How often it is looked at whether a program is to stop: a choice, small beside a trial."""
+"""Interval between checks for a stop request; small compared with a trial."""
 
 LEAVE_SECONDS = 30.0
-"""How long a program may go on after its trial has ended, to clean up, before it is killed: a choice."""
+"""Time a program has to clean up after its trial before it is killed."""
 
 
 class ProgramProcess(Protocol):
-    """A program at one piece of work; ``line`` is our end of its line."""
+    """A program doing one piece of work."""
 
     @property
     def line(self) -> socket.socket:
-        """Return our end of its line."""
+        """Return our end of its socket."""
 
     def exit_code(self) -> int | None:
-        """Return its exit code once it has ended, negative for a signal."""
+        """Return the exit code, negative for a signal; None while it runs."""
 
     def kill(self) -> None:
-        """Kill the program and all of its group."""
+        """Kill the program and its process group."""
 
 
 class Conversation:
-    """The talk with a program at one piece of work: its replies as they come, a stop if one is asked for.
+    """Exchange of messages with a program for one piece of work.
 
-    ``reply`` is the one that ends the work, None without one; ``exit_code`` is the program's, ``overstayed`` says that
-    it was killed because it stayed after its trial. ``take`` gets all other replies. ``kernel_kills`` is what
-    `kernel_memory_kills` was when the program began.
+    Attributes:
+        reply: the final reply, or None; ``take`` gets all other replies.
+        exit_code: the program's exit code.
+        overstayed: whether the program was killed because it kept running after its trial.
+        kernel_kills: `kernel_memory_kills` at the program's start.
     """
 
     def __init__(
@@ -90,9 +92,9 @@ class Conversation:
         self._ended_at: float | None = None
 
     def hold(self, assign: Assign) -> Self:
-        """Talk until the program has ended and all that it said is taken in; if that fails, end the program.
+        """Exchange messages until the program has exited; kill it on an error.
 
-        Raises `UsageError` for what is no message.
+        Raises `UsageError` for an invalid message.
         """
         try:
             self._hold(assign)
@@ -126,7 +128,7 @@ class Conversation:
                 self._process.kill()
 
     def _hear(self) -> bool:
-        """Take in what the program says; return whether its line is open."""
+        """Read replies; return False once the line is closed."""
         try:
             chunk = self._process.line.recv(CHUNK_BYTES)
         except ConnectionResetError:
@@ -152,7 +154,7 @@ class Conversation:
 
 
 class LoadedProgram(ABC):
-    """A program of the user's own on a device, for a worker as `bssearch.executors.loaded.LoadedWorkload` is."""
+    """A user's program on a device; the worker's counterpart to `bssearch.executors.loaded.LoadedWorkload`."""
 
     revision: str
 
@@ -165,7 +167,7 @@ class LoadedProgram(ABC):
         self.device, self.devices = str(device), load.devices or present
 
     def assigned(self, work: Work) -> Assign:
-        """Return what the program is asked to do over its line."""
+        """Return the message that assigns a piece of work."""
         return Assign(
             work=work,
             program=self._program,
@@ -175,13 +177,13 @@ class LoadedProgram(ABC):
         )
 
     def describe(self) -> WorkloadDescription:
-        """Return what the program offers; raise `WorkloadError` if it fails."""
+        """Return the program's description; raise `WorkloadError` if it fails."""
         answer = self._answer("describe")
         assert isinstance(answer, WorkloadDescription), "a program describes itself unless it refuses"
         return answer
 
     def measure(self, request: Measurement) -> Measured:
-        """Measure what is asked; raise `WorkloadError` if the program fails, and for a gradient noise scale."""
+        """Measure a request; raise `WorkloadError` if the program fails, or for a gradient noise scale."""
         if isinstance(request, NoiseRequest):
             raise no_noise_scale("a program of your own")
         answer = self._answer(request)
@@ -189,12 +191,11 @@ class LoadedProgram(ABC):
         return answer
 
     @abstractmethod
-    def _answer(self, work: Work) -> Answer:
-        """Have the program describe itself or measure something."""
+    def _answer(self, work: Work) -> Answer: ...
 
 
 def answer_in(found: Conversation) -> Answer | None:
-    """Return a program's answer, None where it ended without one; raise the error that it answered with."""
+    """Return the program's answer, or None if it exited without one; raise the error it reported."""
     if isinstance(found.reply, Refused):
         raise found.reply.as_error()
     assert not isinstance(found.reply, TrialEnded), "no trial was asked for"
@@ -202,7 +203,7 @@ def answer_in(found: Conversation) -> Answer | None:
 
 
 def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observation], None]) -> Callable[[Reply], None]:
-    """Return what takes a trial's replies while it runs."""
+    """Return a handler for the replies of a running trial."""
 
     def take(reply: Reply) -> None:
         on_progress()
@@ -213,7 +214,7 @@ def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observat
 
 
 def stopped(asked: tuple[TrialState, str]) -> TrialOutcome:
-    """Return the outcome of a trial that ended as it was ``asked``, without a word: nothing of it was saved."""
+    """Return the outcome of a trial that ended as ``asked`` without a reply, hence without a checkpoint."""
     state, reason = asked
     return TrialOutcome(state=TrialState.PRUNED if state is TrialState.PAUSED else state, reason=reason)
 
@@ -221,7 +222,7 @@ def stopped(asked: tuple[TrialState, str]) -> TrialOutcome:
 def with_end(
     outcome: TrialOutcome, found: Conversation, program: str, leave_seconds: float = LEAVE_SECONDS
 ) -> TrialOutcome:
-    """Return an outcome with what came after it: a ``program``, as it is called, that failed, or did not leave."""
+    """Add a warning if the program failed or was killed after its trial."""
     if found.overstayed:
         warning = f"{program} was killed: it still ran {leave_seconds:g} s after its trial had ended"
     elif found.exit_code != 0 and outcome.state is not TrialState.FAILED and outcome.state is not TrialState.OOM:

@@ -1,4 +1,4 @@
-"""Which device a slot runs on."""
+"""Assignment of devices to slots."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ if TYPE_CHECKING:
     import torch
 
 CONTEXT_BYTES = 768 * 2**20
-"""What a process holds on a CUDA device beside its allocator's memory: a choice. A context with the kernels of the
-libraries takes about half a GiB, and their workspaces come to it."""
+"""CUDA memory outside the allocator: about 0.5 GiB for context and kernels, the rest for workspaces."""
 
 
 def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.device, int]:
-    """Return the device of a slot, and over how many devices slots take turns; it is the process's current one now."""
+    """Make a slot's device current; return it and the number of devices that slots share."""
     import torch
 
     devices = usable_devices(wanted, allow_busy)
@@ -26,11 +25,10 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
 
 
 def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
-    """Return the devices that slots take turns over, one or more.
+    """Return the devices that slots use round-robin; at least one.
 
-    ``auto`` are the CUDA devices that no other program computes on, and the CPU where there are no CUDA devices at all;
-    ``cuda`` does not fall back. Raises `LaunchError`, naming the devices there are, for one that is not there; and,
-    naming the programs, where another one computes on each that might be taken, unless ``allow_busy``.
+    ``auto`` means the idle CUDA devices, or the CPU on a machine without CUDA; ``cuda`` has no fallback. Raises
+    `LaunchError` if the device is missing, or if every candidate is busy and ``allow_busy`` is false.
     """
     import torch
 
@@ -51,10 +49,9 @@ def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
 def memory_limit_of_slot(
     device: torch.device, slot: int, slots: int, devices: int, limit_bytes: int | None
 ) -> int | None:
-    """Return the memory in bytes that a slot's process may have, None where it may have all.
+    """Return a slot's memory limit in bytes, or None for no limit.
 
-    Slots that share a CUDA device have equal shares of it, less a context (`CONTEXT_BYTES`) for each: what one takes
-    beyond its share another one would lack. A smaller ``limit_bytes`` stands.
+    Slots on one CUDA device get equal shares minus `CONTEXT_BYTES` each; a smaller ``limit_bytes`` takes precedence.
     """
     import torch
 
@@ -66,7 +63,7 @@ def memory_limit_of_slot(
 
 
 def uuid_of(device: str) -> str | None:
-    """Return which one of all NVIDIA GPUs a device of this process is, as ``nvidia-smi -L`` names it; else None."""
+    """Return the GPU's UUID as in ``nvidia-smi -L``, or None for other devices."""
     if not device.startswith("cuda"):
         return None
     import torch
@@ -77,7 +74,7 @@ def uuid_of(device: str) -> str | None:
 
 
 def name_of(device: str) -> str:
-    """Return of which kind a device of this process is, as a study's environment names it."""
+    """Return the device's model name as recorded in the study's environment."""
     import torch
 
     from bssearch.training.environment import device_name

@@ -1,4 +1,4 @@
-"""Why a trial or a worker failed, in words a person understands."""
+"""Readable reasons for failed trials and workers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from bssearch.records import TrialState
 
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40
-"""What is shown of the log of a worker that died: a choice; a stack with its cause is shorter."""
+"""Log lines shown for a dead worker."""
 
 _LOG_BYTES = 64 * 1024
-"""What is kept of what a trial printed: a choice; a thousand trials are then 64 MB of the database at most."""
+"""Output stored per trial; limits a thousand trials to 64 MB in the database."""
 
 _WORDS_OF_NO_MEMORY = (
     "std::bad_alloc",  # C++, before it aborts
@@ -41,10 +41,10 @@ _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return ``ExceptionType: message (file:line: code)``, the place being the last in the user's own code.
+    """Return ``ExceptionType: message (file:line: code)`` for the innermost frame of the user's code.
 
-    Frames of the standard library, of installed packages and of bssearch are passed over where there are
-    others. An error of bssearch's own speaks for itself.
+    Frames of the standard library, of packages and of bssearch are used only if there are no others. Errors of bssearch
+    carry no location.
     """
     if isinstance(error, BSSearchError):
         return str(error)
@@ -59,7 +59,7 @@ def _is_users(filename: str) -> bool:
 
 
 def describe_exit(return_code: int) -> str:
-    """Return how a worker process ended, from its return code (negative: the signal that killed it)."""
+    """Return how a worker exited; a negative code is the signal that killed it."""
     if return_code >= 0:
         return f"worker exited with code {return_code}"
     try:
@@ -71,11 +71,10 @@ def describe_exit(return_code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a worker process ended: with ``return_code`` (negative: the signal that killed it).
+    """A worker's exit: ``return_code`` (negative for a signal) and its cause.
 
-    ``killed_by_kernel`` is whether the kernel has killed a process of its machine for want of memory meanwhile, None
-    where it does not say. Where the process went with its machine, or was ended for a reason of ours, the ``verdict``
-    says that, and the rest is not known.
+    ``killed_by_kernel`` tells whether the kernel's OOM killer acted meanwhile, None if unknown. ``verdict`` takes
+    precedence: it is set if we killed the process or its machine failed.
     """
 
     return_code: int
@@ -84,16 +83,16 @@ class Death:
 
     @classmethod
     def since(cls, kernel_kills_before: int | None, return_code: int) -> Self:
-        """Return the death of a process of this machine, with what `kernel_memory_kills` was before."""
+        """Return the exit of a local process, given `kernel_memory_kills` at its start."""
         kills = kernel_memory_kills()
         if kernel_kills_before is None or kills is None:
             return cls(return_code)
         return cls(return_code, killed_by_kernel=kills > kernel_kills_before)
 
     def judged(self, last_words: str | None = None) -> tuple[TrialState, str]:
-        """Return the state and the reason of a trial whose worker died so under it.
+        """Return the state and reason of the trial whose worker exited.
 
-        ``last_words`` are those of `words_of_no_memory`: a library that gets no memory may end the process in any way.
+        ``last_words`` come from `words_of_no_memory`, because a library may exit in any way when memory runs out.
         """
         if self.verdict is not None:
             return self.verdict
@@ -110,17 +109,14 @@ class Death:
 def judge_exit(
     return_code: int, kernel_kills_before: int | None, last_words: str | None = None
 ) -> tuple[TrialState, str]:
-    """Return the state and the reason of a trial whose process ended under it on this machine; see `Death`.
-
-    ``kernel_kills_before`` is `kernel_memory_kills` from when the trial started.
-    """
+    """Return the state and reason of a trial whose local process exited; see `Death.since`."""
     return Death.since(kernel_kills_before, return_code).judged(last_words)
 
 
 def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> tuple[TrialState, str]:
-    """Return the state and the reason of a command that failed, by its exit code and what it printed last.
+    """Return the state and reason of a failed command, from its exit code and last output.
 
-    A shell tells that its program was killed by 128 and the signal's number.
+    A shell reports a killed program as 128 plus the signal number.
     """
     if code == 128 + signal.SIGKILL:
         code = -signal.SIGKILL
@@ -129,7 +125,7 @@ def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> t
 
 
 def code_has_changed(what: str, before: str | None, now: str | None) -> WorkloadError:
-    """Return the error where code is another than when the run began, by its revisions (None: it has none)."""
+    """Return the error for code whose revision differs from the run's start (None: no revision)."""
     return WorkloadError(
         f"{what} has changed since the run began ({before} → {now or 'no file'}): what it trains now does not compare "
         "with the trials before",
@@ -139,12 +135,12 @@ def code_has_changed(what: str, before: str | None, now: str | None) -> Workload
 
 
 def no_noise_scale(what: str) -> WorkloadError:
-    """Return the error where the gradient noise scale is asked of what is no workload."""
+    """Return the error for a noise scale request that only a workload can serve."""
     return WorkloadError(f"the gradient noise scale is measured of a workload: {what} keeps its loss to itself")
 
 
 def kernel_memory_kills() -> int | None:
-    """Return how many processes the kernel has killed for want of memory; None if it does not say."""
+    """Return the kernel's count of OOM kills, or None if unavailable."""
     try:
         counters = Path("/proc/vmstat").read_text()
     except OSError:
@@ -154,17 +150,16 @@ def kernel_memory_kills() -> int | None:
 
 
 def words_of_no_memory(log: Path, start: int) -> str | None:
-    """Return the last line of a log file from byte ``start`` on with which a library ends for want of memory."""
+    """Return the last line after byte ``start`` of a log that reports an allocation failure."""
     return _last_line_with(_WORDS_OF_NO_MEMORY, _last_bytes(log, start))
 
 
 def _last_line_with(any_of: tuple[str, ...], text: str) -> str | None:
-    """Return the last line of a text with one of some words."""
     return next((line.strip() for line in reversed(text.splitlines()) if any(words in line for words in any_of)), None)
 
 
 def tail(log: Path, start: int) -> str:
-    """Return the last lines of a log file, none from before byte ``start``."""
+    """Return the last lines of a log after byte ``start``."""
     return "\n".join(_last_bytes(log, start).splitlines()[-_TAIL_LINES:])
 
 
@@ -175,7 +170,7 @@ def _last_bytes(log: Path, start: int) -> str:
 
 
 def printed(log: Path, start: int) -> str:
-    """Return what a log file holds from byte ``start`` on; of more than 64 KiB the first and the last half of that."""
+    """Return a log's content from byte ``start``; beyond 64 KiB only the first and last halves of that."""
     with log.open("rb") as file:
         size = file.seek(0, 2) - start
         file.seek(start)

@@ -1,9 +1,8 @@
-"""Runs trials in this very process, one at a time, so that a debugger stops where the user's code says `breakpoint()`.
+"""Runs trials in this process, one at a time, so that `breakpoint()` in the user's code works.
 
-The training and its records are those of a worker process. What only a process of its own gives is missing: a crash or
-a hang of the user's code is one of the whole run, the code sees the environment of the run with its secrets, and on
-the CPU there is no memory limit. All that the user's code prints goes to stderr; what child processes print is in no
-log.
+Without a worker process there is no isolation: a crash or hang ends the whole run, the user's code sees the run's
+environment including secrets, and the CPU has no memory limit. The code's output goes to stderr. Output of child
+processes is not logged.
 """
 
 from __future__ import annotations
@@ -49,8 +48,9 @@ from bssearch.settings import environment_with
 T = TypeVar("T")
 
 PYTHON_THRESHOLDS = (700, 10, 10)
-"""The thresholds of garbage collection that Python has by default, and a worker: training in this process may leave
-cycles that hold much memory, which the command line, whose thresholds are for short commands, would let stand."""
+"""Python's default garbage collection thresholds, as in a worker. The command line raises them, which would let
+training cycles keep much memory.
+"""
 
 STDOUT, STDERR = 1, 2
 """The file descriptors, as POSIX has them."""
@@ -60,11 +60,11 @@ _CLOSED = "the run was closed"
 
 
 class InlineExecutor:
-    """Runs a trial to its next evaluation in each call of `events`; see `bssearch.executors.base.Executor`.
+    """Runs trials in this process, for debugging; see `bssearch.executors.base.Executor`.
 
-    Raises `UsageError` for more than one slot, and for more threads than there are CPUs. ``hang_seconds`` does not
-    apply: a debugger may wait for hours. Ctrl-C, and leaving the debugger, end the trial as cancelled and raise
-    KeyboardInterrupt.
+    Each call of `events` trains up to the next evaluation. Needs exactly one slot, and no more threads than CPUs, else
+    `UsageError`. ``hang_seconds`` is ignored, because a debugger may wait for hours. Ctrl-C and leaving the debugger
+    cancel the trial and raise KeyboardInterrupt.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -88,22 +88,19 @@ class InlineExecutor:
 
     @property
     def slots_apart(self) -> bool:
-        """Whether the one slot has a device of its own: not the CPU, and known once the workload is loaded."""
+        """Whether the slot has a device other than the CPU; False before the workload is loaded."""
         return self._loaded is not None and self._loaded.device != "cpu"
 
     def describe(self) -> WorkloadDescription:
-        """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
+        """Implement `Executor.describe`."""
         return self._answer(self._load().describe, self._refused)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time isolated steps while no trial runs; raise `WorkloadError` if the user's code does."""
+        """Time isolated steps; raise `WorkloadError` if the user's code fails."""
         return self._measured(request, StepTime)
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Find out in a worker process of its own whether a micro-batch size fits; not while a trial runs.
-
-        Raises `UsageError` where the workload lies in no file, so that no other process can load it.
-        """
+        """Test in a worker process whether a micro-batch fits; raise `UsageError` if the workload is not in a file."""
         self._refuse_while_a_trial_runs()
         if self._settings.given is not None:
             raise UsageError(
@@ -117,11 +114,11 @@ class InlineExecutor:
             executor.close()
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """Measure the gradient noise scale near a target while no trial runs."""
+        """Implement `Executor.measure_noise`."""
         return self._measured(request, NoiseMeasurement)
 
     def submit(self, request: TrialRequest) -> None:
-        """Load the workload where it is not, and let `events` run the trial; raise `LaunchError` or `WorkloadError`."""
+        """Load the workload if needed and set up the trial; raise `LaunchError` or `WorkloadError`."""
         if self._trial is not None:
             running = self._trial.request.number
             raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
@@ -131,12 +128,12 @@ class InlineExecutor:
         self._observations = loaded.trial(request, stop=lambda: self._stop).observations()
 
     def stop(self, stop: TrialStop) -> None:
-        """Ask the running trial to end in a state: within one step of the next `events`. Others are ignored."""
+        """Implement `Executor.stop`."""
         if self._trial is not None and self._trial.request.number == stop.number:
             self._stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
-        """Run the trial to its next evaluation or its end, however long that takes; without one wait ``timeout``."""
+        """Run the trial to its next evaluation or end; wait ``timeout`` seconds only if there is no trial."""
         if not self._events:
             if self._trial is None:
                 time.sleep(timeout)
@@ -146,11 +143,11 @@ class InlineExecutor:
         return events
 
     def kill(self) -> None:
-        """End the running trial as cancelled, from a signal handler in its next step."""
+        """Cancel the running trial; during a step, it ends with that step."""
         self._cancel(_KILLED)
 
     def close(self) -> None:
-        """End the running trial as cancelled; leave the process as it was before."""
+        """Cancel the running trial and restore the process's settings."""
         self._cancel(_CLOSED)
         self._loaded = None
         self._restore.close()
@@ -182,7 +179,7 @@ class InlineExecutor:
             )
 
     def _set_environment(self) -> None:
-        """Set the environment variables and threads of a worker, to be put back by `close`."""
+        """Apply a worker's environment variables and threads until `close`."""
         import torch
 
         self._restore.callback(torch.set_num_threads, torch.get_num_threads())
@@ -197,7 +194,7 @@ class InlineExecutor:
         return answer
 
     def _answer(self, work: Callable[[], T], refusal: Callable[[BaseException], Refused]) -> T:
-        """Return what the user's code gives; raise what a worker would answer in its place."""
+        """Call the user's code; raise the error that a worker would report."""
         try:
             with self._logged():
                 return work()
@@ -214,7 +211,6 @@ class InlineExecutor:
             raise ValueError("nothing is measured while a trial runs")
 
     def _advance(self, trial: RunningTrial) -> None:
-        """Run the trial to its next evaluation or its end."""
         assert self._observations is not None, "a trial in the slot has its observations"
         with self._logged():
             try:
@@ -250,7 +246,7 @@ class InlineExecutor:
 
     @contextmanager
     def _logged(self) -> Iterator[None]:
-        """Write what is printed inside to stderr, and to the log as well: stdout is for the data of the run."""
+        """Redirect output to stderr and the log, because stdout carries the run's data."""
         with self._log.open("a") as log, _stdout_to_stderr():
             both = cast("IO[str]", _Copying(sys.stderr, log))
             with redirect_stdout(both), redirect_stderr(both):
@@ -259,10 +255,10 @@ class InlineExecutor:
 
 @contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Have what is written inside to the file descriptor of stdout come out on stderr, whoever writes it.
+    """Redirect the descriptor of stdout to stderr.
 
-    That are C code, child processes, and streams that were made of stdout before. Where the process has no such
-    descriptors there is nothing to turn.
+    This includes output of C code, child processes and streams created earlier. Does nothing in a process without these
+    descriptors.
     """
     _flush()
     try:
@@ -280,7 +276,7 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Write out what Python and the C library hold back of stdout."""
+    """Flush Python's and the C library's buffers of stdout."""
     for stream in (sys.stdout, sys.__stdout__):
         if stream is not None and not stream.closed:
             stream.flush()
@@ -288,7 +284,7 @@ def _flush() -> None:
 
 
 class _Copying:
-    """A stream that writes to a log as well; a debugger finds in it all else of the terminal behind it."""
+    """A stream that also writes to a log; other attributes are the terminal's, as a debugger needs them."""
 
     def __init__(self, stream: IO[str], log: IO[str]) -> None:
         self._stream = stream

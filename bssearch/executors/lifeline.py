@@ -1,17 +1,13 @@
-"""A worker process does not outlive its driver, and nothing that the worker started does either.
+"""Ends a worker and its child processes when the driver dies, even by SIGKILL.
 
-Three strings, each for a case that the others miss when the driver is killed outright:
+Three mechanisms cover each other's gaps:
 
-* the kernel kills the worker (``PR_SET_PDEATHSIG``, Linux), even one stuck with the interpreter's lock held;
-* a thread sees the end of the command stream and kills the worker's process group (everywhere);
-* a tiny shell in that process group holds the read end of a pipe whose only writer is the driver, and kills
-  the group when it closes: the processes that the user's code started (data loaders, say) go too.
+* The kernel kills the worker (``PR_SET_PDEATHSIG``, Linux), even while the interpreter's lock is held.
+* A thread kills the worker's process group at the end of the command stream (all systems).
+* A shell in the group reads a pipe that only the driver writes, and kills the group, with data loaders, when it closes.
 
-A command of the user's own leads a group of its own: it has a shell that kills that one (`Watcher`). What runs
-commands or scripts becomes the parent of the orphans that they leave (`become_subreaper`), and ends those too.
-
-A process that leaves the group, for a session of its own say, is out of reach where the driver is killed. Where it
-lives it finds those too, before it kills a worker (`bssearch.executors.process`).
+A user's command leads its own group with its own `Watcher`. Its parent becomes a subreaper and ends orphans too. A
+process that leaves the group survives if the driver is killed; a living driver kills it with the worker.
 """
 
 from __future__ import annotations
@@ -24,16 +20,16 @@ import sys
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that the kernel sends to this process when the thread that started it ends."""
+"""prctl(2): the signal this process gets when the thread that started it ends."""
 
 _PR_SET_CHILD_SUBREAPER = 36
-"""prctl(2): orphans of this process's descendants become its own children."""
+"""prctl(2): orphaned descendants become this process's children."""
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when the thread that started it ends. Does nothing outside Linux.
+    """Ask the kernel to kill this process when the thread that started it ends (Linux only).
 
-    ``parent`` is the process id of the driver: where it is no longer our parent, it died before we could ask.
+    Ends at once if ``parent`` (the driver's pid) is no longer the parent: it died before the request.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -41,12 +37,12 @@ def die_with_parent(parent: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Take back what `die_with_parent` has asked: this process goes on after its parent's end (Linux)."""
+    """Undo `die_with_parent` (Linux only)."""
     _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def become_subreaper() -> None:
-    """Have orphans of this process's descendants become its children, so that they can be ended (Linux)."""
+    """Adopt orphaned descendants, so that they can be killed (Linux only)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -56,9 +52,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 class DieWithParent:
-    """What a new process of ``parent`` runs before its program, so that the kernel kills it when its parent ends.
+    """A ``preexec_fn``: the kernel kills the new process when ``parent`` ends.
 
-    The system call is found before the fork, after which little is safe.
+    The system call is resolved before the fork, after which few operations are safe.
     """
 
     def __init__(self, parent: int) -> None:
@@ -66,7 +62,7 @@ class DieWithParent:
         self._prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
     def __call__(self) -> None:
-        """Ask the kernel; end where the parent has ended before."""
+        """Ask the kernel; exit if the parent has already ended."""
         if self._prctl is not None:
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != self._parent:
@@ -74,17 +70,16 @@ class DieWithParent:
 
 
 def end_group() -> NoReturn:
-    """Kill this process and all others of its group; only this process where it does not lead its group."""
+    """Kill this process, and its group if it leads one."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)
 
 
 class Watcher:
-    """A shell that kills a process group when the other end of a pipe closes; ``pid`` is the shell's.
+    """A shell that kills a process group when the other end of the pipe ``lifeline`` closes.
 
-    The group is the shell's own (0), or another one: the shell is then in a session of its own. The shell takes the
-    read end of the pipe, ``lifeline``.
+    Group 0 is the shell's own; for any other group the shell gets its own session. ``pid`` is the shell's.
     """
 
     def __init__(self, lifeline: int, group: int = 0) -> None:
@@ -101,6 +96,6 @@ class Watcher:
         self.pid = self._shell.pid
 
     def dismiss(self) -> None:
-        """End the shell alone."""
+        """End only the shell."""
         self._shell.kill()
         self._shell.wait()

@@ -1,6 +1,6 @@
-"""A workload loaded in this process: it is described, measured and trained here, whichever executor asks.
+"""A workload loaded in this process.
 
-torch is imported when a workload is loaded, not with this module: what goes wrong then is an answer, too.
+Imports torch only when a workload is loaded, so that an import failure is reported as an answer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class LoadedWorkload:
     """A workload and its data on a device.
 
-    Raises `WorkloadError`, `LaunchError`, or what a library raises.
+    Raises `WorkloadError`, `LaunchError` or a library's own error.
     """
 
     def __init__(self, load: Load) -> None:
@@ -86,11 +86,11 @@ class LoadedWorkload:
 
     @property
     def device(self) -> str:
-        """Return the device that the workload is on."""
+        """Return the workload's device."""
         return str(self._computation.device)
 
     def describe(self) -> WorkloadDescription:
-        """Return what the workload offers and what its model is before it is trained. Raises `WorkloadError`."""
+        """Return the description of the workload and its untrained model; raise `WorkloadError`."""
         from bssearch.training.environment import describe_environment
         from bssearch.training.loop import describe_model, tokens_per_sample
         from bssearch.workloads.base import check_takes
@@ -124,7 +124,7 @@ class LoadedWorkload:
         return description
 
     def measure(self, request: Measurement) -> Measured:
-        """Measure what is asked. Lets the workload's own exceptions through."""
+        """Measure a request. The workload's own exceptions pass through."""
         import torch
 
         from bssearch.training.probes.memory import bytes_within_reserve, measure_memory
@@ -162,7 +162,7 @@ class LoadedWorkload:
                 on_observation(observation)
 
     def trial(self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None) -> Trial:
-        """Return a trial to run, with its threads set; ``stop`` is asked and ``on_progress`` called at each step."""
+        """Return a trial and set its threads; each step calls ``stop`` and ``on_progress``."""
         import torch
 
         from bssearch.training.clock import clock_for
@@ -183,7 +183,7 @@ class LoadedWorkload:
 
 
 def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
-    """Return the answer where a workload could not be loaded or described."""
+    """Return the answer for a workload that failed to load or describe itself."""
     lacks_memory = _ran_out_of_memory(error)
     message, hint = describe_exception(error), error.hint if isinstance(error, BSSearchError) else None
     if lacks_memory:
@@ -200,14 +200,14 @@ def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
 
 
 def program_refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
-    """Return the answer where a program of the user's own failed: what it raises is its own, as a workload's is."""
+    """Return the answer for a failed user program; its exceptions count as the workload's."""
     traceback.print_exception(error)
     found = refused(error, memory_limit_bytes)
     return found if found.out_of_memory or isinstance(error, LaunchError) else replace(found, error="workload")
 
 
 def not_measured(error: BaseException, request: Measurement) -> Refused:
-    """Return the answer if a measurement failed."""
+    """Return the answer for a failed measurement."""
     what = {StepTimeRequest: "step time", MemoryRequest: "memory", NoiseRequest: "noise"}[type(request)]
     return Refused(
         error="launch" if isinstance(error, LaunchError) else "workload",
@@ -218,7 +218,7 @@ def not_measured(error: BaseException, request: Measurement) -> Refused:
 
 
 def failed(error: BaseException) -> TrialOutcome:
-    """Return the outcome of a trial that an exception ended, and print its traceback."""
+    """Return the outcome of a trial ended by an exception; print the traceback."""
     from bssearch.training.memory import is_out_of_memory
 
     traceback.print_exception(error)
@@ -230,7 +230,7 @@ def failed(error: BaseException) -> TrialOutcome:
 
 
 def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
-    """Let go of what a trial held on the device; return how it ended: failed where its figures are not finite."""
+    """Free the trial's device memory; return its end, as failed if a value is not finite."""
     broken = not _device_works()
     try:
         to_json(outcome)
@@ -240,7 +240,7 @@ def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
 
 
 def _ran_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or what caused it, says that there was no memory left."""
+    """Return whether the error or one of its causes is an out-of-memory error."""
     from bssearch.training.memory import is_out_of_memory
 
     while error is not None:
@@ -251,11 +251,10 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _device_works() -> bool:
-    """Let go of what the last trial held on the device; return whether the device still takes work.
+    """Free the last trial's device memory; return whether the device still works.
 
-    An exception keeps the tensors of the frames that it passed through, in cycles that only the collector frees:
-    without it a trial that ran out of memory would leave none to the next. A CUDA error (an assertion in a kernel, an
-    illegal address) stays with the process for good.
+    Only the garbage collector frees tensors held by an exception's frames, in cycles; without it the next trial would
+    have no memory after an out-of-memory error. A CUDA error such as an illegal address is permanent for the process.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""What the driver and a worker say to each other, one message a line: the name of its class, and its fields as JSON.
+"""Messages between driver, worker and program: one per line, the class name followed by its fields as JSON.
 
-The driver sends a `Command`, the worker answers with a `Reply`. A worker sends the user's program an `Assign`, and a
-`TrialStop` to end its trial; the program answers with replies, too. A message without fields is one word. NaN and
-infinities are refused, and decoding validates every field.
+The driver sends a `Command`, the worker a `Reply`. A worker sends the user's program an `Assign` and, to end the trial,
+a `TrialStop`; the program sends replies. A message without fields is one word. NaN and infinities are refused; decoding
+validates all fields.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ from bssearch.records import (
 )
 
 Measurement = StepTimeRequest | MemoryRequest | NoiseRequest
-"""What may be asked of a loaded workload, and `Measured` what it answers."""
+"""Measurement requests to a loaded workload; `Measured` is the answer."""
 
 Measured = StepTime | MemoryUse | NoiseMeasurement
 Answer = WorkloadDescription | Measured
 
 Work = Literal["describe"] | StepTimeRequest | MemoryRequest | TrialRequest
-"""What may be asked of a program of the user's own."""
+"""Requests to a user's program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Load what the settings name, for one of their slots.
+    """Load the workload for one slot.
 
-    With a ``revision`` the code must be of that one. Slots take turns over so many ``devices`` (None: those there are).
+    ``revision`` is the required code revision, if set. ``devices`` is the number that slots share, by default those
+    present.
     """
 
     settings: ExecutorSettings
@@ -60,9 +61,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """What a worker asks of the user's ``program``, in a process of its own: one piece of ``work``.
+    """One piece of ``work`` for the user's ``program`` in its own process.
 
-    ``given`` are parameters of the script's own, for those that the study does not set.
+    ``given`` are the script's values for parameters that the study does not set.
     """
 
     work: Work
@@ -74,28 +75,27 @@ class Assign:
 
     @property
     def plan(self) -> TrialPlan | StepTimeRequest | MemoryRequest | None:
-        """Return what says configuration and threads; None if the program is to describe itself."""
+        """Return configuration and threads; None if the program is to describe itself."""
         if self.work == "describe":
             return None
         return self.work.plan if isinstance(self.work, TrialRequest) else self.work
 
     @property
     def configuration(self) -> Configuration:
-        """Return what to train with; a program describes itself with its default."""
+        """Return the configuration to train with; the default for a description."""
         return self.program.default if self.plan is None else self.plan.configuration
 
     @property
     def parameters(self) -> dict[str, ParameterValue]:
-        """Return the values beside batch size and learning rate, by bare names."""
+        """Return values besides batch size and learning rate, by bare name."""
         return {**self.given, **self.program.parameters(self.configuration)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The workload is loaded; ``device`` is the one it is on, ``revision`` that of its file, if it has one.
+    """The workload is loaded on ``device``; ``revision`` is that of its file, if any.
 
-    ``device_uuid`` says which GPU that is (`bssearch.executors.devices.uuid_of`), ``device_name`` of which kind the
-    device is. Slots take turns over ``devices``.
+    ``device_uuid`` identifies the GPU, ``device_name`` is its model, ``devices`` the number that slots share.
     """
 
     device: str
@@ -107,10 +107,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A load, a description or a measurement failed: through the user's ``workload``, or at ``launch``.
-
-    ``out_of_memory`` says that there was no memory left for it.
-    """
+    """A load, description or measurement failed: in the ``workload`` or at ``launch``."""
 
     error: Literal["workload", "launch"]
     message: str
@@ -118,20 +115,20 @@ class Refused:
     out_of_memory: bool = False
 
     def as_error(self) -> BSSearchError:
-        """Return the error that the driver raises for it."""
+        """Return the error for the driver to raise."""
         kind = WorkloadError if self.error == "workload" else LaunchError
         return kind(self.message, hint=self.hint)
 
 
 Command = Load | Literal["describe", "exit"] | Measurement | TrialRequest | TrialStop | Assign
-"""``exit``: leave; a running trial ends as cancelled first."""
+"""``exit``: cancel a running trial and leave."""
 
 Reply = Loaded | Literal["heartbeat"] | Answer | Refused | TrialObserved | TrialEnded
-"""``heartbeat``: the running trial has made progress since the last one."""
+"""``heartbeat``: the trial has made progress since the last heartbeat."""
 
 
 def encode(message: Command | Reply) -> bytes:
-    """Return the message as one line; raise `ValueError` if it holds NaN or an infinity."""
+    """Return the message as one line; raise `ValueError` for NaN or infinity."""
     if isinstance(message, str):
         return f"{message}\n".encode()
     fields = json.dumps(asdict(message), default=_plain, allow_nan=False)
@@ -143,12 +140,12 @@ def _plain(value: Any) -> Any:
 
 
 def decode_command(line: bytes) -> Command:
-    """Return the command on the line; raise `ValueError` if it is none."""
+    """Parse a command; raise `ValueError` if invalid."""
     return cast("Command", _decoded(line, Command))
 
 
 def decode_reply(line: bytes) -> Reply:
-    """Return the reply on the line; raise `ValueError` if it is none."""
+    """Parse a reply; raise `ValueError` if invalid."""
     return cast("Reply", _decoded(line, Reply))
 
 
@@ -162,7 +159,7 @@ def _decoded(line: bytes, union: Any) -> Any:
 
 @functools.cache
 def _kinds(union: Any) -> dict[str, Any]:
-    """Return the kinds of messages of a union by their names: its classes, and the words of its literals."""
+    """Map message names to the union's classes and literal words."""
     parts = [one for part in get_args(union) for one in get_args(part) or (part,)]
     return {part if isinstance(part, str) else part.__name__: part for part in parts}
 
@@ -171,29 +168,26 @@ _adapter = functools.cache(TypeAdapter[Any])
 
 
 HEARTBEAT_SECONDS = 1.0
-"""Between two heartbeats at least, small beside any time after which a trial counts as hung."""
+"""Minimum interval between heartbeats, small compared with any hang timeout."""
 
 CHUNK_BYTES = 1 << 16
-"""Bytes read at a time: the capacity of a pipe on Linux (pipe(7))."""
+"""Bytes per read: a pipe's capacity on Linux (pipe(7))."""
 
 TRIAL_VARIABLE = "BSSEARCH_TRIAL"
-"""Names the line to the search in a program's environment: a descriptor of a socket, or the path of one."""
+"""Environment variable with the program's line to the search: a socket's descriptor or path."""
 
 LONGEST_LINE_BYTES = 2**25
-"""The longest message: a choice; a traceback of a deep recursion takes a megabyte."""
+"""Maximum message size; a deep recursion's traceback takes 1 MB."""
 
 
 class Lines:
-    """Cuts a stream of bytes into whole lines; keeps the unfinished last one for the next chunk.
-
-    Raises `ValueError` for a line of more than `LONGEST_LINE_BYTES`.
-    """
+    """Splits a byte stream into lines; raises `ValueError` above `LONGEST_LINE_BYTES`."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the lines that this chunk completes, without their line ends."""
+        """Return the lines completed by a chunk, without line ends."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > LONGEST_LINE_BYTES:
             raise ValueError(f"a line of more than {LONGEST_LINE_BYTES:,} bytes")

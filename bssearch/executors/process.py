@@ -1,4 +1,4 @@
-"""One worker process as the driver sees it: spawned, spoken to, listened to by a thread, and buried."""
+"""Local worker processes as the driver sees them."""
 
 from __future__ import annotations
 
@@ -59,27 +59,26 @@ EXPANDABLE_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 _POLL_SECONDS = 0.2
-"""How soon the end of a process shows whose pipe is held open: a choice."""
+"""Delay to notice a worker's exit when its pipe is held open."""
 
 _STACK_SECONDS = 0.3
-"""How long a worker may take to write its stack before it is killed: a choice; it is a few kilobytes."""
+"""Time for a worker to write its stack, a few kilobytes."""
 
 _SAID_CHARACTERS = 500
-"""Of what is wrong with a reply as much goes to the log: a choice."""
+"""Characters of an invalid reply's error in the log."""
 
 
 _KILL_ROUNDS = 100
-"""How often it is looked for what a killed program has started meanwhile: a choice."""
+"""Maximum searches for newly started descendants while killing."""
 
 _PR_SET_DUMPABLE = 4  # prctl(2)
 
 
 def hide_secrets() -> None:
-    """Keep this process's memory and first environment from other processes of its user, where it holds secrets.
+    """Protect this process's memory and initial environment in ``/proc`` if it holds secrets (Linux).
 
-    A worker is of the same user, and could read them in ``/proc`` although its own environment has none: taking a
-    variable out of `os.environ` leaves that as it was. The workers themselves begin anew and are open as ever. No
-    protection from the superuser, whose workers read everything; nor elsewhere than on Linux.
+    Workers of the same user could otherwise read them there, even after removal from `os.environ`. Workers themselves
+    stay readable. This does not protect from root.
     """
     known = [*os.environ.items(), *_first_environment().items()]
     if sys.platform == "linux" and any(is_secret(name, value) for name, value in known):
@@ -87,7 +86,7 @@ def hide_secrets() -> None:
 
 
 def _first_environment() -> dict[str, str]:
-    """Return the variables that this process began with, which it shows to others whatever it does."""
+    """Return the environment at process start, which ``/proc`` keeps exposing."""
     try:
         content = Path("/proc/self/environ").read_bytes()
     except OSError:
@@ -97,23 +96,23 @@ def _first_environment() -> dict[str, str]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a variable is none of a trial's business: one of `SECRETS`, or a checkpoint store's URL."""
+    """Return whether to hide a variable from trials: one of `SECRETS` or a checkpoint store's URL."""
     return name in SECRETS or (name == CHECKPOINT_DIR_VARIABLE and is_url(value))
 
 
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Return the environment of a worker: without the secrets of database and store, with the thread count set."""
+    """Return a worker's environment without secrets and with the thread count."""
     scrubbed = {name: value for name, value in environment.items() if not is_secret(name, value)}
     return REPEATABLE_CUBLAS | scrubbed | dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return how PyTorch's allocator is set where bssearch trains; nothing where the user has set it, by any name."""
+    """Return bssearch's settings for PyTorch's allocator; empty if the user has set any."""
     return {} if any(name in given for name in ALLOCATOR_VARIABLES) else dict(EXPANDABLE_SEGMENTS)
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a child has ended, without reaping it: until then its id is no other process's."""
+    """Return whether a child has exited, without reaping it, so that its pid is not reused."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     if process.returncode is not None:
@@ -125,12 +124,12 @@ def has_exited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def report_folder_prefix(worker: int) -> str:
-    """Return how the folders of a worker's pipes for reports are named, by its process id."""
+    """Return the name prefix of a worker's report folders."""
     return f"bssearch-report-{worker}-"
 
 
 def kill_descendants(parent: int) -> None:
-    """Kill all that a process started, first stopping it: it could tell of their end, and lose sight of orphans."""
+    """Stop a process, then kill its descendants; a running parent could report their end or orphan them."""
     killed: set[psutil.Process] = set()
     with suppress(psutil.Error, ProcessLookupError):
         os.kill(parent, signal.SIGSTOP)
@@ -145,11 +144,9 @@ def kill_descendants(parent: int) -> None:
 
 
 class Worker(Protocol):
-    """A process that is told commands; its replies arrive in an `Inbox`, a None last, once it has ended.
+    """A process that takes commands; its replies arrive in an `Inbox`, None last.
 
-    What it prints goes to ``log``, from ``log_start`` on, and is there before the reply that follows it.
-    ``last_heard`` is when it last said something, by the monotonic clock. ``place`` tells the machines apart that
-    workers run on.
+    Output goes to ``log`` from byte ``log_start``, before the reply that follows. ``last_heard`` is monotonic seconds.
     """
 
     slot: int
@@ -163,33 +160,31 @@ class Worker(Protocol):
 
     @property
     def place(self) -> str:
-        """Which machine the worker is on; empty for this one."""
+        """The worker's machine; empty for this one."""
 
     def send(self, command: Command) -> None:
-        """Send a command; one to a dead worker is lost, its death is told through the inbox."""
+        """Send a command; a dead worker loses it."""
 
     def has_exited(self) -> bool:
-        """Return whether the process is known to have ended."""
+        """Return whether the process has ended."""
 
     def write_stack(self) -> None:
-        """Have the worker write to its log where its main thread stands."""
+        """Log the main thread's stack."""
 
     def kill(self) -> None:
-        """Kill the worker and all that it started; its end is told through the inbox. A signal handler may call it."""
+        """Kill the worker and its descendants. Safe in a signal handler."""
 
     def bury(self) -> Death:
-        """Let go of a worker whose end was told; return how it died."""
+        """Release a dead worker; return how it died."""
 
 
 Inbox = queue.SimpleQueue[tuple[Worker, Reply | None]]
 
 
 class WorkerProcess:
-    """A child process in a session of its own, as a `Worker`.
+    """A child process in its own session, as a `Worker`; raises `OSError` if it cannot start.
 
-    ``environment`` is added to what it inherits. Make it in a thread that lives as long as the worker shall: on Linux
-    the kernel ends it with the thread.
-    Raises `OSError` where the process cannot be started.
+    Create it in a thread that outlives it: on Linux the kernel kills it when that thread ends.
     """
 
     def __init__(
@@ -237,7 +232,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, which is also that of its group and session."""
+        """The id of the process, its group and its session."""
         return self._process.pid
 
     @property
@@ -246,31 +241,31 @@ class WorkerProcess:
         return ""
 
     def send(self, command: Command) -> None:
-        """Send a command; one to a dead worker is lost, its death is told through the inbox."""
+        """Implement `Worker.send`."""
         if command != "exit" and not isinstance(command, TrialStop):  # a job that it may die of
             self._kernel_kills = kernel_memory_kills()
         with suppress(BrokenPipeError):
             self._commands.write(encode(command))
 
     def has_exited(self) -> bool:
-        """Return whether the process has ended; leaves it to `bury` to reap it, so that its id stays ours."""
+        """Return whether the process has ended; only `bury` reaps it, which keeps its pid reserved."""
         return has_exited(self._process)
 
     def write_stack(self) -> None:
-        """Have the worker write to its log where its main thread stands."""
+        """Implement `Worker.write_stack`."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
         time.sleep(_STACK_SECONDS)
 
     def kill(self) -> None:
-        """Kill the worker and all that it started, in sessions of their own too."""
+        """Kill the worker and its descendants, also in other sessions."""
         if not self.has_exited():
             kill_descendants(self.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def bury(self) -> Death:
-        """Kill what is left of the group, reap the worker, remove its pipes; return how it died."""
+        """Kill the remaining group, reap the worker and remove its pipes."""
         self.kill()
         return_code = self._process.wait()
         self._listener.join()
@@ -282,10 +277,9 @@ class WorkerProcess:
         return Death.since(self._kernel_kills, return_code)
 
     def _listen(self) -> None:
-        """Put each reply into the inbox, and a None once the process is dead and its pipe is empty.
+        """Queue replies, then None once the process is dead and its pipe is empty.
 
-        A process that the worker forked may hold the pipe open: its end alone does not tell. A worker that says what is
-        no reply is killed; its log tells why.
+        Checks the process too, because a forked child may hold the pipe open. An invalid reply kills the worker.
         """
         lines = Lines()
         poll = select.poll()

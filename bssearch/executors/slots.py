@@ -1,4 +1,4 @@
-"""The slots of an executor, wherever their workers run: what is known of each, and how all of them are driven."""
+"""Slots and the base class of executors that run trials in workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from bssearch.records import (
 
 
 class LogFolder:
-    """A folder of logs, one file per slot; without a ``folder`` it is a temporary one, and nothing of it is kept."""
+    """One log file per slot; a temporary folder if ``folder`` is None."""
 
     def __init__(self, folder: Path | None) -> None:
         self.is_kept = folder is not None
@@ -50,21 +50,18 @@ class LogFolder:
         self._folder = folder
 
     def file_of(self, slot: int) -> Path:
-        """Return the log of a slot."""
+        """Return a slot's log."""
         return self._folder / f"slot-{slot}.log"
 
     def close(self) -> None:
-        """Remove a temporary folder; a second time does nothing."""
+        """Remove a temporary folder. Idempotent."""
         if self._temporary is not None:
             self._temporary.cleanup()
 
 
 @dataclass(slots=True)
 class RunningTrial:
-    """A trial in a slot: its last observation, its best metric, and where the slot's log stood when it began.
-
-    ``device`` and ``device_uuid`` are those of the slot.
-    """
+    """A trial in a slot; ``log_start`` is the log's size in bytes at its start."""
 
     request: TrialRequest
     log_start: int = 0
@@ -76,14 +73,14 @@ class RunningTrial:
     best_metric: float | None = None
 
     def observe(self, observation: Observation) -> None:
-        """Take in an evaluation."""
+        """Record an evaluation."""
         gain = self.request.target.gain
         if self.best_metric is None or gain(observation.metric) > gain(self.best_metric):
             self.best_metric = observation.metric
         self.last = observation
 
     def finished(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Return the outcome with what is known here: contention, the device, and how far a failed trial had come."""
+        """Add contention, device and a failed trial's progress to the outcome."""
         outcome = replace(
             outcome,
             contended=outcome.contended or self.contended,
@@ -109,31 +106,31 @@ class RunningTrial:
 T = TypeVar("T")
 
 Place = tuple[str, str]
-"""A machine, as `Worker.place` names it, and one of its devices: trials there at once slow each other down."""
+"""(machine as in `Worker.place`, device); trials in the same place slow each other."""
 
 
 class SlotState(Enum):
-    """Where a slot stands."""
+    """A slot's state."""
 
     EMPTY = auto()
-    """No worker: none was started yet, or the last one has ended."""
+    """No worker is running."""
     LOADING = auto()
-    """The worker loads the workload."""
+    """The worker is loading the workload."""
     READY = auto()
-    """The worker has loaded, or done its last job."""
+    """The worker is idle."""
     ANSWERING = auto()
-    """The worker describes the workload or measures something."""
+    """The worker is describing or measuring."""
     TRAINING = auto()
-    """The worker runs a trial."""
+    """The worker is running a trial."""
     REFUSED = auto()
-    """The worker could not load, describe or measure; `Slot.failure` says why."""
+    """The last request failed; see `Slot.failure`."""
     CONDEMNED = auto()
-    """The worker was killed from here; its end has not been told yet."""
+    """We killed the worker; its exit is not yet reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a worker could not do what it was asked: whether for want of memory, or because its machine is gone."""
+    """Why a request failed; ``is_lost`` if the worker's machine is gone."""
 
     error: BSSearchError
     out_of_memory: bool = False
@@ -141,9 +138,9 @@ class Failure:
 
 
 class Slot:
-    """A slot and its worker. ``log`` is emptied after each trial unless ``keeps_log``, lest it fill the disk.
+    """A slot and its worker. The log is emptied after each trial unless ``keeps_log``, to save disk space.
 
-    ``timed`` is what the worker has timed the steps of. ``failure`` is why it could not do what it was asked.
+    ``timed`` lists configurations the worker has timed.
     """
 
     def __init__(self, index: int, log: Path, *, keeps_log: bool) -> None:
@@ -163,7 +160,7 @@ class Slot:
         """Where the log stood when the worker got the job that it may have died of."""
 
     def start(self, worker: Worker, load: Load) -> None:
-        """EMPTY → LOADING: have a new worker load the workload."""
+        """EMPTY → LOADING: load the workload in a new worker."""
         self._move(SlotState.LOADING, SlotState.EMPTY)
         self.worker, self.failure, self.answer, self._verdict = worker, None, None, None
         self.timed = []
@@ -171,7 +168,7 @@ class Slot:
         worker.send(load)
 
     def ask(self, command: Literal["describe"] | Measurement) -> None:
-        """READY → ANSWERING: have the worker describe the workload or measure something."""
+        """READY → ANSWERING: describe or measure."""
         self._move(SlotState.ANSWERING, SlotState.READY)
         self.answer = None
         if command != "describe":
@@ -179,14 +176,14 @@ class Slot:
         self._living.send(command)
 
     def run(self, request: TrialRequest) -> RunningTrial:
-        """READY → TRAINING: have the worker run a trial."""
+        """READY → TRAINING: run a trial."""
         self._move(SlotState.TRAINING, SlotState.READY)
         self.trial = RunningTrial(request, self.log.stat().st_size, self.device, self.device_uuid)
         self._living.send(request)
         return self.trial
 
     def take(self, reply: Reply) -> Event | None:
-        """Take in what the worker said; return the event that follows for a trial."""
+        """Process a reply; return the trial's event, if any."""
         match reply:
             case Loaded():
                 self.device, self.device_uuid = reply.device, reply.device_uuid
@@ -210,7 +207,7 @@ class Slot:
         return None
 
     def end_if_hung(self, hang_seconds: float) -> None:
-        """Kill the worker of a trial that has made no progress for so long."""
+        """Kill the worker if its trial made no progress for ``hang_seconds``."""
         if self.state is SlotState.TRAINING and self.trial is not None:
             silence = time.monotonic() - max(self._living.last_heard, self.trial.started)
             if silence > hang_seconds:
@@ -219,9 +216,9 @@ class Slot:
                 )
 
     def condemn(self, state: TrialState, reason: str, *, stack: bool = False) -> None:
-        """→ CONDEMNED: kill the worker; its trial ends in ``state``. With ``stack`` it writes to the log where it is.
+        """→ CONDEMNED: kill the worker and end its trial in ``state``; the first reason counts.
 
-        Only the first reason counts. A slot without a worker stays EMPTY.
+        With ``stack`` the worker first logs its stack. A slot without a worker stays EMPTY.
         """
         worker = self.worker  # which another thread may bury meanwhile
         if worker is None:
@@ -233,7 +230,7 @@ class Slot:
         worker.kill()
 
     def bury(self) -> TrialEnded | None:
-        """→ EMPTY: reap a worker whose end was told; return the end of the trial that it ran."""
+        """→ EMPTY: reap a dead worker; return the end of its trial."""
         worker = self._living
         death = worker.bury()
         self.worker = self.device = self.answer = None
@@ -251,7 +248,7 @@ class Slot:
 
     @property
     def place(self) -> Place | None:
-        """Return where the slot's worker is, None until it has loaded."""
+        """Return the worker's place; None until it has loaded."""
         if self.worker is None or self.device is None:
             return None
         return self.worker.place, self.device_uuid or self.device
@@ -266,7 +263,6 @@ class Slot:
         self.state = to
 
     def _has_done(self, job: SlotState) -> None:
-        """Be READY after a job, but where the worker has been condemned meanwhile."""
         if self.state is job:
             self.state = SlotState.READY
 
@@ -280,7 +276,6 @@ class Slot:
         return TrialEnded(trial.request.number, trial.finished(outcome), log)
 
     def _empty_log(self) -> None:
-        """Forget what is in the log; the worker goes on at its new end."""
         os.truncate(self.log, 0)
         if self.worker is not None:
             self.worker.log_start = 0
@@ -288,29 +283,26 @@ class Slot:
 
 
 JOB_SECONDS = 3600.0
-"""A worker that loads the workload, or times steps, for longer than this is taken to hang. A choice: data on a slow
-network disk may take minutes, a study that waits for nothing should not take a night."""
+"""Timeout for loading or timing: slow network disks need minutes, but a hang should not cost a night."""
 
 COMPILE_SECONDS = 1800.0
-"""A trial whose model is compiled is taken to hang after so long without progress before its first evaluation, where
-`ExecutorSettings.hang_seconds` is less: a choice; large models are compiled for ten minutes and more."""
+"""Least hang timeout before the first evaluation of a compiled model; large models compile for over ten minutes."""
 
 _CLOSE_SECONDS = 3.0
-"""How long workers may take to end in peace: a choice; a step of a trial and the interpreter's own end fit in."""
+"""Time for workers to exit: one step plus interpreter shutdown."""
 
 _KILL_SECONDS = 5.0
-"""How long killed workers may take to be reaped: a choice; one that waits for a disk takes seconds."""
+"""Time to reap killed workers; disk waits take seconds."""
 
 _TICK_SECONDS = 0.2
-"""How often hangs are looked for while nothing is heard: a choice, small beside `ExecutorSettings.hang_seconds`."""
+"""Interval between hang checks, small compared with `ExecutorSettings.hang_seconds`."""
 
 
 class SlotExecutor(ABC):
-    """Runs trials in workers, one in each slot; see `bssearch.executors.base.Executor`.
+    """Runs trials in one worker per slot; see `bssearch.executors.base.Executor`.
 
-    What a worker writes to stdout and stderr is the log of its slot. Call the executor from one thread. A worker that
-    is started later must find the workload's file as the first did: `WorkloadError` where it has changed. Where
-    ``slots`` is one for each device, it is 1 before the first worker has loaded.
+    Call it from one thread. The worker's stdout and stderr go to the slot's log. Later workers raise `WorkloadError` if
+    the workload's file has changed. Slots set to ``auto`` count as 1 until the first worker has loaded.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -327,52 +319,50 @@ class SlotExecutor(ABC):
 
     @abstractmethod
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> Worker:
-        """Return a new worker for a slot, with an environment beside its own; raise `LaunchError` without one."""
+        """Return a new worker; raise `LaunchError` if it cannot start."""
 
     def _load_of(self, slot: Slot) -> Load:
-        """Return what the worker of a slot loads: a slot stays on its device, whichever others come free by now."""
+        """Return the slot's load message; a slot keeps its device even if others become idle."""
         settings = replace(self._settings, device=self._devices_of.get(slot.index, self._settings.device))
         return Load(settings=settings, slot=slot.index, revision=self._revision, devices=self._devices)
 
     @property
     def slots_apart(self) -> bool:
-        """Whether each slot has a device of its own, as far as the workers that have started have said."""
+        """Whether each slot has its own device, judged by the workers started so far."""
         places = [slot.place for slot in self._slots if slot.place is not None]
         return self._has_gpus and self.slots <= (self._devices or 0) and len({*places}) == len(places)
 
     def describe(self) -> WorkloadDescription:
-        """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
+        """Implement `Executor.describe`."""
         found = self._ask("describe", WorkloadDescription)
         notices = [found.notice, self._about_idle_devices()]
         return replace(found, notice="; ".join(filter(None, notices)) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it.
+        """Time isolated steps while no trial runs.
 
-        A worker that died for want of memory (`judge_exit`) is an answer: out of memory. Raises `WorkloadError` where
-        the user's code does. On a GPU a configuration that is timed again is timed in a new process: cuDNN chooses a
-        kernel once for each process and shape, so that times of one process share its choices.
+        A worker killed by lack of memory counts as an answer; other deaths raise `LaunchError`. On a GPU each
+        repetition gets a new process, because cuDNN chooses kernels once per process and shape.
         """
         (found,) = self._times([(self._slots[0], request)])
         return found
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
-        """Time as `measure_step_time` does, as many at once as there are slots, each on a slot of its own."""
+        """Time each request in its own slot, as many in parallel as there are slots."""
         waves = [requests[first : first + self.slots] for first in range(0, len(requests), self.slots)]
         return [one for wave in waves for one in self._times([*zip(self._slots, wave, strict=False)])]
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """Time one configuration as `measure_step_time` does, in all slots at once; return the times by device."""
+        """Time one configuration in all slots at once; return times by device."""
         found = self._times([(slot, request) for slot in self._slots])
         names = [slot.device_uuid or slot.device or f"of slot {slot.index}" for slot in self._slots]
         return dict(zip(names, found, strict=True))
 
     def _times(self, jobs: Sequence[tuple[Slot, StepTimeRequest]]) -> list[StepTime]:
-        """Time steps in several slots at once; see `measure_step_time`."""
         return self._again(lambda: self._timed(jobs))
 
     def _again(self, work: Callable[[], T]) -> T:
-        """Do work of the slots; an executor whose workers may be lost with their machine does lost work again."""
+        """Call ``work``; overridden to retry after a lost worker."""
         return work()
 
     def _timed(self, jobs: Sequence[tuple[Slot, StepTimeRequest]]) -> list[StepTime]:
@@ -396,7 +386,6 @@ class SlotExecutor(ABC):
             raise
 
     def _time_of(self, slot: Slot, request: StepTimeRequest) -> StepTime:
-        """Wait for what a slot was asked to time."""
         try:
             self._wait_until_ready(slot)
         except LaunchError:
@@ -408,10 +397,9 @@ class SlotExecutor(ABC):
         return slot.answer
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Find out in a process of its own whether a micro-batch size fits; not while a trial runs.
+        """Test in a new process whether a micro-batch fits, while no trial runs.
 
-        The process is new and ends with the answer. Its death for want of memory (`judge_exit`) is an answer; any other
-        raises `LaunchError`.
+        Death by lack of memory is an answer; any other raises `LaunchError`.
         """
         self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
@@ -428,25 +416,24 @@ class SlotExecutor(ABC):
             self._discard(self._slots[0])
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """Measure the gradient noise scale near a target while no trial runs."""
+        """Implement `Executor.measure_noise`."""
         self._refuse_while_a_trial_runs()
         return self._ask(request, NoiseMeasurement)
 
     def _about_idle_devices(self) -> str | None:
-        """Return that devices have nothing to do; None also for a program, which may use several for one trial."""
+        """Return a notice about idle devices; None for a program, which may use several."""
         devices = self._devices or 1
         if self.slots >= devices or self._settings.program is not None:
             return None
         return f"{self.slots} of {devices} devices run trials: executor.slots = auto gives each device a slot"
 
     def _add_slots(self, count: int) -> None:
-        """Have so many slots in all, those that are new without a worker."""
         for index in range(len(self._slots), count):
             self._slots.append(Slot(index, self._logs.file_of(index), keeps_log=self._logs.is_kept))
         self.slots = len(self._slots)
 
     def _ask(self, command: Literal["describe"] | Measurement, kind: type[T]) -> T:
-        """Return the answer of the first slot's worker; raise `LaunchError` if it dies of it, else what it says."""
+        """Return the first worker's answer; raise its error, or `LaunchError` if it dies."""
         slot = self._slots[0]
 
         def ask() -> T:
@@ -463,10 +450,9 @@ class SlotExecutor(ABC):
             raise ValueError("nothing is measured while a trial runs")
 
     def submit(self, request: TrialRequest) -> None:
-        """Start a trial in a free slot; raise `LaunchError` if no worker can be started.
+        """Start a trial in a free slot; raise `LaunchError` if no worker can start.
 
-        The first submission starts the workers of all slots and waits for all: they load side by side, and not beside
-        a trial, whose steps would take longer for it.
+        The first call starts all workers and waits, because loading would slow a running trial's steps.
         """
         self._pump(0.0)
         running = [slot.trial.request.number for slot in self._slots if slot.trial]
@@ -492,13 +478,13 @@ class SlotExecutor(ABC):
             neighbour.contended = trial.contended = True
 
     def stop(self, stop: TrialStop) -> None:
-        """Ask a running trial to end in a state; it does within one step. Unknown numbers are ignored."""
+        """Implement `Executor.stop`."""
         for slot in self._slots:
             if slot.worker and slot.trial and slot.trial.request.number == stop.number:
                 slot.worker.send(stop)
 
     def events(self, timeout: float) -> list[Event]:
-        """Return what has happened since the last call, waiting up to ``timeout`` seconds for the first."""
+        """Implement `Executor.events`."""
         deadline = time.monotonic() + timeout
         self._pump(0.0)
         while not self._events and (left := deadline - time.monotonic()) > 0:
@@ -507,13 +493,13 @@ class SlotExecutor(ABC):
         return events
 
     def kill(self) -> None:
-        """End every worker at once, without waiting for its trial; running trials end as cancelled."""
+        """Implement `Executor.kill`."""
         for slot in self._slots:
             slot.condemn(TrialState.CANCELLED, "killed: the run was stopped")
         self._wait_for_burials(_KILL_SECONDS)
 
     def close(self) -> None:
-        """Let the workers go in peace; kill those that do not. Running trials end as cancelled."""
+        """Let the workers exit; kill those that do not. Running trials are cancelled."""
         for slot in self._slots:
             if slot.worker:
                 slot.worker.send("exit")
@@ -533,13 +519,12 @@ class SlotExecutor(ABC):
         slot.start(self._started(slot, self._worker_environment()), self._load_of(slot))
 
     def _worker_environment(self) -> dict[str, str]:
-        """Return what is added to the environment: a program of the user's own has its allocator as it sets it."""
+        """Return added variables; a user's program configures its own allocator."""
         given = self._settings.environment
         trains = self._settings.program is None
         return (allocator_environment({**os.environ, **given}) if trains else {}) | dict(given)
 
     def _make_ready(self, slot: Slot) -> None:
-        """Have the slot's worker loaded, and started anew where the last one has died."""
         while slot.worker is not None and (slot.state is SlotState.CONDEMNED or slot.worker.has_exited()):
             self._pump(_TICK_SECONDS)
         if slot.state is SlotState.EMPTY:
@@ -547,7 +532,7 @@ class SlotExecutor(ABC):
         self._wait_until_ready(slot)
 
     def _wait_until_ready(self, slot: Slot) -> None:
-        """Wait until the worker has done what it was asked; raise the error that it, its death or its silence is."""
+        """Wait for the worker; raise if it fails, dies or times out."""
         deadline = time.monotonic() + JOB_SECONDS
         while slot.state is not SlotState.READY:
             if slot.failure is not None:
@@ -558,14 +543,14 @@ class SlotExecutor(ABC):
             self._pump(_TICK_SECONDS)
 
     def _discard(self, slot: Slot) -> None:
-        """End a worker that answered with an error: user code half loaded is nothing to go on from."""
+        """End a worker whose user code may be half loaded."""
         if slot.worker is not None:
             slot.worker.kill()
         while slot.worker is not None:
             self._pump(_TICK_SECONDS)
 
     def _pump(self, timeout: float) -> None:
-        """Take in what the workers said, waiting up to ``timeout`` seconds for the first; look for hangs."""
+        """Process replies, waiting ``timeout`` seconds for the first; check for hangs."""
         try:
             self._take(*self._inbox.get(block=timeout > 0, timeout=timeout or None))
             while True:
@@ -576,7 +561,6 @@ class SlotExecutor(ABC):
             slot.end_if_hung(self._hang_seconds(slot))
 
     def _hang_seconds(self, slot: Slot) -> float:
-        """Return for how long a trial may make no progress: until its first evaluation its model may be compiled."""
         settings = self._settings
         compiles = settings.training.compile != "none" and (slot.trial is None or slot.trial.last is None)
         return max(settings.hang_seconds, COMPILE_SECONDS if compiles else 0.0)
@@ -594,14 +578,11 @@ class SlotExecutor(ABC):
             self._events.append(event)
 
 
-# Runs trials on this machine: one long-lived worker process per slot.
-
-
 class LocalExecutor(SlotExecutor):
     """Runs trials in worker processes on this machine; see `bssearch.executors.base.Executor`.
 
-    Call the executor from one thread, and from one that outlives it: the kernel ends the workers with the thread that
-    started them. Raises `UsageError` for more threads than there are CPUs.
+    Call it from one thread that outlives it, because the kernel kills workers when the thread that started them ends.
+    Raises `UsageError` for more threads than CPUs.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -609,7 +590,6 @@ class LocalExecutor(SlotExecutor):
         super().__init__(settings)
 
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> Worker:
-        """Return a new worker process for a slot."""
         try:
             return WorkerProcess(
                 slot=slot.index,

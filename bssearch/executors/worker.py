@@ -1,12 +1,10 @@
-"""The child process of one slot: ``python -m bssearch.executors.worker``, started by the local executor.
+"""The worker process of a slot: ``python -m bssearch.executors.worker``.
 
-Commands come as JSON lines on stdin, replies go as JSON lines to what was stdout at the start. Both are moved
-to private descriptors before any user code runs: whatever that prints or reads cannot touch the protocol, its
-prints go to stderr, which is the slot's log file.
+Commands arrive on stdin, replies leave on the original stdout, both as JSON lines. Both descriptors move before user
+code runs, so that it cannot disturb the protocol; its output goes to stderr, the slot's log.
 
-Three threads: the main one loads, measures and trains; one listens for commands, so that a stop reaches a
-running trial; one sends a heartbeat each second in which the training loop made progress, so that a hang
-shows as silence.
+The main thread works, one thread reads commands so that a stop arrives during a trial, and one sends heartbeats while
+training progresses, so that silence means a hang.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ Trainable = LoadedWorkload | LoadedScript | LoadedCommand
 
 
 class Channel:
-    """The line to the driver, on private copies of the descriptors 0 and 1."""
+    """The line to the driver, on private copies of descriptors 0 and 1."""
 
     def __init__(self) -> None:
         self._commands = os.dup(0)
@@ -72,7 +70,7 @@ class Channel:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     def send(self, reply: Reply) -> None:
-        """Send a reply from any thread; raise `ValueError` where it holds NaN. Without a driver, end."""
+        """Send a reply from any thread; raise `ValueError` for NaN; exit if the driver is gone."""
         line = memoryview(encode(reply))
         try:
             with self._lock:
@@ -82,12 +80,12 @@ class Channel:
             end_group()
 
     def read(self) -> bytes:
-        """Return the next bytes from the driver; none at the end."""
+        """Return the driver's next bytes; empty at the end."""
         return os.read(self._commands, CHUNK_BYTES)
 
 
 class Worker:
-    """Does what the driver asks, one job after the other."""
+    """Runs the driver's jobs one at a time."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -100,7 +98,7 @@ class Worker:
         self._memory_limit_bytes: int | None = None
 
     def serve(self) -> None:
-        """Work until the driver says `Exit`."""
+        """Work until the driver sends ``exit``."""
         for target in (self._listen, self._send_heartbeats):
             threading.Thread(target=target, name=target.__name__.strip("_"), daemon=True).start()
         while True:
@@ -126,7 +124,7 @@ class Worker:
         return self._loaded
 
     def _listen(self) -> NoReturn:
-        """Queue the jobs in their order; a stop goes straight to the trial it names."""
+        """Queue jobs; pass a stop to its trial at once."""
         lines = Lines()
         try:
             while chunk := self._channel.read():
@@ -159,7 +157,6 @@ class Worker:
                 self._channel.send("heartbeat")
 
     def _answer(self, work: Callable[[], Reply], refusal: Callable[[BaseException], Refused]) -> None:
-        """Send what some work gives, or why it failed."""
         try:
             self._channel.send(work())
         except BaseException as error:
@@ -205,10 +202,10 @@ class Worker:
 
 
 def _import_torch() -> None:
-    """Import torch, its objects exempt from garbage collection.
+    """Import torch and exempt its permanent objects from garbage collection.
 
-    They live as long as the process does. To go through them again and again takes a third of the seconds that a worker
-    needs to start and to end, and 0.2 s after each trial (torch 2.13; CPU seconds with and without).
+    Collecting them takes a third of a worker's startup and exit time, and 0.2 s after each trial (torch 2.13, CPU
+    seconds).
     """
     gc.disable()
     try:

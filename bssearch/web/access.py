@@ -22,10 +22,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TOKEN_BYTES = 32
-"""Bytes of a token: 256 bits cannot be guessed, however often somebody tries."""
+"""Bytes of a token; 256 bits cannot be guessed."""
 
 MOST_QUERY_BYTES = 16_384
-"""Bytes of the longest query that is read: a choice, many times what any form here sends."""
+"""Maximum query length in bytes, far above any form's."""
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -42,11 +42,12 @@ HEADERS = {
 }
 
 Refuse = Callable[[int, str, str], Response]
-"""Makes the page that says why a request is refused: of a status, a sentence, and what to do about it."""
+"""Returns a refusal page for a status, message and hint."""
 
 Welcome = Callable[[str], Response]
-"""Makes the page that leads on to a place here. A redirect would not do: where the link was followed from another site
-(a chat), a browser sends a strict cookie only with a request that a page of this server has begun."""
+"""Returns a page that links onwards. A redirect would lose the strict cookie if the link was followed from another
+site.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The web application: which page answers which address, and what is said where one cannot."""
+"""The web application: routes and error pages."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ PAGES: dict[str, Page] = {
 }
 
 THREADS = 4
-"""Requests that are worked on at once: a choice. They share one interpreter, and each thread keeps its memory."""
+"""Concurrent requests; they share one interpreter, and each thread keeps memory."""
 
 MOST_AT_ONCE = 40
-"""Requests that wait or are worked on at most, others are told to come again: a choice, some seconds of `THREADS`."""
+"""Maximum waiting and active requests, some seconds of work; others get a retry message."""
 
 KEPT_PAGES = 16
-"""Pages that are kept as they were sent, for the next who asks for the same version of one: a choice."""
+"""Number of cached pages."""
 
 log = logging.getLogger("bssearch.web")
 

@@ -1,4 +1,4 @@
-"""The server: a socket that is ours before anything is said, and what serves the pages on it."""
+"""The HTTP server, which binds its socket before printing its address."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from bssearch.errors import UsageError
 # Connections as the server keeps them: browsers open some in advance, and leave them unused for minutes.
 
 MOST_CONNECTIONS = 400
-"""Connections that are open at once at most, others are told to come again: a choice, fewer than the 1,024 files that a
-process may have open where nobody says otherwise, with those of the databases. A browser opens up to six."""
+"""Maximum open connections, below the default limit of 1,024 files per process. A browser opens up to six."""
 
 FIRST_REQUEST_S = 10.0
-"""Seconds within which a connection must have asked something: a choice, longer than a slow network takes."""
+"""Seconds for a connection's first request, enough for a slow network."""
 
 
 class Connection(H11Protocol):
@@ -37,7 +36,7 @@ class Connection(H11Protocol):
 
 
 GRACE_S = 3
-"""Seconds for which requests may end once the server is told to stop: a choice."""
+"""Seconds for requests to finish after a stop."""
 
 BACKLOG = 128
 """Connections that wait to be taken."""

@@ -1,4 +1,4 @@
-"""What a loop of the user's own is asked to do, as it sees it."""
+"""A user loop's assignment, as the loop sees it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Evaluate = Callable[[], Metrics]
 
 
 class LoopStages:
-    """The configuration of each step of a loop, and the samples seen before it; without a schedule there is one.
+    """Configuration and samples by step; one stage without a schedule.
 
-    ``keeps_micro_batches`` says that only the accumulation grows: the loop goes over a loader whose size cannot change.
+    ``keeps_micro_batches``: only accumulation grows, because the loader's size is fixed.
     """
 
     def __init__(self, configuration: Configuration) -> None:
@@ -46,7 +46,7 @@ class LoopStages:
         return self._each[-1].batch_size
 
     def check(self) -> None:
-        """Raise `UsageError` for a schedule that no loop of the user's own can follow."""
+        """Raise `UsageError` for a schedule that loops cannot follow."""
         if self._schedule is not None and self._schedule.is_measured:
             raise UsageError(
                 f"{BATCH_SCHEDULE} = {self._schedule.name!r} goes by the gradient noise scale, which is not measured "
@@ -55,7 +55,7 @@ class LoopStages:
             )
 
     def refuse(self, who: str, why: str) -> None:
-        """Raise `UsageError` where the batch grows; ``who`` trains, and cannot follow, for that is ``why``."""
+        """Raise `UsageError` if the batch grows, which ``who`` cannot follow because of ``why``."""
         if self._schedule is not None:
             raise UsageError(
                 f"{BATCH_SCHEDULE} = {self._schedule.name!r}: {who} cannot let the batch grow: {why}",
@@ -63,32 +63,32 @@ class LoopStages:
             )
 
     def at(self, steps: int) -> Configuration:
-        """Return the batch size, its split and the peak learning rate of the step after so many."""
+        """Return the configuration of the step after ``steps``, with the peak learning rate."""
         return self._each[self._place(steps)]
 
     def last(self, steps: int) -> Configuration:
-        """Return those of the last of so many steps, or of the first one before it has been taken."""
+        """Return the configuration of step ``steps``, or of the first."""
         return self.at(max(0, steps - 1))
 
     def changes_at(self, steps: int) -> bool:
-        """Return whether the step after so many is the first of a stage that follows another one."""
+        """Return whether a new stage starts after ``steps``."""
         return steps > 0 and self._place(steps) != self._place(steps - 1)
 
     def has_new_micro_batches(self, steps: int) -> bool:
-        """Return whether the step after so many begins a stage whose micro-batches have another size."""
+        """Return whether a new micro-batch size starts after ``steps``."""
         return self.changes_at(steps) and self.at(steps).micro_batch_size != self.last(steps).micro_batch_size
 
     def samples(self, steps: int) -> int:
-        """Return the samples that the first ``steps`` see."""
+        """Return the samples in the first ``steps``."""
         place = self._place(steps)
         return self._first_samples[place] + (steps - self._first_steps[place]) * self._each[place].batch_size
 
     def has_seen_again(self, samples: int, steps: int) -> bool:
-        """Return whether the last of so many steps has seen the last of another ``samples``, or none was taken."""
+        """Return whether the last step completed another multiple of ``samples``, or ``steps`` is 0."""
         return self.samples(steps) % samples < self.last(steps).batch_size
 
     def keep_micro_batches(self) -> None:
-        """Let only the accumulation grow from now on; raise `UsageError` where a stage is not made of the first's."""
+        """Grow only accumulation; raise `UsageError` if a stage is not a multiple of the first micro-batch."""
         self.check()
         size = self._each[0].micro_batch_size
         for one in self._each:
@@ -104,11 +104,11 @@ class LoopStages:
             self._each = [one.in_micro_batches(size) for one in self._each]
 
     def state(self) -> dict[str, Any]:
-        """Return what is saved."""
+        """Return the state to save."""
         return {"keeps_micro_batches": self.keeps_micro_batches}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Restore saved state."""
         if state["keeps_micro_batches"]:
             self.keep_micro_batches()
 
@@ -120,21 +120,20 @@ class Line(Protocol):
     """The line from a loop to its search."""
 
     def send(self, reply: Reply) -> None:
-        """Send a reply; raise `ValueError` if it holds NaN."""
+        """Send a reply; raise `ValueError` for NaN."""
 
     def progressed(self) -> None:
-        """Take note of progress, which keeps the trial from passing for hung."""
+        """Record progress, so that the trial does not count as hung."""
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """Return how the trial is to end, and why; None while it is to go on."""
+        """Return the requested state and reason, or None."""
 
 
 class Assignment:
-    """What a loop is asked to do: to train a trial, to be timed, to say what it is, or nothing (it runs alone).
+    """A loop's assignment: train, be timed, be described, or run alone.
 
-    What stands here is that of a loop of which nothing is timed, paused or saved. A loop that ``cycles`` goes through
-    its data again and again; one that ``evaluates_passes`` is evaluated after each pass, whatever `is_due` says; of one
-    that is a look (``is_look``) nothing counts as a trial.
+    The defaults neither time, pause nor save. ``cycles``: repeat the data. ``evaluates_passes``: evaluate after each
+    pass regardless of `is_due`. ``is_look``: results do not count as a trial.
     """
 
     configuration: Configuration
@@ -153,86 +152,82 @@ class Assignment:
             self.device, self.parameters = assign.device, assign.parameters
 
     def checkpoint(self) -> str | None:
-        """Return the checkpoint of a longer run of which this is a branch, None for a training from its start."""
+        """Return the checkpoint to branch from, or None."""
         return None
 
     def begin(self) -> None:
-        """Begin the training's time; called once before the first step."""
+        """Start the clock, once before the first step."""
 
     def is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due after so many steps; 0 before the first."""
+        """Return whether to evaluate after ``step`` steps."""
         return False
 
     def pause(self) -> None:
-        """Leave the training's time."""
+        """Stop the training clock."""
 
     def resume(self) -> None:
-        """Go on with the training's time."""
+        """Resume the training clock."""
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Take note of the optimizer steps up to ``step``; None if their ``samples`` were not counted."""
+        """Record steps up to ``step``; ``samples`` is None if unknown."""
 
     def diverged(self, reason: str) -> bool:
-        """End a trial whose gradients stay not finite; return whether it could end there."""
+        """End a trial with persistently non-finite gradients; return whether it ended."""
         return False
 
     def waited(self, seconds: float) -> None:
-        """Take note of a wait for data within the training."""
+        """Record a wait for data."""
 
     def warned(self, sentence: str) -> None:
-        """Take note of what makes the trial less than it seems."""
+        """Record a warning."""
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Take in an evaluation that was due."""
+        """Record a due evaluation."""
 
     def settle(self) -> None:
-        """End the trial between two steps, if it is asked to or is late; all of the last one has been done."""
+        """End the trial between steps if asked to or late."""
 
     def passes(self, loader: object, in_order: bool) -> int | None:
-        """Begin a pass over a loader; return how many of its micro-batches a paused trial has behind it.
+        """Begin a pass; return a resumed trial's micro-batches to skip, or None at a pass's start.
 
-        They are to be skipped, then `skipped` called. ``in_order`` says that the loader's order is bssearch's own,
-        which leaves them out by itself. None if the pass begins at its start.
+        Call `skipped` afterwards. With ``in_order`` bssearch's own sampler skips them.
         """
         return None
 
     def skipped(self) -> None:
-        """Take note that what a paused trial had behind it has been skipped."""
+        """Record that a resumed trial's micro-batches were skipped."""
 
     def pass_ended(self) -> None:
-        """Take note that a pass ends before its loader does: the next one has micro-batches of another size."""
+        """Record that a pass ended early because the micro-batch size changes."""
 
     def looped(self, step: int, because: str = "") -> None:
-        """Take note that the loop ended by itself after so many steps; ``because`` says what ended it."""
+        """Record that the loop ended by itself, ``because`` of a reason."""
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """Keep what a paused training resumes from; return the steps and samples that it has behind it."""
+        """Register state to save; return the steps and samples already done."""
         return 0, 0
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test part, if it is asked for."""
+        """Evaluate the test set, if requested."""
 
     def failed(self, error: BaseException) -> bool:
-        """Return whether an error of the user's code is told as an outcome or an answer."""
+        """Return whether the error was reported as an outcome or answer."""
         return False
 
     def finish(self) -> None:
-        """Tell how the trial ended, once it has and unless that is told."""
+        """Report an ended trial, once."""
 
     def close(self) -> None:
-        """Let go of what measures."""
+        """Release measuring resources."""
 
 
 def ended_by(because: str) -> str:
-    """Return what follows the sentence that a loop has ended by itself: what ended it, where that is known."""
+    """Return the suffix that explains a loop's end, if known."""
     return f": {because}" if because else ""
 
 
 def number_of(metrics: Metrics, metric: str) -> float:
-    """Return one of the metrics that a loop reports as a float, which may be NaN.
-
-    Raises `UsageError` where it is missing or no number.
-    """
+    """Return a reported metric as a float, possibly NaN; raise `UsageError` if missing or not a number."""
     if not isinstance(metrics, Mapping):
         raise UsageError(
             f"evaluate() returned a {type(metrics).__name__}; it must return a mapping such as {{{metric!r}: 0.9}}"
@@ -247,10 +242,9 @@ def number_of(metrics: Metrics, metric: str) -> float:
 
 
 class Alone(Assignment):
-    """The assignment of a script that nobody searches with.
+    """A standalone script's assignment.
 
-    It is evaluated after every ``evaluate_every`` steps (None: after each pass of `batches`), before the first one not,
-    and ends after ``steps`` of them (None: where the script's loop does). It ``prints`` what it evaluates.
+    Evaluates every ``evaluate_every`` steps (None: after each pass), ends after ``steps`` (None: with the loop).
     """
 
     cycles = False
@@ -278,19 +272,19 @@ class Alone(Assignment):
         self._prints = prints
 
     def is_due(self, step: int) -> bool:
-        """Return whether the loop is to be evaluated."""
+        """Return whether to evaluate."""
         return self._every is not None and step > 0 and step % self._every == 0
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """End after the last step, unless it is evaluated."""
+        """End after the last step, unless an evaluation is due."""
         self.is_over = step >= self._most_steps and not self.is_due(step)
 
     def warned(self, sentence: str) -> None:
-        """Print it."""
+        """Print a warning."""
         print(sentence, file=sys.stderr)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Print an evaluation; end after that of the last step."""
+        """Print an evaluation; end after the last."""
         self.is_over = step >= self._most_steps
         if not isinstance(metrics, Mapping):
             raise UsageError(f"evaluate() returned a {type(metrics).__name__}; it must return a mapping of metrics")
@@ -298,17 +292,17 @@ class Alone(Assignment):
             print_evaluation(step, {**metrics, **({} if loss is None else {"loss": loss})})
 
     def test(self, evaluate: Evaluate) -> None:
-        """Print the metrics of the test part."""
+        """Print test metrics."""
         told = ", ".join(f"{name} {value}" for name, value in evaluate().items())
         if self._prints:
             print(f"test: {told}", file=sys.stderr)
 
     def looped(self, step: int, because: str = "") -> None:
-        """The loop may end when it likes."""
+        """Ignored: the loop may end freely."""
 
 
 def print_evaluation(step: int, metrics: Metrics) -> None:
-    """Print what an evaluation has found, to stderr."""
+    """Print an evaluation to stderr."""
     told = ", ".join(
         f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items()
     )

@@ -1,4 +1,4 @@
-"""Trials that a function of the user's own trains, in the thread that calls it; the search drives from another."""
+"""Trials trained by a user's function in its calling thread, while the search drives from another."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from bssearch.records import (
 from bssearch.training.trainer import seed_everything
 
 TICK_SECONDS = 0.05
-"""How often a wait looks whether somebody interrupted: a choice."""
+"""Interval between checks for an interrupt."""
 
 T = TypeVar("T")
 
 
 class Piece:
-    """A piece of work for the user's code, and its line to the search; see `line.Line`."""
+    """A piece of work for the user's code, and its line to the search."""
 
     def __init__(self, assign: Assign, threads: int, post: Callable[[Piece, Reply], None]) -> None:
         self.assign = assign
@@ -56,7 +56,7 @@ class Piece:
         self._post = post
 
     def begin(self) -> LoopTrial:
-        """Return the trial to train with, in the thread that trains: on its CPU threads, with its seed set."""
+        """Set threads and seed in the training thread; return the trial."""
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         program = self.assign.program
@@ -66,34 +66,34 @@ class Piece:
         return self.trial
 
     def end(self, error: BaseException | None = None) -> None:
-        """Say that the user's code is done with it, by itself or with an error."""
+        """Report completion or an error."""
         assert self._work is not None and self.trial is not None, "what ends has begun"
         self.let_go()
         end_work(self._work, self.assign, self, error, self.trial.close)
 
     def let_go(self) -> None:
-        """Give back what it took of the process: the CPU threads, and what measured its memory."""
+        """Restore CPU threads and stop measuring memory."""
         torch.set_num_threads(self._threads_before)
         if self._work is not None:
             self._work.close()
 
     def send(self, reply: Reply) -> None:
-        """Send a reply to the search; nothing where it has dropped this piece."""
+        """Send a reply, unless the search dropped this piece."""
         if not self.is_dropped:
             self._post(self, reply)
 
     def progressed(self) -> None:
-        """Nobody takes a trial of this process for hung."""
+        """Do nothing: trials in this process have no hang timeout."""
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """Return how the trial is to end."""
+        """Return the requested state and reason."""
         return self.stop
 
 
 class CalledExecutor:
-    """Has the user's thread run one piece of work after the other; see `bssearch.executors.base.Executor`.
+    """Runs work in the user's thread, one piece at a time; see `bssearch.executors.base.Executor`.
 
-    The search's side is the executor; the user's takes each `Piece` by `next_piece`, begins it, trains, and ends it.
+    The user's thread takes each `Piece` from `next_piece`, begins it, trains, and ends it.
     """
 
     slots = 1
@@ -111,38 +111,38 @@ class CalledExecutor:
         self._interrupted, self._has_left = threading.Event(), threading.Event()
 
     def next_piece(self) -> Piece | None:
-        """Wait for the next piece of work; None once the search has ended."""
+        """Wait for work; None once the search has ended."""
         while not self._has_left.is_set():
             with suppress(queue.Empty):
                 return self._pieces.get(timeout=TICK_SECONDS)  # with a limit, so that Ctrl-C is heard
         return None
 
     def interrupt(self) -> None:
-        """Have the search end as at a second Ctrl-C."""
+        """End the search as a second Ctrl-C does."""
         self._interrupted.set()
 
     def leave(self) -> None:
-        """Let the user's thread go: there is no more work."""
+        """Signal the user's thread that no work is left."""
         self._has_left.set()
 
     def describe(self) -> WorkloadDescription:
-        """Have the loop evaluate and take a step; raise `WorkloadError` if it fails."""
+        """Run one evaluation and step; raise `WorkloadError` on failure."""
         return self._ask("describe", WorkloadDescription)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time steps of the loop; raise `WorkloadError` if it fails."""
+        """Time the loop's steps; raise `WorkloadError` on failure."""
         return self._ask(request, StepTime)
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Find out whether a micro-batch size fits, in this process."""
+        """Test in this process whether a micro-batch fits."""
         return self._ask(request, MemoryUse)
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """Raise `WorkloadError`: only a workload's loss is known."""
+        """Raise `WorkloadError`: it needs a workload's loss."""
         raise no_noise_scale("a loop")
 
     def submit(self, request: TrialRequest) -> None:
-        """Have the loop train a trial; raise `ValueError` where one is training."""
+        """Start a trial; raise `ValueError` if one is running."""
         if self._trial is not None:
             running = self._trial[1].request.number
             raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
@@ -151,12 +151,12 @@ class CalledExecutor:
         self._pieces.put(piece)
 
     def stop(self, stop: TrialStop) -> None:
-        """Ask the running trial to end in a state: within one step. Others are ignored."""
+        """Implement `Executor.stop`."""
         if self._trial is not None and self._trial[1].request.number == stop.number:
             self._trial[0].stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
-        """Return what has happened since the last call, waiting up to ``timeout`` seconds for the first."""
+        """Implement `Executor.events`."""
         deadline = time.monotonic() + timeout
         while not self._events:
             self._raise_if_interrupted()
@@ -172,7 +172,7 @@ class CalledExecutor:
         return events
 
     def kill(self) -> None:
-        """End the running trial as cancelled; what the user's code still says of it is not heard."""
+        """Cancel the running trial and ignore its later messages."""
         if self._trial is None:
             return
         (piece, running), self._trial = self._trial, None
@@ -181,7 +181,7 @@ class CalledExecutor:
         self._events.append(TrialEnded(running.request.number, outcome))
 
     def close(self) -> None:
-        """End what runs, as cancelled."""
+        """Cancel running work."""
         self.kill()
 
     def _piece(self, work: Work) -> Piece:

@@ -1,4 +1,4 @@
-"""Which trial a script trains: that of the search which started it, or one of its own where nobody did."""
+"""`current_trial`: the trial of the search that started the script, or a standalone one."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from bssearch.training.trainer import seed_everything
 from bssearch.workloads.base import import_file
 
 LOOK_SECONDS = 0.02
-"""How often a loop looks whether it is to stop, at most: a choice; a look takes a microsecond."""
+"""Minimum interval between checks for a stop; a check takes a microsecond."""
 
 
 class SocketLine:
-    """The program's end of the line; no thread, so that the program may fork. See `Line`."""
+    """The program's end of the line, without a thread so that the program may fork."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -54,7 +54,7 @@ class SocketLine:
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """Connect to the search that listens at a path; raise `LaunchError` where none does any more."""
+        """Connect to a search's socket; raise `LaunchError` if nothing listens."""
         line = socket.socket(socket.AF_UNIX)
         try:
             line.connect(path)
@@ -68,7 +68,7 @@ class SocketLine:
         return cls(line.detach())
 
     def assignment(self) -> Assign:
-        """Wait for what is asked of the program; raise `ValueError` where the line says something else."""
+        """Wait for the assignment; raise `ValueError` for another message."""
         while not self._waiting:
             chunk = self._socket.recv(CHUNK_BYTES)
             if not chunk:
@@ -80,7 +80,7 @@ class SocketLine:
         return found
 
     def send(self, reply: Reply) -> None:
-        """Send a reply; raise `ValueError` where it holds NaN. Where nobody listens any more, end."""
+        """Send a reply; raise `ValueError` for NaN; exit if the search is gone."""
         try:
             self._socket.sendall(encode(reply))
         except (BrokenPipeError, ConnectionResetError):
@@ -88,12 +88,12 @@ class SocketLine:
         self._sent = time.monotonic()
 
     def progressed(self) -> None:
-        """Send a heartbeat where the last message is a while ago."""
+        """Send a heartbeat unless a message was sent recently."""
         if time.monotonic() - self._sent >= HEARTBEAT_SECONDS:
             self.send("heartbeat")
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """Return how the trial is to end, where the search has said so."""
+        """Return the requested state and reason, or None."""
         now = time.monotonic()
         if self._stop is None and now - self._looked >= LOOK_SECONDS:
             self._looked = now
@@ -116,7 +116,7 @@ class SocketLine:
 
 
 class Session:
-    """What a process was asked for, over its line to a search: one piece of work, with at most one trial."""
+    """A process's assignment from a search, with at most one trial."""
 
     def __init__(self, line: SocketLine) -> None:
         self.line = line
@@ -125,10 +125,7 @@ class Session:
         self.trial: LoopTrial | None = None
 
     def take(self, given: dict[str, ParameterValue], ranks: Ranks | None = None) -> TrialRun | Looked | Leader:
-        """Return the work, of several ranks what leads them.
-
-        ``given`` are parameters of the script's own, which stand if the study sets none.
-        """
+        """Return the work, or its leader if there are several ranks; ``given`` are the script's default values."""
         if self.work is not None:
             raise UsageError("current_trial() is called twice: a script trains one trial")
         prepare(self.assign)
@@ -143,7 +140,7 @@ class Session:
         return leader
 
     def ended(self, script: str, error: BaseException | None) -> None:
-        """Tell how the script ended, with an ``error`` or by itself."""
+        """Report how the script ended."""
         work = self.work
         if work is None:
             error = error or UsageError(
@@ -162,7 +159,7 @@ _session: Session | None = None
 
 
 def session() -> Session | None:
-    """Return the session of this process; None where no search has started it."""
+    """Return this process's session; None outside a search."""
     global _session
     if _session is None and (line := os.environ.pop(TRIAL_VARIABLE, None)) is not None:
         if line.isdecimal():
@@ -174,7 +171,7 @@ def session() -> Session | None:
 
 
 def _tell_the_end(found: Session) -> None:
-    """Have a process that nobody but itself ends tell its search how it does, when it does."""
+    """Report this process's end at exit, since no other process does."""
     process, show = os.getpid(), sys.excepthook
     raised: list[BaseException] = []
 
@@ -191,7 +188,7 @@ def _tell_the_end(found: Session) -> None:
 
 
 def prepare(assign: Assign) -> None:
-    """Set the device of this process, its memory limit and its threads, as they are assigned."""
+    """Apply the assigned device, memory limit and threads."""
     device = torch.device(assign.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -210,18 +207,21 @@ def current_trial(
     steps: int | None = None,
     **parameters: ParameterValue,
 ) -> LoopTrial:
-    """Return the trial that this script is to train, and set all random generators to its seed.
+    """Return the trial to train, and seed all random generators.
 
-    Alone the script trains with the values given here, is evaluated after every ``evaluate_every`` steps (None: after
-    each pass of `LoopTrial.batches`) and ends after ``steps`` of them (None: where its loop does); under a search with
-    those of its trial.
-    ``parameters`` are more of the script's own: where the study sets one of these names ``trial.parameters`` has the
-    study's value.
+    Under a search the trial's values apply, standalone the given ones.
 
-    Under a launcher such as torchrun every rank calls it, once torch.distributed is initialised: the first one asks,
-    all get the same trial, and are seeded alike. Raises `UsageError` where it is called a second time under a search,
-    where ``WORLD_SIZE`` is more than 1 and torch.distributed is not initialised, for a batch that the ranks cannot
-    share, and for a value that no training can have; `LaunchError` where the search that started it no longer listens.
+    Args:
+        evaluate_every: steps between standalone evaluations; None evaluates after each pass.
+        steps: steps of a standalone run; None runs until the loop ends.
+        parameters: further defaults; ``trial.parameters`` has the study's values.
+
+    With a launcher such as torchrun, every rank must call this after initializing torch.distributed; all get one trial.
+
+    Raises:
+        UsageError: a second call under a search, uninitialized torch.distributed, a batch that ranks cannot share,
+            or an invalid value.
+        LaunchError: the search no longer listens.
     """
     if batch_size < 1:
         raise UsageError(f"current_trial(batch_size={batch_size}): must be >= 1")
@@ -242,7 +242,6 @@ def current_trial(
 
 
 def _trial_of_one(alone: Alone, given: dict[str, ParameterValue]) -> LoopTrial:
-    """Return the trial of a process that trains by itself: ``alone`` where no search has started it."""
     found = session()
     if found is None:
         return LoopTrial(alone)
@@ -252,7 +251,6 @@ def _trial_of_one(alone: Alone, given: dict[str, ParameterValue]) -> LoopTrial:
 
 
 def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ranks) -> RankTrial:
-    """Return the trial of one of several ranks: ``alone`` where no search has started them."""
     found = session() if ranks.rank == 0 else None
     os.environ.pop(TRIAL_VARIABLE, None)  # the others' line is the first one's
     said = ranks.share(None if found is None else encode(found.assign))
@@ -276,15 +274,14 @@ FITTERS = {
     ("pytorch_lightning", "Trainer"): "bssearch.executors.loops.lightning",
     ("transformers", "Trainer"): "bssearch.executors.loops.transformers",
 }
-"""Of each library and class that a trainer may be of, the module whose ``fit_made(trial, made)`` trains with it."""
+"""Trainer class to the module whose ``fit_made(trial, made)`` trains it."""
 
 
 def train_made(name: str, default: Configuration) -> None:
-    """Train with what ``make_trainer(trial)`` of a file returns; ``name`` is the workload's.
+    """Train with the result of a file's ``make_trainer(trial)``.
 
-    The batch size and the learning rate of ``default`` are those for which the code stands as it is. Raises
-    `WorkloadError` where the file does not import, and `UsageError` where it has no such function, or that returns
-    something else than a trainer and what it trains.
+    ``default`` holds the batch size and learning rate of the unchanged code. Raises `WorkloadError` if the import
+    fails, `UsageError` for a missing function or wrong result.
     """
     file, function = Path(name.removesuffix(MAKE_TRAINER)), MAKE_TRAINER.removeprefix(":")
     make = getattr(import_file(name, file), function, None)
@@ -295,7 +292,7 @@ def train_made(name: str, default: Configuration) -> None:
 
 
 def fit_made(trial: LoopTrial, made: Any) -> None:
-    """Train a trial with what a ``make_trainer`` has returned; raise `UsageError` where it is of no known kind."""
+    """Train with a ``make_trainer`` result; raise `UsageError` for an unknown kind."""
     trainer = made[0] if isinstance(made, tuple) and made else made
     names = [(one.__module__.partition(".")[0], one.__name__) for one in type(trainer).__mro__]
     found = next((FITTERS[name] for name in names if name in FITTERS), None)

@@ -1,4 +1,4 @@
-"""What a loop has asked its trial for, the steps and samples it took, and whether it follows a batch that grows."""
+"""Checks that a loop uses its trial's values, counts steps and samples, and follows a growing batch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bssearch.records import Configuration, ParameterValue
 from bssearch.records.batch_schedule import PARAMETERS
 
 MOST_RATES = 3
-"""Of an optimizer's learning rates so many are named: a choice."""
+"""Maximum learning rates named per message."""
 
 
 class AskedParameters(Mapping[str, ParameterValue]):
-    """Values by name; ``asked`` are the names whose value has been read."""
+    """Values by name; ``asked`` holds the names read."""
 
     def __init__(self, values: Mapping[str, ParameterValue]) -> None:
         self.asked: set[str] = set()
@@ -45,10 +45,7 @@ class AskedParameters(Mapping[str, ParameterValue]):
 
 
 class Asked:
-    """Which fields of its trial a loop has asked for; ``searched`` names what the study searches.
-
-    ``lately`` are those asked for since it was cleared.
-    """
+    """The trial fields a loop has read; ``lately`` holds those since the last clear."""
 
     def __init__(self, configuration: Configuration, searched: Collection[str]) -> None:
         self.optimizers: Sequence[Optimizer] = ()
@@ -58,16 +55,16 @@ class Asked:
         self.lately: set[str] = set()
 
     def note(self, field: str) -> None:
-        """Take note that a field of the trial is asked for."""
+        """Record that a field was read."""
         self._fields.add(field)
         self.lately.add(field)
 
     def has(self, field: str) -> bool:
-        """Return whether a field of the trial was asked for."""
+        """Return whether a field was read."""
         return field in self._fields
 
     def check_begins(self, *, has_sampler: bool) -> None:
-        """Raise `UsageError` where a loop is to begin that cannot have the batch size of its trial."""
+        """Raise `UsageError` if a loop begins without reading its batch size."""
         if not self._fields & {"batch_size", "micro_batch_size"} and not has_sampler:
             raise UsageError(
                 "the script trains without having asked for trial.batch_size or trial.micro_batch_size",
@@ -81,7 +78,7 @@ class Asked:
             )
 
     def check_accumulates(self) -> None:
-        """Raise `UsageError` where a script takes a step after each micro-batch, as far as that can be told."""
+        """Raise `UsageError` if the script visibly steps after every micro-batch."""
         if self._configuration.accumulation_steps > 1 and not tells_accumulation(self._fields):
             raise UsageError(
                 f"{self._accumulation}, and the script has not asked for trial.accumulation_steps",
@@ -89,11 +86,9 @@ class Asked:
             )
 
     def first_step(self, parameters: AskedParameters, rate: float) -> list[str]:
-        """Return a sentence on each parameter that is searched, and was not asked for by the end of the first step.
+        """Return warnings about searched parameters unread, or a rate unused, by the first step's end.
 
-        One of these may be asked for in some trials alone, by the value of another. The learning rate is not: raises
-        `UsageError` where that is searched and was not asked for. A sentence says where no optimizer
-        that is known has the ``rate`` of the step.
+        Other parameters may be conditional, but an unread searched learning rate raises `UsageError`.
         """
         if "learning_rate" in self._searched and not self.has("learning_rate"):
             raise UsageError(
@@ -110,17 +105,17 @@ class Asked:
         return found
 
     def has_rate(self, rate: float) -> bool:
-        """Return whether an optimizer has a learning rate, or none is known."""
+        """Return whether an optimizer uses the rate, or none is known."""
         return not self.rates or any(math.isclose(one, rate) for one in self.rates)
 
     @property
     def said_rates(self) -> str:
-        """Return some of the rates, as they are told."""
+        """Return some rates for a message."""
         return ", ".join(f"{one:.4g}" for one in sorted(self.rates)[:MOST_RATES])
 
     @property
     def rates(self) -> set[float]:
-        """Return the learning rates of the optimizers, and those with which schedules have them begin."""
+        """Return the optimizers' current and initial learning rates."""
         groups = [group for one in self.optimizers for group in one.param_groups]
         return {float(group[name]) for group in groups for name in ("lr", "initial_lr") if name in group}
 
@@ -131,7 +126,7 @@ class Asked:
 
 
 def tells_accumulation(fields: Set[str]) -> bool:
-    """Return whether who asks for these fields knows how many micro-batches make a step."""
+    """Return whether these fields imply the accumulation steps."""
     return "accumulation_steps" in fields or fields >= {"batch_size", "micro_batch_size"}
 
 
@@ -139,7 +134,7 @@ SEE = 'see "Batches that grow" in `bssearch guide own-training`'
 
 
 class Followed:
-    """What a loop must do anew in each stage; ``awaits_batch`` says that the first micro-batch of a size is to come."""
+    """Checks at each new stage; ``awaits_batch``: a new size's first micro-batch is next."""
 
     def __init__(self, assignment: Assignment, asked: Asked) -> None:
         self.awaits_batch = True
@@ -151,13 +146,13 @@ class Followed:
         self._has_warned = False
 
     def resume(self, steps: int) -> None:
-        """Go on after so many steps in another process: what was asked for before that was of the first stage."""
+        """Resume after ``steps`` in another process; earlier reads were for the first stage."""
         if self._stages.grows and steps:
             self._before = self._stages.at(0)
             self._asked.lately.clear()
 
     def go_on(self, steps: int) -> None:
-        """Go on after so many steps; begin the stage that begins there."""
+        """Continue after ``steps``; begin a stage if due."""
         if not self._stages.changes_at(steps):
             return
         self._before, self._rates_before = self._stages.last(steps), self._asked.rates
@@ -167,10 +162,9 @@ class Followed:
             self._assignment.pass_ended()
 
     def check_step(self, now: Configuration) -> None:
-        """Check a step that is done, and warn once of a learning rate that did not follow the batch size.
+        """Warn once if the learning rate did not follow the batch size.
 
-        Raises `UsageError` where it is the first of a stage, and the loop has not asked for its size: it trains at the
-        one before.
+        Raises `UsageError` if a stage's first step did not read the new size.
         """
         before, self._before = self._before, None
         if before is None:
@@ -189,9 +183,9 @@ class Followed:
             self._assignment.warned(f"the batch has grown to {now.batch_size}, and {lacks}")
 
     def check_size(self, batch: Any, size: int, steps: int) -> None:
-        """Warn of a micro-batch, the first of a size, that has another; its tensors tell, in either of two layouts.
+        """Warn if a size's first micro-batch has another; batch- or time-first.
 
-        Raises `UsageError` where the batch has grown, and the loader's has not.
+        Raises `UsageError` if the batch grew but the loader's did not.
         """
         self.awaits_batch = False
         shapes = [tuple(one.shape[:2]) for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim]
@@ -208,7 +202,7 @@ class Followed:
         self._assignment.warned(f"the loader's first batch has {found} samples; trial.micro_batch_size is {size}")
 
     def watch(self, is_within_step: Callable[[], bool]) -> None:
-        """Have an optimizer's step raise before the last micro-batch of a step: a running count knows of no change."""
+        """Make an early optimizer step raise: a counting loop may miss a new stage."""
 
         def check(*given: object) -> None:
             if is_within_step():
@@ -222,7 +216,7 @@ class Followed:
             one.register_step_post_hook(check)
 
     def _lacks_rate(self, rate: float) -> str | None:
-        """Return what says that the rate of a stage is not used; a schedule of the loop's own may multiply it."""
+        """Return a warning if the stage's rate is unused; a user's schedule may scale it."""
         has_asked, rates = "learning_rate" in self._asked.lately, self._asked.rates
         if not rates:
             return None if has_asked else "the loop has not asked for trial.learning_rate since"
@@ -240,10 +234,7 @@ def _not_asked(now: Configuration, field: str, value: int, before: int) -> Usage
 
 
 class Place(NamedTuple):
-    """A part of a batch whose length is the number of samples: its keys from the batch inwards, and its axis.
-
-    ``axis`` is None for a list or tuple.
-    """
+    """Keys and axis of the batch part whose length is the sample count; lists have no axis."""
 
     keys: tuple[Any, ...]
     axis: int | None
@@ -251,22 +242,21 @@ class Place(NamedTuple):
 
 
 class BatchRows:
-    """Counts the samples of each micro-batch, in the part of it that has as many as asked for in the first one.
+    """Counts samples in the batch part that matched the requested size in the first micro-batch.
 
-    A batch may be a tensor, an array, a list of samples or of their rows, or nested tuples, lists and mappings of
-    these. If no part of the first micro-batch has the size, the first tensor counts, or else the first list; if that is
-    longer than the size, the samples cannot be told.
+    Handles tensors, arrays and nested sequences or mappings. Without a match, the first tensor or else list counts,
+    unless it is longer than the size.
     """
 
     def __init__(self) -> None:
         self._place: Place | None = None
 
     def first(self, batch: Any, size: int) -> None:
-        """Choose the part that counts from the first micro-batch of a size."""
+        """Choose the counting part from a size's first micro-batch."""
         self._place = _chosen(list(_places(batch)), size)
 
     def count(self, batch: Any, size: int) -> int | None:
-        """Return the number of samples of a micro-batch, None if it cannot be told; ``size`` is the full one."""
+        """Return a micro-batch's samples, or None if unknown."""
         length = None if self._place is None else _length_at(batch, self._place)
         if length is None:
             self.first(batch, size)
@@ -288,7 +278,7 @@ def _places(batch: Any, keys: tuple[Any, ...] = ()) -> Iterator[Place]:
 
 
 def _chosen(places: list[Place], size: int) -> Place | None:
-    """Return the place that counts: tensors by their first axis, then lists, then the second axis (time first)."""
+    """Return the counting place: tensors' first axis, lists, then second axis (time first)."""
     tensors = [place for place in places if place.axis == 0]
     lists = [place for place in places if place.axis is None]
     second = [place for place in places if place.axis == 1]
@@ -309,18 +299,17 @@ def _length_at(batch: Any, place: Place) -> int | None:
 
 
 class OptimizerSteps:
-    """Counts the steps of optimizers by their name; of several the one with the most steps counts.
+    """Counts optimizer steps; of several optimizers, the largest count.
 
-    A step that a gradient scaler skips is none: the scaler does not call the optimizer, or tells a fused one that the
-    gradients are not finite. Of a wrapped optimizer, as Accelerate and Fabric make it, the inner one is watched: the
-    wrapper takes no step within an accumulation.
+    Skipped steps do not count: a gradient scaler does not call the optimizer, or flags a fused one. Accelerate's and
+    Fabric's wrappers are unwrapped, because they skip steps within an accumulation.
     """
 
     def __init__(self) -> None:
         self._taken: dict[str, int] = {}
 
     def watch(self, objects: Mapping[str, Any]) -> None:
-        """Count the steps of the optimizers among some objects from now on."""
+        """Count the optimizers among these objects."""
         for name, owner in objects.items():
             optimizer = _inner(owner)
             if isinstance(optimizer, Optimizer):
@@ -329,12 +318,12 @@ class OptimizerSteps:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the optimizers that are counted."""
+        """Return the counted optimizers' names."""
         return tuple(self._taken)
 
     @property
     def taken(self) -> int:
-        """Return the most steps that one of the optimizers has taken."""
+        """Return the largest step count."""
         return max(self._taken.values(), default=0)
 
     def _counter(self, name: str) -> Any:

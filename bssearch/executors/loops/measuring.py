@@ -1,4 +1,4 @@
-"""A loop that is not trained but looked at: what it is, how long its steps take, whether a micro-batch fits."""
+"""Loops that are described, timed or tested for memory instead of trained."""
 
 from __future__ import annotations
 
@@ -45,10 +45,7 @@ from bssearch.training.probes.step_time import (
 
 
 class Looked(Assignment):
-    """What the looks at a loop have in common.
-
-    Each is at one batch size: if the batch grows, at the first one.
-    """
+    """Base of measurements, at one batch size; the first if it grows."""
 
     is_look = True
 
@@ -60,20 +57,20 @@ class Looked(Assignment):
         self._memory_limit_bytes = assign.memory_limit_bytes
 
     def is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due: before the first step and after each."""
+        """Evaluate before the first step and after each."""
         return True
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Take note of progress."""
+        """Record progress."""
         self._line.progressed()
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Check what is reported."""
+        """Check the metrics."""
         self._line.progressed()
         number_of(metrics, self._metric)
 
     def looped(self, step: int, because: str = "") -> None:
-        """Raise `UsageError`: the loop was to go on."""
+        """Raise `UsageError`: the loop ended early."""
         raise UsageError(
             f"the loop ended by itself after {step} steps, before it was told to{ended_by(because)}",
             hint="while not trial.should_stop, or for batch in trial.batches(loader)",
@@ -85,7 +82,7 @@ class Looked(Assignment):
 
 
 class DescribedLoop(Looked):
-    """A loop that says what it is: it evaluates, takes a step, and ends."""
+    """Describes a loop after one evaluation and step."""
 
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
@@ -96,16 +93,16 @@ class DescribedLoop(Looked):
         self._warnings: list[str] = []
 
     def warned(self, sentence: str) -> None:
-        """Tell it with the description."""
+        """Add a warning to the description."""
         self._warnings.append(sentence)
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """End after a step, where the loop has been evaluated."""
+        """End after a step if evaluated."""
         super().stepped(step, samples)
         self._steps = step
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Keep what the first evaluation reports, and tell it once there was a step."""
+        """Keep the first metrics; report after a step."""
         super().evaluated(step, metrics, loss)
         if not self._metrics:
             self._metrics = {str(name): number_of(metrics, name) for name in metrics if _is_number(metrics[name])}
@@ -123,7 +120,7 @@ class DescribedLoop(Looked):
             )
 
     def looped(self, step: int, because: str = "") -> None:
-        """Raise `UsageError` naming what the loop lacks."""
+        """Raise `UsageError` naming what is missing."""
         if not step:
             raise UsageError(
                 f"the loop took no step{ended_by(because)}",
@@ -144,23 +141,23 @@ def _is_number(value: Any) -> bool:
 
 
 class MeasuredMemory(Looked):
-    """A loop that takes three whole steps and an evaluation at a micro-batch size."""
+    """Takes three whole steps and an evaluation at a micro-batch size."""
 
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
         reset_peak_memory(self._torch_device)
 
     def is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due: after the steps."""
+        """Evaluate after the steps."""
         return step >= STEPS
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Say that it fits, and the peak."""
+        """Report that it fits, with the peak."""
         super().evaluated(step, metrics, loss)
         self._tell(fits=True, peak=peak_process_memory_bytes(self._torch_device))
 
     def failed(self, error: BaseException) -> bool:
-        """Say that it does not fit, where memory ran out."""
+        """Report out of memory."""
         if self.is_over or not is_out_of_memory(error):
             return False
         self._tell(fits=False, peak=None, reason=first_line(error))
@@ -174,7 +171,7 @@ class MeasuredMemory(Looked):
 
 
 class TimedLoop(Looked):
-    """A loop whose steps are timed, between evaluations as often as in a trial; see `probes.step_time`."""
+    """Times steps, evaluating as often as a trial; see `probes.step_time`."""
 
     def __init__(self, request: StepTimeRequest, assign: Assign, line: Line, *, clock: HostClock | None = None) -> None:
         super().__init__(assign, line)
@@ -192,11 +189,11 @@ class TimedLoop(Looked):
         reset_peak_memory(self._torch_device)
 
     def begin(self) -> None:
-        """Begin to time steps."""
+        """Start timing."""
         self._clock.train()
 
     def is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due: before the first step, after the first few, then as in a trial."""
+        """Evaluate before the first step, after the first few, then as in a trial."""
         later = step - WARM_UP_STEPS
         return step == 0 or (later >= 0 and later % max(1, self._cadence) == 0)
 
@@ -205,12 +202,12 @@ class TimedLoop(Looked):
         self._clock.enter("evaluation")
 
     def resume(self) -> None:
-        """Go on timing steps."""
+        """Resume timing steps."""
         self._clock.train()
         self._last = self._clock.clock.train_seconds_so_far
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Time a step, or several at once; of the first few the shortest says about how long one is."""
+        """Time steps in groups; the shortest early step sets the group size."""
         super().stepped(step, samples)
         before, self._steps = self._steps, step
         taken = step - before
@@ -233,7 +230,7 @@ class TimedLoop(Looked):
         self._keep(passed, self._untimed_steps + taken)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Time an evaluation; the first meets every shape for the first time, and does not count."""
+        """Time an evaluation, except the first, which meets new shapes."""
         before = self._clock.clock.seconds("evaluation")
         self._clock.pause()
         super().evaluated(step, metrics, loss)
@@ -246,7 +243,7 @@ class TimedLoop(Looked):
             self._tell()
 
     def failed(self, error: BaseException) -> bool:
-        """Say that memory ran out, where it did."""
+        """Report out of memory."""
         if self.is_over or not is_out_of_memory(error):
             return False
         self._clock.pause()
@@ -261,7 +258,7 @@ class TimedLoop(Looked):
         return max(1, min(most, eval_every_steps(guess, self._evaluations[-1], self._request.trial_train_seconds)))
 
     def _keep(self, seconds: float, steps: int) -> None:
-        """Look at the core's pace, off the training's time, and keep the seconds of steps that were timed together."""
+        """Sample core pace off the clock; store the group's seconds."""
         self._untimed_steps = 0
         self._clock.pause()
         look = 0.0 if self._core is None else self._core.look()
@@ -272,7 +269,7 @@ class TimedLoop(Looked):
         self._last = self._clock.clock.train_seconds_so_far
 
     def _is_known(self) -> bool:
-        """Return whether the median of the steps is known, or their time is up."""
+        """Return whether the median is known or time is up."""
         fewest, most = RUNS
         counted, limit = at_full_pace(self._runs, self._core), self._request.seconds_limit
         spent = sum(run.seconds * run.count for run in self._runs)
@@ -308,7 +305,7 @@ class TimedLoop(Looked):
 
 
 def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
-    """Return what a loop is asked to do."""
+    """Return the work for an assignment."""
     match assign.work:
         case TrialRequest() as request:
             return TrialRun(request, assign, line)
@@ -323,7 +320,7 @@ def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
 def end_work(
     work: Assignment, assign: Assign, line: Line, error: BaseException | None, close: Callable[[], None]
 ) -> None:
-    """Tell how the user's code has ended: with an ``error``, or by itself, after which ``close`` ends the loop."""
+    """Report how the user's code ended; without an ``error``, call ``close``."""
     if error is None and not work.is_over:
         try:
             close()
@@ -336,7 +333,7 @@ def end_work(
 
 
 def failure_of(assign: Assign, error: BaseException) -> Reply:
-    """Return what is said of work in which the user's code has failed."""
+    """Return the reply for failed user code."""
     if isinstance(assign.work, TrialRequest):
         return TrialEnded(assign.work.number, failed(error))
     return program_refused(error, assign.memory_limit_bytes)

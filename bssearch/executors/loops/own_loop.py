@@ -1,4 +1,4 @@
-"""A training loop of the user's own as a trial: it says when a step is done, bssearch says when to stop.
+"""A user's own training loop as a trial.
 
 ::
 
@@ -7,7 +7,7 @@
     for batch in trial.batches(loader, evaluate=lambda: {"accuracy": accuracy(model)}):
         ...
 
-Alone it trains with the values that it gives, under a search with those of its trial.
+Run alone, the script trains with its own values; under a search, with the trial's.
 """
 
 from __future__ import annotations
@@ -30,28 +30,25 @@ from bssearch.training.optimizers import take_over_states
 T = TypeVar("T")
 
 READINGS_PER_MICRO_BATCH = 1000
-"""Times that ``should_stop`` may be read without a step, per micro-batch of one: a choice, far above any use."""
+"""Maximum reads of ``should_stop`` per micro-batch without a step; far above real use."""
 
 MOST_SKIPPED = 100
-"""Whole batches in a row without a step of the optimizer; a gradient scaler finds its scale within about 20."""
+"""Maximum consecutive batches without an optimizer step; a gradient scaler settles within about 20."""
 
 SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
 
 
 class LoopTrial:
-    """The trial that a loop trains: what to train with, and where it says how far it is.
+    """A trial trained by a user's loop.
 
-    ``batch_size`` is that of an optimizer step, made of ``accumulation_steps`` micro-batches of ``micro_batch_size``;
-    where the batch grows these and ``learning_rate`` are those of the next step.
-    ``parameters`` has all else by name: what the script named when it asked for its trial, and what the study sets.
-    ``seed`` is the trial's; the global generators of random, numpy and torch are set to it. ``now`` gives the seconds
-    by which waits for data are timed, ``searched`` the names of what the study searches: the loop must ask for the
-    learning rate, and is warned of others that it has not asked for, by the end of its first step. ``given`` is what
-    the script gave to `current_trial`, by its names. ``is_searched`` says that a search has asked for the training;
-    ``is_look`` that the training is only described or measured.
+    ``batch_size`` samples make an optimizer step of ``accumulation_steps`` micro-batches of ``micro_batch_size``. With
+    a batch size schedule, these and ``learning_rate`` apply to the next step. ``parameters`` holds the other values by
+    name. ``seed`` seeds random, numpy and torch. ``given`` holds the arguments of `current_trial`. ``is_look``: the
+    loop is only described or measured. The loop must read the learning rate if it is searched; other unread searched
+    parameters cause a warning.
 
-    Steps are those of the optimizers given to `state`, or else one per batch. Samples are those of the micro-batches
-    of `batches`, or those told to `step`. If ``needs_samples``, a loop that does not tell its samples is refused.
+    Steps are those of the optimizers given to `state`, else one per batch. Samples come from `batches` or `step`; with
+    ``needs_samples`` they are required.
     """
 
     def __init__(
@@ -91,43 +88,42 @@ class LoopTrial:
 
     @property
     def batch_size(self) -> int:
-        """Return how many samples make an optimizer step."""
+        """Return the samples per optimizer step."""
         self._asked.note("batch_size")
         return self._now.batch_size
 
     @property
     def micro_batch_size(self) -> int:
-        """Return how many samples go through the model at once: of several ranks, that of each."""
+        """Return the samples per forward pass, on each rank."""
         self._asked.note("micro_batch_size")
         return self._samples_at_once
 
     @property
     def accumulation_steps(self) -> int:
-        """Return how many micro-batches make an optimizer step: divide the loss by it."""
+        """Return the micro-batches per optimizer step; divide the loss by it."""
         self._asked.note("accumulation_steps")
         return self._now.accumulation_steps
 
     @property
     def learning_rate(self) -> float:
-        """Return the learning rate to train with: its peak, where there is a schedule."""
+        """Return the learning rate, or the peak of a schedule."""
         self._asked.note("learning_rate")
         return self._now.learning_rate
 
     @property
     def is_over(self) -> bool:
-        """Return whether the trial has ended; unlike `should_stop` it begins nothing."""
+        """Return whether the trial has ended; unlike `should_stop`, does not start the clock."""
         return self._assignment.is_over
 
     @property
     def checkpoint(self) -> str | None:
-        """Return the path of the checkpoint to begin with: the training is a branch of a longer run. Else None."""
+        """Return the checkpoint to branch from, or None."""
         return self._assignment.checkpoint()
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-        """Give an optimizer a saved state, and let it keep its learning rate and all other options.
+        """Load an optimizer's state but keep its learning rate and other options.
 
-        ``load_state_dict`` would restore the rate of the run, which is not the branch's. Raises `UsageError` if the
-        state is that of another kind of optimizer, or of other parameters.
+        ``load_state_dict`` would restore the original run's rate. Raises `UsageError` for another optimizer's state.
         """
         try:
             take_over_states((optimizer,), state)
@@ -135,11 +131,11 @@ class LoopTrial:
             raise UsageError(f"load_optimizer(): the state is not that of this optimizer: {error}") from error
 
     def has_asked(self, name: str) -> bool:
-        """Return whether the script has read the learning rate, or a value of ``parameters``."""
+        """Return whether the script has read a parameter."""
         return self._asked.has(name) if name == "learning_rate" else name in self.parameters.asked
 
     def check_trainer(self, who: str) -> None:
-        """Raise `UsageError` if the Trainer of a library, ``who``, cannot train the trial."""
+        """Raise `UsageError` if the library Trainer ``who`` cannot train this trial."""
         if self.has_state:
             raise UsageError(
                 "trial.state(...) beside a Trainer: it trains a trial from its start, and cannot go on from a pause",
@@ -148,7 +144,7 @@ class LoopTrial:
         self._stages.refuse(who, "its loader is made once")
 
     def check_device(self, found: torch.device, processes: int, hint: str) -> None:
-        """Raise `UsageError` if a Trainer trains in several processes, or on another device than the trial's."""
+        """Raise `UsageError` for several processes or the wrong device."""
         wanted = torch.device(self.device)
         if processes > 1:
             raise UsageError(f"the Trainer trains in {processes} processes; a trial of a Trainer has one")
@@ -156,14 +152,14 @@ class LoopTrial:
             raise UsageError(f"the Trainer trains on {found}, and the trial is to run on {wanted}", hint=hint)
 
     def warn(self, sentence: str) -> None:
-        """Say what makes the trial less than it seems."""
+        """Add a warning to the trial."""
         self._assignment.warned(sentence)
 
     @property
     def should_stop(self) -> bool:
-        """Return whether the training is to end; the first reading begins its time.
+        """Return whether training should end; the first read starts the clock.
 
-        Raises `UsageError` where a loop goes round and round without an optimizer step.
+        Raises `UsageError` if the loop never steps.
         """
         self._begin()
         self._readings += 1
@@ -177,9 +173,9 @@ class LoopTrial:
 
     @property
     def evaluation_due(self) -> bool:
-        """Return whether the loop is to evaluate and `report` now; the training's time stands still from then on.
+        """Return whether to evaluate and `report` now; True stops the clock.
 
-        In the body of `batches` it can be true in the last micro-batch of a step, so ask after the optimizer's step.
+        Within `batches`, read it after the optimizer's step: the last micro-batch of a step may be due.
         """
         step = self._step_at_hand
         if step is None or self._assignment.is_over or self._evaluated_at == step:
@@ -196,14 +192,14 @@ class LoopTrial:
         return True
 
     def report(self, *, loss: float | None = None, **metrics: float) -> None:
-        """Say what an evaluation that was due has found; the training's time and its random numbers go on.
+        """Report a due evaluation; resumes the clock and random state.
 
-        Raises `UsageError` where none is due, and for a metric that is missing or is no number.
+        Raises `UsageError` if none is due, or a metric is missing or not a number.
         """
         self.report_all(metrics, loss)
 
     def report_all(self, metrics: Metrics, loss: float | None = None) -> None:
-        """Do what `report` does, of metrics by any name: also one called ``loss``."""
+        """Like `report`, for metrics of any name, including ``loss``."""
         step = self._step_at_hand
         if self._assignment.is_over:
             return
@@ -217,13 +213,14 @@ class LoopTrial:
         self._take_in(step, metrics, loss)
 
     def step(self, samples: int | None = None) -> None:
-        """Say that an optimizer step is done, in a loop that does not go over `batches`.
+        """Record an optimizer step of a loop that does not use `batches`.
 
-        ``samples`` are those of the step, of all its micro-batches: ``len(x)``. Without them each step counts
-        ``batch_size`` samples, and the trial is warned unless its loader has the order of `sampler`. If the optimizer
-        given to `state` took no step, as when a gradient scaler skips it, none is counted.
-        Raises `TrialStopped` where the trial has ended and the loop goes on all the same, `UsageError` where it has
-        not evaluated when that was due.
+        ``samples`` defaults to ``batch_size``, with a warning unless `sampler` is used. Not counted if the optimizer
+        given to `state` skipped the step.
+
+        Raises:
+            TrialStopped: the trial has already ended.
+            UsageError: a due evaluation is missing.
         """
         if samples is not None and samples < 1:
             raise UsageError(f"trial.step(samples={samples}): must be >= 1", hint="trial.step(samples=len(x))")
@@ -235,7 +232,7 @@ class LoopTrial:
         self.stepped()
 
     def stepped(self) -> None:
-        """Say that a step is done over the samples that `add_samples` has added; see `step`."""
+        """Record a step over the samples of `add_samples`; see `step`."""
         if self._is_in_batch:
             raise UsageError("step() in the body of batches(), which counts the steps by itself")
         if self._assignment.is_over:
@@ -255,15 +252,16 @@ class LoopTrial:
     def batches(
         self, loader: Given[T], evaluate: Evaluate | None = None, *, test: Evaluate | None = None, epochs: int = 1
     ) -> Iterator[T]:
-        """Yield the micro-batches of a loader until the trial ends; the body of the loop trains with each.
+        """Yield micro-batches until the trial ends.
 
-        Instead of the loader a function of the micro-batch size may be given that returns it. Where the batch grows it
-        is called again for each new micro-batch size, with which a pass begins; of a loader itself the micro-batches
-        stay as they are, and there are more of them to a step.
-        Under a search the loader is gone through again and again, alone ``epochs`` times. ``evaluate`` is called where
-        an evaluation is due, before the first step too, and returns each metric by its name; without it the body asks
-        `evaluation_due` and reports. ``test`` returns the metrics of the test part, once, where a recommended
-        configuration is confirmed. The body of a step's last micro-batch must take the optimizer's step.
+        Args:
+            loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, the function is
+                called for each new size; a plain loader keeps its size and accumulation grows.
+            evaluate: returns the metrics by name, also called before the first step; without it the body must `report`.
+            test: returns test metrics, once, when a recommended configuration is confirmed.
+            epochs: passes when run alone; a search repeats the data until the trial ends.
+
+        The body must take the optimizer step at each step's last micro-batch.
         """
         if self._is_looping:
             raise UsageError("batches() inside the body of batches(): a trial has one loop at a time")
@@ -277,12 +275,10 @@ class LoopTrial:
             self._assignment.test(test)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Have the test part evaluated after a loop that does not go over `batches`, as its ``test`` does.
+        """End the training and evaluate the test set, for a loop without `batches`.
 
-        ``evaluate`` returns the metrics of the test part by their names. It is called once, where a recommended
-        configuration is confirmed, and alone; nowhere else. The training is over with this call. Raises `UsageError` in
-        the body of `batches`, where an evaluation that was due has not been made, and where the target's metric is
-        missing or is no number.
+        ``evaluate`` runs once, to confirm a recommended configuration or when run alone. Raises `UsageError` within
+        `batches`, or if a due evaluation or the target's metric is missing.
         """
         if self._is_looping:
             raise UsageError(
@@ -293,20 +289,18 @@ class LoopTrial:
         self._assignment.test(evaluate)
 
     def sampler(self, dataset: Any) -> SeededSampler:
-        """Return a sampler in the order of bssearch's own loop: an epoch's last, incomplete batch is dropped.
+        """Return a sampler with bssearch's own order: a seed gives the same batches, and an incomplete last batch is
+        dropped.
 
-        The same seed gives the same batches there and here. For a `DataLoader`'s ``sampler``, with
-        ``batch_size=trial.micro_batch_size``. Where the batch grows each pass begins after the steps that are done.
+        Pass it to a `DataLoader` with ``batch_size=trial.micro_batch_size``.
         """
         self._sampler = sampler_of(len(dataset), self._stages, self.seed, lambda: self.steps, self._samples_behind)
         return self._sampler
 
     def state(self, **objects: Any) -> None:
-        """Name what the training goes on from: the model, the optimizer, whatever has a state_dict().
+        """Register the objects to checkpoint, each with ``state_dict()``; makes the trial pausable.
 
-        Optional: with it a trial can be paused, and goes on where it was, in another process; without, it is stopped.
-        Steps are then those that the optimizers among the objects take; of several, of the one with the most steps.
-        Call it once, with all of them, before `sampler` and `batches`. Raises `UsageError` for what has no state.
+        Counts the optimizers' steps; with several, the largest count. Call once, before `sampler` and `batches`.
         """
         if self._has_begun or self._sampler is not None:
             raise UsageError("state() comes too late: call it before sampler() and batches()")
@@ -331,7 +325,7 @@ class LoopTrial:
         return isinstance(error, TrialStopped)
 
     def close(self, because: str = "") -> None:
-        """Say that the training is over, and ``because`` of what; nothing more where the trial has ended."""
+        """End the training ``because`` of a reason; no effect on an ended trial."""
         if self._has_begun:
             self._check_evaluated()
         if self._skipped and not self.steps and not self._assignment.is_over:
@@ -340,23 +334,22 @@ class LoopTrial:
             self._assignment.looped(self.steps, because)
 
     def count_steps_of(self, optimizers: Mapping[str, Any]) -> None:
-        """Count the steps of the optimizers among some objects instead of one step per batch."""
+        """Count the steps of these optimizers instead of batches."""
         self._optimizer_steps.watch(optimizers)
 
     @property
     def _step_at_hand(self) -> int | None:
-        """Return the steps that are done, with those of the loop's body; None in a body that has made none so far."""
+        """Return the step count including the current body; None if the body has not stepped."""
         if not self._is_in_batch:
             return self.steps
         return self._step_at_hand_after(is_whole=self._is_whole)
 
     @property
     def _is_whole(self) -> bool:
-        """Return whether the micro-batch in the loop's body is the last one of a batch."""
+        """Return whether this micro-batch is the batch's last."""
         return self._micro_batches % self._now.accumulation_steps == 0
 
     def _step_at_hand_after(self, *, is_whole: bool) -> int | None:
-        """Return the steps with those that are not counted yet: of an optimizer, or one after a whole batch."""
         if self._optimizer_steps.names:
             taken = self._optimizer_steps.taken - self._taken_before
             return self.steps + taken if taken > 0 else None
@@ -364,7 +357,7 @@ class LoopTrial:
 
     @property
     def _now(self) -> Configuration:
-        """Return the batch size, its split and the learning rate of the step at hand."""
+        """Return the configuration of the current step."""
         return self._stages.at(self.steps)
 
     @property
@@ -373,11 +366,10 @@ class LoopTrial:
 
     @property
     def _sharers(self) -> int:
-        """Return the number of ranks, of which each has as many samples as this one."""
         return 1
 
     def _count(self, step: int) -> None:
-        """Take note of a step once, whether the loop's body asks after it or the loop goes on."""
+        """Record a step once."""
         if self._counted == step:
             return
         if self._counted < 0:
@@ -390,7 +382,6 @@ class LoopTrial:
         self._assignment.stepped(step, samples)
 
     def _go_on(self, steps: int) -> None:
-        """Go on after so many steps, where the batch has grown with the next size."""
         self._steps_before, self.steps, self._micro_batches = self.steps, steps, 0
         self._taken_before = self._optimizer_steps.taken
         self._followed.go_on(steps)
@@ -429,12 +420,12 @@ class LoopTrial:
             passes.check(self._samples_at_once)
 
     def check_size(self, batch: Any) -> None:
-        """Check the first micro-batch of a size; see `Followed.check_size`."""
+        """See `Followed.check_size`."""
         self._followed.check_size(batch, self._samples_at_once, self.steps)
         self._rows.first(batch, self._samples_at_once)
 
     def samples_in(self, batch: Any) -> int | None:
-        """Return the samples of a micro-batch; None, with a warning, if they cannot be counted."""
+        """Return a micro-batch's sample count, or None with a warning."""
         found = self._rows.count(batch, self._samples_at_once)
         if found is not None:
             return found * self._sharers
@@ -445,7 +436,6 @@ class LoopTrial:
         return None
 
     def _after_batch(self, evaluate: Evaluate | None) -> None:
-        """Count a micro-batch whose body is done; evaluate where that is due."""
         step = self._step_at_hand
         is_whole, self._is_in_batch = self._is_whole, False
         if step is None:
@@ -458,11 +448,11 @@ class LoopTrial:
         self._settle()
 
     def add_samples(self, samples: int | None) -> None:
-        """Add samples to those of the step at hand; they are not known once some of them are not."""
+        """Add samples to the current step; None makes the count unknown."""
         self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def _untold(self, problem: str, remedy: str) -> None:
-        """Warn of samples that are not told; raise `UsageError` if the study is about them."""
+        """Warn of unknown samples; raise `UsageError` if the objective needs them."""
         if self._needs_samples:
             raise UsageError(f"{problem}, and the study's objective is samples_to_target", hint=remedy)
         if self._assignment.cycles and not self._has_warned:
@@ -470,7 +460,7 @@ class LoopTrial:
             self.warn(f"{problem}: each step counts as batch_size samples; {remedy}")
 
     def _check_steps(self) -> None:
-        """End a trial as diverged whose optimizer took no step in many batches; raise `UsageError` before its first."""
+        """End a trial as diverged after many skipped steps; raise `UsageError` before its first."""
         self._skipped += 1
         self._readings = 0
         if self._skipped < MOST_SKIPPED:
@@ -488,7 +478,7 @@ class LoopTrial:
         )
 
     def _is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due after a step, or was due after an earlier one of the same body."""
+        """Return whether an evaluation is due, or was due earlier in this body."""
         before = self.steps if step > self.steps else self._steps_before
         first = min(step, 1 + max(self._evaluated_at, before))
         return any(self._assignment.is_due(one) for one in range(first, step + 1))
@@ -506,7 +496,7 @@ class LoopTrial:
             self._take_in(self.steps, unmoved(evaluate), None)
 
     def _take_in(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Tell what an evaluation has found; in a loop's body the trial can be paused only once that is done."""
+        """Record an evaluation; within a loop's body the trial cannot pause yet."""
         self._assignment.evaluated(step, metrics, loss)
         if not self._is_in_batch:
             self._assignment.settle()
@@ -514,9 +504,8 @@ class LoopTrial:
             self._assignment.resume()
 
     def _check_evaluated(self) -> None:
-        """Raise `UsageError` where an evaluation is due after the last step and was not made; before the first it may.
-
-        A loop over `batches` has no place for one before the first step.
+        """Raise `UsageError` if a due evaluation is missing; before the first step it is optional, as `batches` has no
+        place for it.
         """
         step = self.steps
         if self._assignment.is_over or self._evaluated_at == step:

@@ -1,4 +1,4 @@
-"""A loop that trains a trial of a study: its clock, its evaluations, its end, and its pauses."""
+"""A loop that trains a study's trial: clock, evaluations, end and pauses."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trial_checkpoint import Checkpoint, Part, RandomState, Saved
 
 WARM_UP_STEPS = 3
-"""The steps at the start of a loop whose excess over the later ones is no training: a choice."""
+"""First steps whose excess over later ones is not training time."""
 
 TIMED_STEPS = WARM_UP_STEPS + 20
-"""The steps that are timed one by one to tell that excess: a choice; on a GPU each of them is waited for."""
+"""Steps timed one by one to find that excess; each synchronises a GPU."""
 
 RUN_PROCESSES = 3
-"""The processes above that of a script which are its run's: its server, the worker and the driver."""
+"""Ancestors of a script that belong to its run: server, worker, driver."""
 
 
 def contention_meter(device: torch.device, threads: int, core: CorePace | None) -> ContentionMeter:
-    """Return what tells whether others use the machine: none of the processes that started this one for its run."""
+    """Return a meter of other programs' use, ignoring the run's own processes."""
     above = [one.pid for one in psutil.Process().parents()[:RUN_PROCESSES]]
     return ContentionMeter(device, threads, core, lambda: cpu_use(parents=above))
 
 
 class HostClock(Clock):
-    """Times a loop by the host between two synchronisations, on whichever device and streams it computes.
+    """Times a loop by host time between synchronisations.
 
-    Events on one stream, as for bssearch's own loop, would miss what the user's code puts on others.
+    CUDA events on one stream would miss the user's other streams.
     """
 
     def __init__(
@@ -70,21 +70,21 @@ class HostClock(Clock):
         super().__init__(now, cpu_now, delay_now)
 
     def start(self) -> None:
-        """Set the wall time and every ledger to zero."""
+        """Reset all times to zero."""
         super().start()
         self._knows_delays = self._knows_delays and self._device.type == "cpu"
 
     @property
     def cpu_share(self) -> float | None:
-        """Return the share of the train seconds in which this thread had a processor; None on a GPU."""
+        """Return this thread's CPU share of train seconds; None on a GPU."""
         return super().cpu_share if self._device.type == "cpu" else None
 
     def book_rest(self, name: Ledger) -> None:
-        """Add to a ledger the wall time up to now that is in none."""
+        """Book the unbooked wall time in a ledger."""
         self._seconds[name] += max(0.0, self.wall_seconds - sum(self._seconds.values()))
 
     def wait(self) -> None:
-        """Wait until the device has done what was asked of it."""
+        """Synchronise the device."""
         self._synchronize()
 
     def _synchronize(self) -> None:
@@ -95,11 +95,10 @@ class HostClock(Clock):
 
 
 class LoopClock:
-    """Books a loop's time: training goes on unless something else is timed.
+    """Books a loop's time; training unless stated otherwise.
 
-    ``excess`` is by how much the first steps (`WARM_UP_STEPS`) took longer than the median of the later ones:
-    compilation, autotuning, caches. It is booked as warm-up, of each part of a trial that was paused. All are the
-    seconds that count of a training on ``threads``, see `Clock.counted_train_seconds`.
+    The excess of the first `WARM_UP_STEPS` over the later steps' median (compilation, autotuning, caches) is warm-up,
+    in each part of a paused trial. Seconds are counted as in `Clock.counted_train_seconds`.
     """
 
     def __init__(self, clock: HostClock, threads: int) -> None:
@@ -114,24 +113,24 @@ class LoopClock:
         self._told = 0.0
 
     def train(self) -> None:
-        """Go on timing the training; nothing changes where it is timed already."""
+        """Time training, if not already."""
         if self._name != "train":
             self.enter("train")
             self._step_began = self._counted
 
     def enter(self, name: Ledger) -> None:
-        """Book in a ledger from now on."""
+        """Book time in a ledger from now."""
         self.pause()
         self._opened.enter_context(self.clock.ledger(name))
         self._name = name
 
     def pause(self) -> None:
-        """Wait for the device and close what is being timed."""
+        """Synchronise and close the current interval."""
         self._name = None
         self._opened.close()
 
     def stepped(self) -> None:
-        """Take note that a step has ended, while its training is timed or just after."""
+        """Record a step's end."""
         if len(self._steps) >= TIMED_STEPS:
             return
         if self._name == "train":
@@ -142,11 +141,11 @@ class LoopClock:
         self.excess = self._excess_before + _excess(self._steps)
 
     def state(self) -> dict[str, Any]:
-        """Return what the first steps took too long, to be saved."""
+        """Return the state to save."""
         return {"excess": self.excess, "told": self._told}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what was saved: the first steps of this process are warm-up again."""
+        """Restore saved state; this process's first steps are warm-up again."""
         self.excess = self._excess_before = state["excess"]
         self._told = state["told"]
 
@@ -155,10 +154,10 @@ class LoopClock:
         return self.clock.counted_train_seconds(self._threads)
 
     def train_seconds(self, *, is_hit: bool = False) -> float:
-        """Return the train seconds that count, without the excess of the first steps; they never run backwards.
+        """Return counted train seconds without warm-up excess; never decreases.
 
-        While that excess is not known, in the first steps, they stand still: less than it was is a bound of when the
-        target was missed. It is none of when it was met (``is_hit``).
+        Constant until the excess is known: a lower bound, valid for misses of the target but not for a hit
+        (``is_hit``).
         """
         if len(self._steps) <= WARM_UP_STEPS and not is_hit:
             return self._told
@@ -175,10 +174,10 @@ def _excess(steps: list[float]) -> float:
 
 
 class Pass:
-    """The pass over the data that a trial is in: the random numbers at its start, and the micro-batches behind it.
+    """The current pass over the data: initial random state and completed micro-batches.
 
-    Those that a loader draws from generators of its own (`generators_of`) are kept beside the global ones. ``own`` are
-    those of the loader at hand. A trial that was paused as a pass ended has ``restored`` the latter alone.
+    ``own`` are the loader's own generators (`generators_of`); a trial paused at a pass's end has ``restored`` only
+    these.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -195,38 +194,38 @@ class Pass:
         self._own_at_start = [generator.get_state() for generator in self.own]
 
     def end(self) -> None:
-        """End the pass before its loader does: a trial that is paused now goes on with the next one."""
+        """End the pass early; a trial paused now resumes with the next."""
         self._at_start, self.micro_batches = {}, 0
         self._own_at_start = [generator.get_state() for generator in self.own]
 
     def rewind(self) -> None:
-        """Draw as at the start of the pass."""
+        """Restore the random state of the pass's start."""
         self._random.restore(self._at_start)
         self.restored = False
 
     def rewind_own(self) -> None:
-        """Let the loader's own generators draw as at the start of the pass."""
+        """Rewind only the loader's own generators."""
         for generator, state in zip(self.own, self._own_at_start, strict=True):
             generator.set_state(state)
 
     @property
     def was_within(self) -> bool:
-        """Return whether the trial was paused within the pass."""
+        """Return whether the trial was paused mid-pass."""
         return self.restored and bool(self._at_start)
 
     def state(self) -> dict[str, Any]:
-        """Return what is saved."""
+        """Return the state to save."""
         return {"at_start": self._at_start, "own_at_start": self._own_at_start, "micro_batches": self.micro_batches}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Restore saved state."""
         self._at_start, self.micro_batches = state["at_start"], state["micro_batches"]
         self._own_at_start = state["own_at_start"]
         self.restored = bool(self._at_start or self._own_at_start)
 
 
 def generators_of(loader: object) -> list[torch.Generator]:
-    """Return the random generators of a `DataLoader` itself, and of its samplers, each once."""
+    """Return the distinct generators of a `DataLoader` and its samplers."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     found = [getattr(owner, "generator", None) for owner in owners]
@@ -234,7 +233,7 @@ def generators_of(loader: object) -> list[torch.Generator]:
 
 
 def refuse_unreadable(state: dict[str, Any]) -> None:
-    """Raise what reading a state raises where it holds more than tensors and plain values; tensors are not copied."""
+    """Raise if a state holds more than tensors and plain values, as loading would; copies no tensors."""
     file = io.BytesIO()
     torch.save(_without_tensors(state), file)
     file.seek(0)
@@ -250,7 +249,7 @@ def _without_tensors(value: Any) -> Any:
 
 
 def first_non_finite(objects: Mapping[str, Any]) -> str | None:
-    """Return the name of the first parameter that is not finite in the models among some objects; waits for them."""
+    """Return the first non-finite model parameter's name; synchronises."""
     named = [
         (f"the parameter {name} of {owner}", parameter.detach())
         for owner, model in objects.items()
@@ -264,7 +263,7 @@ def first_non_finite(objects: Mapping[str, Any]) -> str | None:
 
 
 def unmoved(evaluate: Evaluate) -> Metrics:
-    """Return what an evaluation finds; whatever it draws, the training's random numbers are those without it."""
+    """Evaluate without advancing the training's random state."""
     put_back = kept_random_numbers()
     try:
         return evaluate()
@@ -273,7 +272,7 @@ def unmoved(evaluate: Evaluate) -> Metrics:
 
 
 def kept_random_numbers() -> Callable[[], None]:
-    """Return what puts the global random generators back to where they are now."""
+    """Return a function that restores the current random state."""
     states = RandomState(_device_of_generators())
     kept = states.state()
     return lambda: states.restore(kept)
@@ -288,7 +287,7 @@ NO_STATE = "the script has named no trial.state(...), which one with a Trainer d
 
 
 class TrialRun(Assignment):
-    """The assignment to train one trial."""
+    """The assignment to train a trial."""
 
     def __init__(
         self,
@@ -324,12 +323,12 @@ class TrialRun(Assignment):
         self._memory.start()
 
     def checkpoint(self) -> str | None:
-        """Return the checkpoint of the run of which the trial is a branch; the script has then asked for it."""
+        """Return the checkpoint to branch from, and note that the script asked."""
         self._has_read_checkpoint = True
         return None if self._request.branch is None else self._request.branch.checkpoint
 
     def begin(self) -> None:
-        """Begin the training's time; what the script did before is no training."""
+        """Start the clock; earlier script time is not training."""
         if (branch := self._request.branch) is not None:
             self.stages.refuse("a branch of a longer run", "it ends after as many steps of one size")
             if not self._has_read_checkpoint:
@@ -348,7 +347,7 @@ class TrialRun(Assignment):
         self._clock.train()
 
     def passes(self, loader: object, in_order: bool) -> int | None:
-        """Begin a pass over a loader, see `bssearch.executors.loops.assignment.Assignment`."""
+        """Implement `Assignment.passes`."""
         was_within, self._pass.own = self._pass.was_within, generators_of(loader)
         if self._pass.restored:
             self._pass.rewind_own()
@@ -360,32 +359,32 @@ class TrialRun(Assignment):
         return 0 if was_within else None
 
     def skipped(self) -> None:
-        """Go on with the random numbers of the moment of the pause, if the trial was paused."""
+        """Restore the random state of the pause."""
         if self._saved_random is not None:
             self._random.restore(self._saved_random)
 
     def pass_ended(self) -> None:
-        """End a pass before its loader does."""
+        """End a pass early."""
         self._pass.end()
 
     def is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due; one that was made before a pause is not made again."""
+        """Return whether an evaluation is due and was not made before a pause."""
         last = self._course.progress.last
         every = self._plan.eval_every_steps * self.configuration.batch_size
         is_due = self._is_at_last(step) or self.stages.has_seen_again(every, step)
         return is_due and (last is None or last.step != step)
 
     def pause(self) -> None:
-        """Leave the training's time: an evaluation begins."""
+        """Stop the clock for an evaluation."""
         self._clock.pause()
         self._clock.enter("evaluation")
 
     def resume(self) -> None:
-        """Go on with the training's time."""
+        """Resume the clock."""
         self._clock.train()
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Count steps and their samples; full batches if the samples are not known."""
+        """Count steps and samples; unknown samples count as full batches."""
         full = self.stages.samples(step) - self.stages.samples(self._steps)
         self._samples += full if samples is None else samples
         self._steps = step
@@ -398,26 +397,26 @@ class TrialRun(Assignment):
         return True
 
     def settle(self) -> None:
-        """End the trial where it is asked to, or has trained past its limit.
+        """End the trial if asked to or past its limit.
 
-        Where an evaluation is due that is made first: a paused trial could not make up for it in the body of a loop.
+        A due evaluation comes first, because a resumed loop could not make it up.
         """
         if not self.is_over and not self.is_due(self._steps):
             self._end_where_asked()
             self._end_where_late()
 
     def waited(self, seconds: float) -> None:
-        """Count a wait for data within the training."""
+        """Count a wait for data."""
         self._data_seconds = (self._data_seconds or 0.0) + seconds
         self._pass.micro_batches += 1
 
     def warned(self, sentence: str) -> None:
-        """Keep a sentence for the outcome."""
+        """Keep a warning for the outcome."""
         if sentence not in self._course.progress.warnings:
             self._course.progress.warnings.append(sentence)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Take in an evaluation, tell of it, and end the trial where it says so."""
+        """Record and report an evaluation; end the trial if it decides so."""
         self._clock.pause()
         self._steps = step
         self._line.progressed()
@@ -450,7 +449,7 @@ class TrialRun(Assignment):
             self._end(ending)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test part, where the request asks for it and the trial ended well."""
+        """Evaluate the test set if requested and the trial ended well."""
         if self._has_ended or not self._is_tested:
             return
         self._clock.enter("evaluation")
@@ -459,7 +458,7 @@ class TrialRun(Assignment):
         self.finish()
 
     def looped(self, step: int, because: str = "") -> None:
-        """End the trial where the loop ended by itself."""
+        """End the trial because its loop ended."""
         if self.is_over:
             return
         self._clock.pause()
@@ -473,7 +472,7 @@ class TrialRun(Assignment):
         self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}{ended_by(because)}"))
 
     def failed(self, error: BaseException) -> bool:
-        """End the trial where memory ran out; return whether that is what the error says."""
+        """End the trial if the error is out of memory; return whether it is."""
         if self.is_over or not is_out_of_memory(error):
             return False
         self._clock.pause()
@@ -483,7 +482,7 @@ class TrialRun(Assignment):
         return True
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """Keep what the training goes on from; return the steps and samples that a paused trial has behind it."""
+        """Register state; return a resumed trial's steps and samples."""
         for name, one in objects.items():
             if not callable(getattr(one, "state_dict", None)) or not callable(getattr(one, "load_state_dict", None)):
                 raise UsageError(f"state({name}=...): a {type(one).__name__} has no state_dict() and load_state_dict()")
@@ -494,7 +493,7 @@ class TrialRun(Assignment):
         return self._steps, self._samples
 
     def finish(self) -> None:
-        """Tell how the trial ended, once it has."""
+        """Report an ended trial."""
         if self._ending is None or self._has_ended:
             return
         self._has_ended = True
@@ -502,15 +501,15 @@ class TrialRun(Assignment):
         self._line.send(TrialEnded(self._request.number, self._outcome(self._ending)))
 
     def close(self) -> None:
-        """End what measures the memory, of a trial that may not have ended."""
+        """Stop measuring memory."""
         self._memory.close()
 
     def state(self) -> dict[str, Any]:
-        """Return what is counted, to be saved."""
+        """Return the counters to save."""
         return {"steps": self._steps, "samples": self._samples, "data_seconds": self._data_seconds}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Restore saved counters."""
         self._steps, self._samples, self._data_seconds = state["steps"], state["samples"], state["data_seconds"]
 
     def _is_at_last(self, step: int) -> bool:
@@ -547,7 +546,7 @@ class TrialRun(Assignment):
         self._saved_random = state
 
     def _save(self, path: str) -> str | None:
-        """Save the trial; return why that cannot be."""
+        """Save the trial; return why it failed, or None."""
         if not self._objects:
             return NO_STATE
         self._course.progress.note_peak(self._memory.peak_bytes())

@@ -1,4 +1,4 @@
-"""Runs trials on a Ray cluster: one worker process for each slot, on whichever node Ray gives the slot."""
+"""Runs trials on a Ray cluster with one worker process per slot."""
 
 from __future__ import annotations
 
@@ -31,18 +31,16 @@ from bssearch.records import (
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATA_DIR_VARIABLE, checkpoint_url
 
 HEAR_SECONDS = 1.0
-"""How long an actor may wait for something to say, before it answers that there is nothing: a choice."""
+"""Maximum wait of an actor before it answers that there is no reply."""
 
 SILENCE_SECONDS = 60.0
-"""An actor that has not answered for so long is lost: a choice. A dead process or machine shows within seconds as a
-broken connection; this is for a network that swallows all."""
+"""An actor silent for this long is lost, as in a network partition; a dead process shows within seconds."""
 
 
 class ActorWorker:
-    """A worker in an actor, as a `bssearch.executors.slots.Worker`. ``machine`` is the name of the actor's.
+    """A worker in an actor, as a `bssearch.executors.slots.Worker`, on ``machine``.
 
-    Two threads: one passes on what the driver says, in its order; one asks the actor again and again what the worker
-    has said. An actor that dies, or is silent for `SILENCE_SECONDS`, is the death of the worker: lost.
+    One thread sends commands in order, one polls for replies. A dead or silent actor counts as a lost worker.
     """
 
     def __init__(
@@ -75,27 +73,27 @@ class ActorWorker:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the actor is gone, and not only its worker."""
+        """Whether the actor itself is gone."""
         return self._death is not None and self._death.verdict is not None
 
     def send(self, command: Command) -> None:
-        """Send a command; one to a dead worker is lost, its death is told through the inbox."""
+        """Implement `Worker.send`."""
         self._asked.put(partial(self._actor.tell.remote, encode(command)))
 
     def has_exited(self) -> bool:
-        """Return whether the process is known to have ended."""
+        """Implement `Worker.has_exited`."""
         return self._death is not None
 
     def write_stack(self) -> None:
-        """Have the worker write to its log where its main thread stands."""
+        """Implement `Worker.write_stack`."""
         self._asked.put(self._actor.write_stack.remote)
 
     def kill(self) -> None:
-        """Kill the worker and all that it started; its end is told through the inbox. A signal handler may call it."""
+        """Implement `Worker.kill`."""
         self._asked.put(self._actor.kill.remote)
 
     def bury(self) -> Death:
-        """Let go of a worker whose end was told; return how it died."""
+        """Implement `Worker.bury`."""
         self._asked.put(None)
         self._listener.join()
         assert self._death is not None, "its end has been told"
@@ -148,16 +146,16 @@ class ActorWorker:
 
 
 PLACE_SECONDS = 60.0
-"""How long Ray may take to give a slot a node: a choice. It takes seconds where there is room."""
+"""Time for Ray to place a slot; it takes seconds if there is room."""
 
 LEAVE_SECONDS = 3.0
-"""How long an actor may take to clear up before it is killed: a choice."""
+"""Time for an actor to clean up before it is killed."""
 
 ATTEMPTS = 3
-"""How often what is asked of a worker is tried, where each time its node is lost: a choice."""
+"""Maximum attempts of a request whose node is lost."""
 
 CALLS_AT_ONCE = 4
-"""How many methods of an actor may run at once: one listens all the time. A choice."""
+"""Concurrent methods of an actor; one always listens."""
 
 T = TypeVar("T")
 
@@ -175,14 +173,14 @@ class _Seat:
 class RayExecutor(SlotExecutor):
     """Runs trials on a Ray cluster; see `bssearch.executors.base.Executor`.
 
-    Each slot is an actor, on the node that Ray chooses, with ``threads`` CPUs and, where the cluster has GPUs and the
-    device is not ``cpu``, a GPU of its own. Ray does not restart it: a trial that is lost with it is told as lost, and
-    the next one has a new actor. A slot for which there is no node any more is given up. The workload, its data and
-    checkpoints must lie on each node where they lie here.
+    Each slot is an actor with ``threads`` CPUs and one GPU, or none on a CPU cluster or with device ``cpu``. A trial
+    lost with its actor is reported as lost, and the next one gets a new actor. A slot is dropped if no node has room.
+    Workload, data and checkpoints must have the same paths on all nodes.
 
-    Raises `UsageError` where Ray is not installed, for more slots or threads than the cluster has room for, and where a
-    cluster of several machines would have checkpoints in a store that is no folder;
-    `LaunchError` where no cluster answers.
+    Raises:
+        UsageError: Ray is missing, the cluster is too small, or several machines would use a checkpoint store that is
+            not a folder.
+        LaunchError: no cluster answers.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -203,7 +201,7 @@ class RayExecutor(SlotExecutor):
 
     @property
     def slots_apart(self) -> bool:
-        """Whether each slot has a device of its own: Ray gives a GPU to one actor."""
+        """Whether each slot has its own device; Ray gives a GPU to one actor."""
         return self._gpus > 0
 
     def submit(self, request: TrialRequest) -> None:
@@ -223,7 +221,7 @@ class RayExecutor(SlotExecutor):
             self._events.append(TrialEnded(request.number, TrialOutcome(state=TrialState.LOST, reason=str(error))))
 
     def close(self) -> None:
-        """End what runs, as cancelled, and let go of the actors, and of a Ray that was started here."""
+        """Cancel running trials, release the actors and stop a Ray started here."""
         super().close()
         ray = self._cluster.ray
         if self._seats:
@@ -235,7 +233,7 @@ class RayExecutor(SlotExecutor):
         self._cluster.close()
 
     def _again(self, work: Callable[[], T]) -> T:
-        """Have something done, and again where a worker or an actor is lost meanwhile: its slot gets another node."""
+        """Retry work whose worker or actor is lost, on another node."""
         for _ in range(ATTEMPTS - 1):
             try:
                 return work()
