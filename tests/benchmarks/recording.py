@@ -185,7 +185,9 @@ def main() -> int:
     picture = svg(shown, f"bssearch run {options.spec}, {time.strftime('%Y-%m-%d')}", options.seconds)
     options.out.write_text(picture, encoding="utf-8")
     size = len(picture.encode())
-    print(f"{options.out}: {size / 1000:.0f} kB (bar {SIZE_BAR / 1000:.0f}), {len(shown)} frames, {chunks[-1][0]:.0f} s")
+    print(
+        f"{options.out}: {size / 1000:.0f} kB (bar {SIZE_BAR / 1000:.0f}), {len(shown)} frames, {chunks[-1][0]:.0f} s"
+    )
     return int(size > SIZE_BAR)
 
 
