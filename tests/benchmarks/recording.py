@@ -1,7 +1,7 @@
 """Records the terminal output of a real `bssearch run` as an animated SVG of text, of at most 400 kB.
 
-The study runs in a pseudo-terminal, in an empty folder. The animation shortens the run to `--seconds` and holds the last
-frame, the answer. Colours follow the reader's dark or light scheme.
+The study runs in a pseudo-terminal, in an empty folder. The animation shortens the run to `--seconds` and holds
+the last frame, the answer. Colours follow the reader's dark or light scheme.
 Run: python tests/benchmarks/recording.py studies/digits.yaml --out bssearch/guide/pictures/run.svg
 """
 

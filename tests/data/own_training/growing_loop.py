@@ -1,7 +1,6 @@
+import bssearch
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-
-import bssearch
 
 trial = bssearch.current_trial(batch_size=32, learning_rate=0.1)
 inputs = torch.randn(1200, 10, generator=torch.Generator().manual_seed(0))

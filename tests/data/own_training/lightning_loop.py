@@ -1,9 +1,8 @@
+import bssearch
 import lightning
 import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-import bssearch
 from bssearch.executors.loops.lightning import TrialCallback
+from torch.utils.data import DataLoader, TensorDataset
 
 
 class Module(lightning.LightningModule):

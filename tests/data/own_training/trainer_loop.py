@@ -1,9 +1,8 @@
+import bssearch
 import torch
+from bssearch.executors.loops.transformers import TrialCallback, training_arguments
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BertConfig, BertForSequenceClassification, Trainer
-
-import bssearch
-from bssearch.executors.loops.transformers import TrialCallback, training_arguments
 
 trial = bssearch.current_trial(batch_size=32, learning_rate=3e-3, evaluate_every=50)
 generator = torch.Generator().manual_seed(0)
