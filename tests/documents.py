@@ -11,6 +11,9 @@ GUIDE = ROOT / "bssearch" / "guide"
 DOCUMENTS = {path.stem: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(GUIDE.glob("*.md"))]}
 README = DOCUMENTS["README"]
 BENCHMARKS = ROOT / "tests" / "benchmarks"
+OWN_TRAINING = ROOT / "tests" / "data" / "own_training"
+"""Scripts that the guide names instead of showing them whole."""
+
 SCRIPTS = sorted(path for path in BENCHMARKS.rglob("*.py") if "if __name__ ==" in path.read_text(encoding="utf-8"))
 """The benchmarks that are run as files."""
 

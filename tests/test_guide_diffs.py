@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import DOCUMENTS, blocks
+from tests.documents import DOCUMENTS, OWN_TRAINING, blocks
 
 TEXT = DOCUMENTS["own-training"]
 LIBRARIES = {"Lightning", "Hugging Face Trainer"}
@@ -42,9 +42,17 @@ def hunks(section: str) -> list[tuple[str, str]]:
     return sides  # type: ignore[return-value]
 
 
+def script_of(section: str) -> str:
+    """Return the script that a section shows, or names."""
+    named = re.findall(r"tests/data/own_training/(\w+\.py)", section_of(section))
+    shown = [(OWN_TRAINING / name).read_text(encoding="utf-8") for name in named]
+    (script,) = shown or blocks(section_of(section), "python")
+    return script
+
+
 def plain(section: str) -> str:
     """Return the plain script of a section: its own, with the diff applied backwards."""
-    (script,) = blocks(section_of(section), "python")
+    script = script_of(section)
     for before, after in hunks(section):
         assert f"\n{script}".count(f"\n{after}") == 1, f"not once in the script:\n{after}"
         script = f"\n{script}".replace(f"\n{after}", f"\n{before}")[1:]

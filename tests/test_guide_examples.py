@@ -32,7 +32,7 @@ from tests.executors.own_command import request
 from tests.executors.own_command import run as run_command
 from tests.factories import changed
 from tests.packages import installed
-from tests.test_guide_diffs import plain
+from tests.test_guide_diffs import plain, script_of
 
 SECTION = DOCUMENTS["changing-the-code"].split("## To add one of a kind")[1].split("\n## ")[0]
 (LINES,) = blocks(SECTION, "toml")
@@ -144,7 +144,8 @@ ANY_PROGRAM = DOCUMENTS["own-training"].split("## Any program")[1].split("\n## "
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with the guide's programs, and a spec of each; `plain.py` is the one without its diff."""
-    (shell,), (script,), specs = (blocks(ANY_PROGRAM, one) for one in ("bash", "python", "yaml"))
+    (shell,), specs = (blocks(ANY_PROGRAM, one) for one in ("bash", "yaml"))
+    script = script_of("Any program")
     (tmp_path / "train.sh").write_text(shell)
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "plain.py").write_text(plain("Any program"))
@@ -188,12 +189,9 @@ def test_the_programs_of_the_guide_train_and_report(spec: str, basis: SecondsBas
 OWN_LOOP = DOCUMENTS["own-training"].split("## A loop of your own")[1].split("\n## ")[0]
 
 
-LIGHTNING = DOCUMENTS["own-training"].split("## Lightning")[1].split("\n## ")[0]
-
-
 @pytest.mark.slow
 def test_the_lightning_script_of_the_guide_is_a_study(tmp_path: Path) -> None:
-    (script,), (spec,) = blocks(LIGHTNING, "python"), blocks(OWN_LOOP, "yaml")
+    script, (spec,) = script_of("Lightning"), blocks(OWN_LOOP, "yaml")
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "own.yaml").write_text(spec)
     done = bssearch("run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu", cwd=tmp_path)
@@ -229,7 +227,7 @@ TRAINER = DOCUMENTS["own-training"].split("## Hugging Face Trainer")[1].split("\
 @pytest.mark.slow
 def test_the_trainer_of_the_guide_trains_alone_and_is_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (script,), (spec,) = blocks(TRAINER, "python"), blocks(TRAINER, "yaml")
+    script, (spec,) = script_of("Hugging Face Trainer"), blocks(TRAINER, "yaml")
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "trainer.yaml").write_text(spec)
     alone = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -12,11 +12,10 @@ import pytest
 from bssearch.spec.space import OPTIMIZERS
 from bssearch.spec.space.optimizers import SCRATCH_RATES
 from tests.cli.task import bssearch
-from tests.documents import DOCUMENTS, blocks
+from tests.documents import DOCUMENTS, OWN_TRAINING, blocks
 
 TEXT = DOCUMENTS["own-training"]
-(EXAMPLE,) = (block for block in blocks(TEXT, "python") if "class MyText" in block)
-(SPEC,) = (block for block in blocks(TEXT, "yaml") if "my_text.py" in block)
+EXAMPLE, SPEC = ((OWN_TRAINING / name).read_text(encoding="utf-8") for name in ("my_text.py", "my_text.yaml"))
 (STEP,) = (block for block in blocks(TEXT, "python") if "def training_step(self, step)" in block)
 
 

@@ -22,7 +22,7 @@ from bssearch.workloads.base import resolve
 from bssearch.workloads.given import given_workload
 from tests.cli.task import SPEC as TASK
 from tests.cli.task import WORKLOAD, bssearch, environment, printed
-from tests.documents import DOCUMENTS, blocks
+from tests.documents import OWN_TRAINING
 from tests.waiting import Ear
 
 FIELDS: dict[str, Any] = {
@@ -137,8 +137,7 @@ def test_a_file_that_runs_a_study_as_it_is_imported_starts_no_process_after_proc
 
 @pytest.mark.slow
 def test_the_study_of_the_guide_runs_as_a_script_and_is_refused_where_its_class_has_changed(tmp_path: Path) -> None:
-    section = DOCUMENTS["own-training"].split("## From Python")[1].split("\n## ")[0]
-    code = blocks(section, "python")[0]
+    code = (OWN_TRAINING / "own_class.py").read_text(encoding="utf-8")
     (tmp_path / "script.py").write_text(code)
     done = python("-W", "error", "script.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ from bssearch.records.batch_schedule import BatchSchedule, Stage, with_batch_sch
 from bssearch.records.scaling import LearningRateRule
 from bssearch.training.batches import Growth, micro_batches
 from bssearch.workloads.data import Part
-from tests.documents import DOCUMENTS, blocks
+from tests.documents import OWN_TRAINING
 from tests.executors.loops.loops import ROWS, FakeLine, Started, asked, assign, step_time_request
 from tests.executors.loops.test_branching import BRANCH
 from tests.executors.loops.test_ranks import FakeRanks, Group
@@ -454,7 +454,7 @@ def test_memory_that_runs_out_names_the_micro_batch_of_its_stage() -> None:
 
 
 def test_the_loop_of_the_guide_grows_and_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    (script,) = blocks(DOCUMENTS["own-training"].split("## Batches that grow")[1].split("\n## ")[0], "python")
+    script = (OWN_TRAINING / "growing_loop.py").read_text(encoding="utf-8")
     wanted = grows((0, 20), (200, 100, 50), (600, 200, 50), learning_rate=0.2)
     started = Started(grown(None, configuration=wanted, eval_every_steps=5))
     started.stop_at(20, TrialState.PRUNED)
