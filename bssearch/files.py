@@ -39,7 +39,7 @@ def _refuse_database(path: Path) -> None:
         return
     with path.open("rb") as file:
         if file.read(len(_SQLITE)) == _SQLITE:
-            raise UsageError(f"{path} cannot be written: a SQLite database lies there", hint="choose another file")
+            raise UsageError(f"{path} cannot be written: a SQLite database is there", hint="choose another file")
 
 
 def check_folder(path: Path, files: Sequence[str]) -> None:

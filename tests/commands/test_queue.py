@@ -248,8 +248,8 @@ class TestRefusals:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"template": "other"}, "of the workers that are here none serves it: no worker has a template 'other'"),
-        ({"values": {"budget.trials": 9}}, "none serves it: budget.trials = 9 must be a whole number from 1 to 4"),
+        ({"template": "other"}, "no present worker serves it: no worker has a template 'other'"),
+        ({"values": {"budget.trials": 9}}, "no present worker serves it: budget.trials = 9 must be a whole number from 1 to 4"),
         ({"tags": ("gpu:h200", "a:b")}, "of the workers that are here none that takes it has the tag gpu:h200"),
         ({"tags": ("a:b",)}, ""),
         ({}, ""),
