@@ -249,7 +249,7 @@ class TestRefusals:
     ("changes", "said"),
     [
         ({"template": "other"}, "no present worker serves it: no worker has a template 'other'"),
-        ({"values": {"budget.trials": 9}}, "no present worker serves it: budget.trials = 9 must be a whole number from 1 to 4"),
+        ({"values": {"budget.trials": 9}}, "worker serves it: budget.trials = 9 must be a whole number from 1 to 4"),
         ({"tags": ("gpu:h200", "a:b")}, "of the workers that are here none that takes it has the tag gpu:h200"),
         ({"tags": ("a:b",)}, ""),
         ({}, ""),
