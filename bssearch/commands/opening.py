@@ -272,7 +272,8 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
 
     Nothing is written before the spec is checked; a new study is deleted if the workload fails before its first
     measurement. With ``keeps_name`` a given workload runs under the spec's workload name. With ``reports`` trials
-    go to the boards of the spec and ``BSSEARCH_LOG``. Raises the errors of `described`, `DatabaseError` and `QuestionChangedError`.
+    go to the boards of the spec and ``BSSEARCH_LOG``. Raises the errors of `described`,
+    `DatabaseError` and `QuestionChangedError`.
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)

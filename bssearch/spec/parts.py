@@ -225,8 +225,8 @@ class BudgetSpec(StrictModel):
     no search trial starts, running ones finish, and confirmation follows.
 
     The search ends early if no trial is expected to improve the incumbent's time by ``least_improvement`` (if the
-    sampler can tell, as ``auto`` does), but not before ``least_trials``: a study that ended early and
-    gets a larger budget uses all of it.
+    sampler can tell, as ``auto`` does), but not before ``least_trials``: a study that ended early and gets a
+    larger budget uses all of it.
 
     ``schedule_trials`` with growing batches follow if the space has a ``batch_schedule``.
     """

@@ -283,7 +283,7 @@ def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
     if not lacking or not all(lacking):
         return ""
     fewest = min(lacking, key=lambda tags: (len(tags), tags))
-    return f"of the workers that are here none that takes it has the tag {', '.join(fewest)}"
+    return f"no present worker that offers it has the tag {', '.join(fewest)}"
 
 
 def _seen(worker: WorkerRecord) -> SeenWorker:

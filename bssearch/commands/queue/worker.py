@@ -278,8 +278,9 @@ def run_worker(
 ) -> None:
     """Serve the queue from a file's templates until SIGTERM or Ctrl-C.
 
-    A worker serves one study at a time: the highest priority, then the oldest. On a stop, trials are paused and given back. Raises `SpecError`, `NotFoundError`, and `DatabaseError` if the
-    database is not writable at the start; later the worker waits for it.
+    A worker serves one study at a time: the highest priority, then the oldest. On a stop,
+    trials are paused with their checkpoints and given back. Raises `SpecError` and `NotFoundError` for the file, and
+    `DatabaseError` if the database is not writable at the start; later the worker waits for it.
     """
     offered = load_templates(Path(templates), serving.overrides)
     with open_store(launch.db, notify=tell) as store:

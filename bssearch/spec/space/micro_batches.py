@@ -103,7 +103,8 @@ def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, 
     """Return, by batch size, the measured step time of the split that trials use.
 
     The split is the largest micro-batch below the boundary. Of its measurements the first without contention counts,
-    else the first. The evaluation cadence is the first measurement's, because trials keep it. Batch sizes without such a split are left out.
+    else the first. The evaluation cadence is the first measurement's, because trials keep it. Batch sizes
+    without such a split are left out.
     """
     found: dict[int, ProbeRecord] = {}
     for probe in timed:
