@@ -112,7 +112,7 @@ def make_guarded_folder(path: Path) -> None:
 
 
 def _make_for_a_group(path: Path) -> None:
-    """Make a folder for the parent's group: it gets its rights before its name, so that no member is refused meanwhile."""
+    """Make a folder for the parent's group; it gets its rights before its name, so that no member is refused."""
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         os.chown(draft, -1, path.parent.stat().st_gid)

@@ -90,7 +90,8 @@ def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> 
 
     Each until its median is known within 2 %, or for ``seconds_limit``; in the largest micro-batches that fit, if any.
     Times pool all visits; trials keep the first visit's evaluation cadence. A later `run` visits
-    only sizes with too few visits. Sizes that run out of memory are stored as such. Raises `LaunchError`, `WorkloadError`.
+    only sizes with too few visits. Sizes that run out of memory are stored as such. Raises `LaunchError`,
+    `WorkloadError`.
     """
     spec, store, environment = study.spec, study.store, study.environment
 
