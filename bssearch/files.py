@@ -39,7 +39,7 @@ def _refuse_database(path: Path) -> None:
         return
     with path.open("rb") as file:
         if file.read(len(_SQLITE)) == _SQLITE:
-            raise UsageError(f"{path} cannot be written: a SQLite database lies there", hint="choose another file")
+            raise UsageError(f"{path} cannot be written: a SQLite database is there", hint="choose another file")
 
 
 def check_folder(path: Path, files: Sequence[str]) -> None:
@@ -112,7 +112,7 @@ def make_guarded_folder(path: Path) -> None:
 
 
 def _make_for_a_group(path: Path) -> None:
-    """Make a folder for the parent's group, never readable by others."""
+    """Make a folder for the parent's group; it gets its rights before its name, so that no member is refused."""
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         os.chown(draft, -1, path.parent.stat().st_gid)

@@ -139,7 +139,7 @@ def show_model(
 
 
 def tell(form: Format, sentence: str, **values: object) -> None:
-    """Print what a command did: a sentence, or its values for programs."""
+    """Print a command's result: a sentence, or its values for programs."""
     show(form, lambda: typer.echo(sentence), lambda: values, lambda: [values])
 
 

@@ -110,7 +110,7 @@ def print_quick(found: QuickAnswer) -> None:
     )
     out.print(
         f"Unverified: batch {best.batch_size} (lr {best.learning_rate:.3g}{split}) is expected to reach "
-        f"{found.metric} {found.target:.4g} soonest; {gain}. The optimum lies between {low} and {high} (90 %); "
+        f"{found.metric} {found.target:.4g} soonest; {gain}. The optimum is between {low} and {high} (90 %); "
         f"{found.flat_range[0]} to {found.flat_range[1]} are expected to be within 5 %."
     )
     critical = found.b_crit

@@ -273,7 +273,7 @@ def sentences(found: Rerun) -> list[str]:
     nothing = "The recorded environment is identical"
     why = (
         "GPU kernels may sum in a different order "
-        "(`training.deterministic: true` prevents this), and a workload may draw random numbers of its own."
+        "(`training.deterministic: true` prevents this), and a workload may draw its own random numbers."
     )
     alike = f"{nothing}: {why}" if found.identical is False else f"{nothing}."
     return [*told, "Differences from the stored environment:" if found.differences else alike]

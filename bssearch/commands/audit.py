@@ -147,9 +147,10 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 
 
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
-    """Time the optimum's and the largest whole batch in micro-batches.
+    """Time the optimum's and the largest batch size in micro-batches and store the times as one visit.
 
-    Timed splits are skipped; stops if the user's code refuses micro-batches. Raises `LaunchError`.
+    Only batch sizes that also ran whole are timed. Splits timed before are skipped. Timing stops if the user's code
+    refuses micro-batches. Raises `LaunchError` if the worker dies.
     """
     spec = study.spec
     known = study.store.probes(spec.name, study.environment)

@@ -186,7 +186,7 @@ def _about_the_metric(evidence: Evidence) -> list[Suspicion]:
             "target_is_the_bound",
             target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low),
             f"target.value = {target.value:g} is the best {target.metric} there is: `bssearch check "
-            "--suggest-target` says what the default can reach",
+            "--suggest-target` proposes a target that the default reaches",
         ),
     ]
 
@@ -214,8 +214,8 @@ def _about_the_trial(evidence: Evidence) -> list[Suspicion]:
             "target_far",
             covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2,
             f"after {outcome.train_seconds:.3g} train seconds, half of the limit or more, the default has covered "
-            f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch check --suggest-target` says "
-            "what it can reach",
+            f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch check --suggest-target` proposes "
+            "a target that it reaches",
         ),
         (
             "target_too_easy",
@@ -275,7 +275,7 @@ def _about_the_spec(evidence: Evidence) -> list[Suspicion]:
     wanted, cores = spec.executor.least_slots * spec.executor.threads, os.cpu_count() or 1
     outside = spec.space.outside(spec.default_configuration)
     return [
-        *(("default_outside_space", True, f"the default lies outside the space: {one}") for one in outside),
+        *(("default_outside_space", True, f"the default is outside the space: {one}") for one in outside),
         *((code, True, sentence) for code, sentence in about_default_model(spec)),
         (
             "warmup_outlasts_limit",

@@ -106,7 +106,7 @@ def stage_at(samples):
 
 
 def rate_factor(samples, train_samples):
-    """Return what the stage's peak learning rate is multiplied by after so many samples; 0 at the end."""
+    """Return the factor of the stage's peak learning rate after ``samples``; 0 at the end."""
     step = samples // @FIRST@
     warmup = round(@WARMUP@ * train_samples / @FIRST@)
 @FACTOR@

@@ -85,7 +85,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
     if (low is not None and target.value < low) or (high is not None and target.value > high):
         bound = f"[{'-∞' if low is None else f'{low:g}'}, {'∞' if high is None else f'{high:g}'}]"
         raise SpecError(
-            f"target.value = {target.value:g}: {target.metric} lies in {bound}",
+            f"target.value = {target.value:g}: {target.metric} is in {bound}",
             hint="`bssearch check --suggest-target` proposes one that the default configuration reaches",
         )
     if target.metric not in found.model.initial_metrics:
@@ -198,9 +198,10 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
 
 
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
-    """Return a spec with its workload's name; if it ``keeps_name``, its own.
+    """Return the spec with the given workload; with ``keeps_name`` the spec's workload name stays, if it has one.
 
-    Raises `UsageError` if there is none, its settings differ, or the spec runs a command.
+    Raises `UsageError` if no process can load a workload, if the given object's settings differ from the spec's, or
+    if a workload is given for a command.
     """
     if given is None:
         if launch.make_executor is None:
@@ -270,8 +271,9 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
     """Create or open a spec's study with an executor; close both at the end.
 
     Nothing is written before the spec is checked; a new study is deleted if the workload fails before its first
-    measurement. With ``reports`` trials go to the boards of the spec and ``BSSEARCH_LOG``. Raises the errors of
-    `described`, `DatabaseError` and `QuestionChangedError`.
+    measurement. With ``keeps_name`` a given workload runs under the spec's workload name. With ``reports`` trials
+    go to the boards of the spec and ``BSSEARCH_LOG``. Raises the errors of `described`,
+    `DatabaseError` and `QuestionChangedError`.
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
@@ -433,7 +435,7 @@ def _open_study(
     listener.opened(study, store.masked_url, continued=stored is not None)
     outside = "; ".join(spec.space.outside(spec.default_configuration)) if stored is None else ""
     for note in (
-        outside and f"the default configuration lies outside the search space: {outside}",
+        outside and f"the default configuration is outside the search space: {outside}",
         *differences(spec, study, found),
         *(sentence for _, sentence in batch_normalisation_caveats(spec, found)),
         found.notice,

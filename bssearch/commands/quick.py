@@ -89,8 +89,8 @@ class QuickPlan:
     def next_size(self, history: History) -> TrialPlan | None:
         """Return the next run by the learning-rate rule: the default, then other batch sizes.
 
-        None if time for gradients would be lacking or the optimum is known within `CLOSE`. A default stopped in a
-        shorter quick answer runs once more.
+        Returns None if the default diverged, if a run as long as the fastest would leave no time for gradients, or if
+        no size is left to run. A default stopped in a shorter quick answer runs once more.
         """
         spec = history.spec
         default = ended_run(history, spec.default_configuration)
@@ -185,8 +185,9 @@ def by_rule(history: History) -> list[TrialRecord]:
 def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
     """Return the batch size to run next, or None.
 
-    First the default × and ÷ `STEP`; then the size in the optimum's interval farthest from ``runs``; last the size to
-    recommend.
+    First the default × and ÷ `STEP`, the one expected to be faster before the other. Then, while the optimum's interval
+    is wider than `CLOSE`, the size in it farthest from ``runs``. Last the size to recommend, unless it has run.
+    ``runs`` follow the learning-rate rule.
     """
     run = {trial.configuration.batch_size for trial in runs}
     optimum = expected(history, law_points(runs), None)[1]

@@ -96,7 +96,7 @@ class StudySpec(StrictModel):
     def _each_board_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
         if twice:
-            raise ValueError(f"{twice[0]!r} stands there more than once")
+            raise ValueError(f"{twice[0]!r} appears more than once")
         return names
 
     @field_validator("default")
@@ -128,7 +128,7 @@ class StudySpec(StrictModel):
         if self.arguments and (self.command or not self.is_program):
             raise ValueError(f"arguments are those of a script (workload: train.py); workload = {self.workload!r}")
         if self.command and self.workload != COMMAND:
-            raise ValueError(f"a command stands in the place of a workload; workload = {self.workload!r}")
+            raise ValueError(f"a command replaces the workload; workload = {self.workload!r}")
         if self.report and not self.command:
             raise ValueError("report says how the log of a command is read; there is no command")
         if not self.is_program:
@@ -149,7 +149,7 @@ class StudySpec(StrictModel):
                 f"its own{hint}"
             )
         if self.executor.name == "inline":
-            raise ValueError("executor.name = inline runs a workload; a program runs in a process of its own")
+            raise ValueError("executor.name = inline runs a workload; a program runs in its own process")
         if self.command:
             check_command(self.command, self.report, self.target.metric, self.set_parameters, self.searched)
         return self

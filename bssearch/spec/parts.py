@@ -196,7 +196,7 @@ class ConfirmSpec(StrictModel):
     """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default, the largest.
 
     Each gets ``runs``. With ``max_runs``, indistinguishable finalists get more until the answer is settled, each has
-    ``max_runs``, or all took ``train_seconds``.
+    ``max_runs``, or the runs took ``train_seconds`` in total.
     """
 
     top: int = Field(default=2, ge=1)
@@ -220,12 +220,13 @@ class ConfirmSpec(StrictModel):
 class BudgetSpec(StrictModel):
     """Limits of the search; confirmation is extra.
 
-    ``wall_seconds`` (None: unlimited) is time with running search trials, over all drivers, overlaps counted once; step
-    times and confirmation are excluded. Afterwards no search trial starts, and running ones finish.
+    ``wall_seconds`` (None: unlimited) is time with running search trials, evaluations included, over all runs and
+    drivers of the study. Overlaps count once; step times, confirmation and pauses between runs are excluded. After it
+    no search trial starts, running ones finish, and confirmation follows.
 
     The search ends early if no trial is expected to improve the incumbent's time by ``least_improvement`` (if the
-    sampler can tell, as ``auto`` does), but not before ``least_trials``: a finished study with a larger budget uses all
-    of it.
+    sampler can tell, as ``auto`` does), but not before ``least_trials``: a study that ended early and gets a
+    larger budget uses all of it.
 
     ``schedule_trials`` with growing batches follow if the space has a ``batch_schedule``.
     """

@@ -60,8 +60,8 @@ def find_spec(path_or_name: str | Path) -> Path:
 def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StudySpec:
     """Read a spec from a file, a shipped study's name or a dict; ``overrides`` are like ``a.b=c``.
 
-    ``preset: NAME`` fills missing fields from ``studies/presets``. Raises `NotFoundError`, and `SpecError` naming file,
-    line and field.
+    ``preset: NAME`` fills missing fields from ``studies/presets``. A dict is not changed. Raises `NotFoundError`,
+    and `SpecError` naming file, line and field.
     """
     if isinstance(source, Mapping):
         _check_values(source, IN_PYTHON)

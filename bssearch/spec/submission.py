@@ -34,7 +34,7 @@ _TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class SubmissionState(StrEnum):
-    """WAITING to be served; PAUSED or CANCELLED by its owner; DONE or FAILED by a worker."""
+    """WAITING to be served; PAUSED or CANCELLED by a user; DONE or FAILED by a worker."""
 
     WAITING = "waiting"
     PAUSED = "paused"

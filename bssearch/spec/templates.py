@@ -48,7 +48,7 @@ class NumberType(_Type):
 
     @property
     def wanted(self) -> str:
-        """What a value must be."""
+        """Description of the valid values."""
         what = {
             "integer": "a whole number",
             "number": "a number",
@@ -81,7 +81,7 @@ class BooleanType(_Type):
 
     @property
     def wanted(self) -> str:
-        """What a value must be."""
+        """Description of the valid values."""
         return "true or false"
 
     @property
@@ -101,7 +101,7 @@ class ChoiceType(_Type):
 
     @property
     def wanted(self) -> str:
-        """What a value must be."""
+        """Description of the valid values."""
         return f"one of {', '.join(map(str, self.choices))}"
 
     @property

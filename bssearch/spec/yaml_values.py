@@ -67,7 +67,7 @@ class Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 raise ConstructorError(None, None, "a key must be a text, not a list or a mapping", key.start_mark)
             if key.value in seen:
-                raise ConstructorError(None, None, f"the key {shortened(key.value)} stands twice", key.start_mark)
+                raise ConstructorError(None, None, f"the key {shortened(key.value)} appears twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

@@ -248,9 +248,9 @@ class TestRefusals:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"template": "other"}, "of the workers that are here none serves it: no worker has a template 'other'"),
-        ({"values": {"budget.trials": 9}}, "none serves it: budget.trials = 9 must be a whole number from 1 to 4"),
-        ({"tags": ("gpu:h200", "a:b")}, "of the workers that are here none that takes it has the tag gpu:h200"),
+        ({"template": "other"}, "no present worker serves it: no worker has a template 'other'"),
+        ({"values": {"budget.trials": 9}}, "worker serves it: budget.trials = 9 must be a whole number from 1 to 4"),
+        ({"tags": ("gpu:h200", "a:b")}, "no present worker that offers it has the tag gpu:h200"),
         ({"tags": ("a:b",)}, ""),
         ({}, ""),
     ],
@@ -267,7 +267,9 @@ def test_the_queue_says_why_no_worker_serves_what_waits(
         [row] = queued_studies(store).submissions
         assert said in row.reason and bool(row.reason) == bool(said)
     shown = bssearch("queue", "list", "--db", url, cwd=tmp_path).stdout
-    assert (said.split(":")[0] in " ".join(shown.split())) and ("of the workers" in shown) == bool(said)
+    assert (said.split(":")[0] in " ".join(shown.split())) and ("no present worker" in " ".join(shown.split())) == bool(
+        said
+    )
 
 
 def test_a_worker_with_the_tags_that_does_not_take_the_values_is_none_that_serves_it(store: Store) -> None:
@@ -276,7 +278,7 @@ def test_a_worker_with_the_tags_that_does_not_take_the_values_is_none_that_serve
         offered = {"task": {"budget.trials": {"type": "integer", "low": 1, "high": most}}}
         store.keep_worker(record(name, templates=offered, tags=tags))
     [row] = queued_studies(store).submissions
-    assert row.reason == "of the workers that are here none that takes it has the tag a:b"
+    assert row.reason == "no present worker that offers it has the tag a:b"
 
 
 def test_what_kept_one_worker_from_a_study_is_forgotten_once_another_serves_it(store: Store) -> None:

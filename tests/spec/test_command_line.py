@@ -59,7 +59,7 @@ def test_a_command_stands_for_the_workload() -> None:
         ({"report": {**LOG, "step": "step (["}}, "is no regular expression: unterminated character set"),
         ({"report": {"accuracy": "acc=(.)"}}, "report has no expression for step; it has accuracy"),
         ({"report": {"step": "step (.)"}}, "report has no expression for accuracy; it has step"),
-        ({"workload": "digits"}, "a command stands in the place of a workload; workload = 'digits'"),
+        ({"workload": "digits"}, "a command replaces the workload; workload = 'digits'"),
         ({"arguments": ["--epochs"]}, "arguments are those of a script"),
         ({"training": {"precision": "bf16"}}, "training says how bssearch computes steps"),
         ({"workload_settings": {"width": 3}}, "workload_settings are those of a workload class"),

@@ -89,7 +89,9 @@ def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> 
     """Time the default at every batch size; return the measurements, ascending.
 
     Each until its median is known within 2 %, or for ``seconds_limit``; in the largest micro-batches that fit, if any.
-    Times pool all visits; the evaluation cadence stays the first visit's. Raises `LaunchError`, `WorkloadError`.
+    Times pool all visits; trials keep the first visit's evaluation cadence. A later `run` visits
+    only sizes with too few visits. Sizes that run out of memory are stored as such. Raises `LaunchError`,
+    `WorkloadError`.
     """
     spec, store, environment = study.spec, study.store, study.environment
 

@@ -42,7 +42,7 @@ def resume_study(store: Store, study: str) -> Submission:
 
 
 def settle_cancelled(store: Store, study: str) -> None:
-    """End a cancelled study's paused and orphaned trials, and delete local checkpoints."""
+    """End a cancelled study's paused and orphaned trials, and delete its checkpoints."""
     record = store.find_study(study)
     if record is not None:
         store.mark_lost(study, is_alive=is_alive)
@@ -104,8 +104,9 @@ def submit_study(
 ) -> Submission:
     """Queue a study for workers that offer its template.
 
-    Owners get equal shares of the workers; an owner's studies share by ``priority``. Workers need all ``tags``, and
-    start after ``not_before``. Raises `UsageError` if the name is taken, or known workers all reject the values.
+    The highest ``priority`` is served first, then the oldest. A worker needs all ``tags`` and starts the study at
+    ``not_before`` or later. ``owner`` defaults to the current user. Raises `UsageError` if the name is
+    taken, or if workers are known and all reject the values.
     """
     new = NewSubmission(
         name=name,
@@ -276,13 +277,13 @@ def _queued(
 
 def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
     if (problem := why_not_offered(here, one.template, one.values)) is not None:
-        return f"of the workers that are here none serves it: {problem}"
+        return f"no present worker serves it: {problem}"
     takers = [worker for worker in here if why_not_offered([worker], one.template, one.values) is None]
     lacking = [sorted({*one.tags} - {*worker.tags}) for worker in takers]
     if not lacking or not all(lacking):
         return ""
     fewest = min(lacking, key=lambda tags: (len(tags), tags))
-    return f"of the workers that are here none that takes it has the tag {', '.join(fewest)}"
+    return f"no present worker that offers it has the tag {', '.join(fewest)}"
 
 
 def _seen(worker: WorkerRecord) -> SeenWorker:

@@ -118,7 +118,7 @@ FAILED_FOR_S = 15.0
 
 LONGER = 4
 
-AWAY_FOR_S = 60.0
+AWAY_FOR_S = 60.0  # seconds until the next attempt after the database was unreachable
 
 Tell = Callable[[str], None]
 
@@ -158,7 +158,7 @@ class Meter(Listener):
             return used
 
     def note(self, message: str) -> None:
-        """Forward a line without hints about keys."""
+        """Forward a line unless it mentions Ctrl-C."""
         if "Ctrl-C" not in message:
             self._tell(message)
 
@@ -245,7 +245,7 @@ _TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What a worker serves; ``slots`` and ``device`` override specs.
+    """A worker's scope; ``slots`` and ``device`` override specs.
 
     Submissions may only have tags in ``tags``. Studies yield after ``turn_seconds``.
     """
@@ -278,8 +278,9 @@ def run_worker(
 ) -> None:
     """Serve the queue from a file's templates until SIGTERM or Ctrl-C.
 
-    On a stop, trials are paused and given back. Raises `SpecError`, `NotFoundError`, and `DatabaseError` if the
-    database is not writable at the start; later the worker waits for it.
+    A worker serves one study at a time: the highest priority, then the oldest. On a stop,
+    trials are paused with their checkpoints and given back. Raises `SpecError` and `NotFoundError` for the file, and
+    `DatabaseError` if the database is not writable at the start; later the worker waits for it.
     """
     offered = load_templates(Path(templates), serving.overrides)
     with open_store(launch.db, notify=tell) as store:
@@ -346,7 +347,7 @@ class Worker:
             self._next_settling = time.monotonic() + SETTLE_SECONDS
 
     def _obey(self) -> None:
-        self._tell("told to stop: trials are paused and given back")
+        self._tell("stop requested: trials are paused and given back")
         self._shift.interrupt()
         if self._store.is_waiting:
             self._store.give_up()

@@ -102,8 +102,9 @@ def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory
 def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, ProbeRecord]:
     """Return, by batch size, the measured step time of the split that trials use.
 
-    That has the largest micro-batch below the boundary, timed alone if possible, else the first; its cadence is the
-    first one's, which trials keep. Batch sizes without such a split are left out.
+    The split is the largest micro-batch below the boundary. Of its measurements the first without contention counts,
+    else the first. The evaluation cadence is the first measurement's, because trials keep it. Batch sizes
+    without such a split are left out.
     """
     found: dict[int, ProbeRecord] = {}
     for probe in timed:

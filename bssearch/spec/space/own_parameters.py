@@ -106,7 +106,7 @@ def _choices(values: tuple[OwnValue, ...]) -> tuple[OwnValue, ...]:
         raise ValueError("its choices must all be numbers, all true or false, or all texts")
     for place, value in enumerate(values):
         if value in values[:place]:
-            raise ValueError(f"{value!r} stands twice among its choices")
+            raise ValueError(f"{value!r} appears twice among its choices")
     return values
 
 
@@ -144,7 +144,7 @@ def check_groups(model: Mapping[str, Any] | None, loss: Mapping[str, Any] | None
     """Raise `ValueError` for a name in both groups, or more than `MOST_OWN`."""
     model, loss = model or {}, loss or {}
     if both := sorted(model.keys() & loss.keys()):
-        raise ValueError(f"{both[0]} stands under model and under loss; it must be a name of one of them")
+        raise ValueError(f"{both[0]} is under both model and loss; it must be under one of them")
     if (count := len(model) + len(loss)) > MOST_OWN:
         raise ValueError(f"model and loss have {count} parameters together; they must be at most {MOST_OWN}")
 
