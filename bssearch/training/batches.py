@@ -44,7 +44,7 @@ Rows = npt.NDArray[np.int64]
 def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
     """Return the data placed for training, and the training part's placement.
 
-    ``memory_bytes`` is the usable device memory; None for all.
+    Validation and test always go to the device. ``memory_bytes`` is the usable device memory; None for all.
     """
     device = computation.device
     to_device = computation.settings.data == "device" or (
@@ -338,7 +338,11 @@ class CollatedSamples(Dataset[Batch]):
 def streamed(
     stream: BatchStream, micro_batch_size: int, device: torch.device, seed: int, *, skip: int
 ) -> Generator[Batch, None, None]:
-    """Return the workload's micro-batches on the device; the first ``skip`` are made and dropped now."""
+    """Return the workload's micro-batches on the device; the first ``skip`` are made and dropped now.
+
+    Raises:
+        WorkloadError: A batch has another size, or an epoch has no whole batch.
+    """
     batches = _endless(stream, micro_batch_size, device, seed)
     for _ in range(skip):
         next(batches)
@@ -444,7 +448,7 @@ class Growth:
 
     @property
     def position(self) -> int:
-        """Return the position in steps of the first batch size."""
+        """Return the samples seen, in steps of the first batch size: the position in the learning rate schedule."""
         return self.samples // self.stages[0].batch_size
 
     @property

@@ -28,6 +28,9 @@ class Computation:
 
     Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). `fallback` ends
     ``compiles`` and sets ``given_up``; ``warnings`` apply to every later trial.
+
+    Raises:
+        LaunchError: The device lacks the precision.
     """
 
     def __init__(self, device: torch.device, settings: TrainingSpec | None = None) -> None:
@@ -282,6 +285,9 @@ def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
     """Recompute the activations of ``workload.checkpointed_modules(model)`` in the backward pass.
 
     Random numbers repeat; running statistics do not count twice.
+
+    Raises:
+        WorkloadError: The workload names no such modules.
     """
     checkpointed_modules = getattr(workload, "checkpointed_modules", None)
     if checkpointed_modules is None:
@@ -345,8 +351,8 @@ def convert_batch_norms(model: nn.Module, ghost_batch_size: int) -> int:
 class GhostNorm:
     """Mixed in before a batch norm's class: normalises each ``ghost_batch_size`` consecutive samples separately.
 
-    Remaining samples form a smaller group; a single one joins the last. Running statistics follow the groups' mean of
-    means and of unbiased variances.
+    Each group uses its own mean and biased variance. Remaining samples form a smaller group; a single one joins the
+    last. Running statistics follow the groups' mean of means and of unbiased variances.
     """
 
     ghost_batch_size: int

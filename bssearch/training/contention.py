@@ -201,7 +201,8 @@ def memory_of_others(device: torch.device) -> int | None:
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
     """Return a description of the CPU use of others if it can slow our work, else None.
 
-    One tick per CPU is subtracted, so that rounding does not judge trials of milliseconds.
+    It can if others used over `LEAST_OTHERS` CPUs and all programs over `FULL_SHARE` of them. One tick per CPU is
+    subtracted from the others, so that rounding does not judge trials of milliseconds.
     """
     seconds = after.wall - before.wall
     if seconds <= 0:
@@ -284,7 +285,7 @@ LOOK_SECONDS = 0.02  # between timings of the kernel, which then cost a few perc
 class CorePace:
     """Compares the core's pace with the fastest of the last `REMEMBERED` looks; one per process.
 
-    A look takes about 0.25 ms on a core that has not idled.
+    A look takes about 0.25 ms on a core that has not idled. Slow looks are recognised only after one at full pace.
     """
 
     def __init__(self, spin: Callable[[], float] | None = None) -> None:

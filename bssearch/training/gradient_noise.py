@@ -189,7 +189,7 @@ class NoiseBudget:
 
 
 class NoiseMeter:
-    """Measures a trial's noise scale after evaluations near the target, within `NOISE_SHARE`."""
+    """Measures a trial's noise scale near the target, within `NOISE_SHARE`, until the target is met or memory runs out."""
 
     def __init__(
         self,
@@ -380,7 +380,8 @@ REMEMBERED = 8  # newest passes whose moments are averaged; the noise scale grow
 class NoiseGrowth:
     """Grows a trial's batch, after evaluations, to the largest size within a share of the noise scale.
 
-    The number of passes is fixed, so a request repeats its steps.
+    Under Adam the noise scale is that of the gradients that Adam has divided. The number of passes is fixed, so a
+    request repeats its steps.
     """
 
     def __init__(self, passes: GradientPasses, growth: Growth) -> None:

@@ -201,8 +201,8 @@ def _reset_high_water_mark(clear_refs: Path) -> None:
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
     """Cap this process's memory; no effect above the physical size.
 
-    On the CPU it is the data segment (``RLIMIT_DATA``: heap and private writable mappings, touched or not), because
-    resident memory has no limit.
+    On a GPU the limit is on PyTorch's reserved memory. On the CPU it is on the data segment (``RLIMIT_DATA``: heap and
+    private writable mappings, touched or not), because the system cannot limit resident memory.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory

@@ -180,7 +180,10 @@ def _name(pid: int) -> str | None:
 
 
 class DeviceMeter:
-    """Reads a device's counters over a trial and its segments; without NVML all values are None."""
+    """Reads a device's counters over a trial and its segments; without NVML all values are None.
+
+    Call `sample` at evaluations, while the device is warm.
+    """
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
@@ -228,7 +231,10 @@ class DeviceMeter:
             self._reasons = dict.fromkeys(state["reasons"]) | (self._reasons or {})
 
     def stop(self) -> DeviceUse:
-        """Return the use since the start; no energy if the counter, which some devices update rarely, did not move."""
+        """Return the use since the start; the energy is the whole device's in train segments, None if the counter did not move.
+
+        Some devices update the counter only a few times a second.
+        """
         joules = self._joules if self._joules > 0 else None
         return DeviceUse(
             energy_joules=joules,

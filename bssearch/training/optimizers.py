@@ -98,6 +98,9 @@ def muon_with_adamw(
 
     PyTorch's Muon takes two dimensions only, so convolution filters go to AdamW. An output layer counts as a matrix
     unless it shares an embedding's weights.
+
+    Raises:
+        UsageError: The model has no such matrix.
     """
     embeddings = _embeddings(model)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -166,6 +169,10 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
     """Return the optimizer over a model's trainable parameters, at the peak learning rate.
 
     ``fused`` asks for one kernel if the optimizer has it on every device.
+
+    Raises:
+        UsageError: The optimizer is unknown, an option is not a number, or no parameter trains.
+        LaunchError: Its library is missing.
     """
     options = _options(configuration)
     groups = parameter_groups(model.parameters(), configuration.weight_decay)
@@ -220,7 +227,7 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 
 
 def built_optimizers(workload: Workload, model: nn.Module, configuration: Configuration, fused: bool) -> Any:
-    """Return the workload's optimizers as it returns them, else bssearch's optimizer."""
+    """Return the workload's optimizers as it returns them, else `build_optimizer`'s, with its errors."""
     build = getattr(workload, "build_optimizer", None)
     if build is None:
         return build_optimizer(model, configuration, fused=fused)
@@ -228,7 +235,11 @@ def built_optimizers(workload: Workload, model: nn.Module, configuration: Config
 
 
 def check_libraries(workload: Workload, names: Iterable[str]) -> None:
-    """Check the libraries of these optimizers, unless the workload builds its own."""
+    """Check the libraries of these optimizers, unless the workload builds its own.
+
+    Raises:
+        LaunchError: A library is missing or too old.
+    """
     if getattr(workload, "build_optimizer", None) is None:
         for name in OF_TIMM:
             if name in names:
@@ -236,7 +247,11 @@ def check_libraries(workload: Workload, names: Iterable[str]) -> None:
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:
-    """Return the optimizers of a tuple, list, dict or single one, in order."""
+    """Return the optimizers of a tuple, list, dict or single one, in order.
+
+    Raises:
+        WorkloadError: An element is not an optimizer, or trains none of the model's parameters.
+    """
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
     if not optimizers:

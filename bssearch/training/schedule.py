@@ -142,6 +142,7 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
 
     Raises:
         WorkloadError: ``build_schedule`` returned no function.
+        UsageError: The configured schedule is invalid; see `schedule_of`.
     """
     configured = schedule_of(configuration, train_samples)
     build = getattr(workload, "build_schedule", None)

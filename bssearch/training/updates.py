@@ -175,7 +175,11 @@ class Updates:
         }
 
     def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
-        """Take over another run's optimizer states and average, but not its options."""
+        """Take over another run's optimizer states and average, but not its options.
+
+        Raises:
+            ValueError: The states are of other optimizers or parameters.
+        """
         if optimizer is not None:
             take_over_states(self.optimizers, optimizer, self._model)
         if self.average is not None and average is not None:

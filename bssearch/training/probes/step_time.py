@@ -46,7 +46,8 @@ def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, 
 
     Steps run between evaluations as in a trial, because caches are then cold (10% or more). Short runs (`RUN_SECONDS`)
     are timed until the median's 95% interval is within the precision or the limit is reached. Runs on a slow core are
-    dropped unless few others remain: contended.
+    dropped unless few others remain: contended. A device at its power limit is timed again at its sustained clock. If
+    memory runs out, the result has ``out_of_memory`` and no times.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -273,7 +274,10 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return a distribution-free 95% interval of the median of independent values.
 
     From the k-th smallest to the k-th largest, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5%
-    (David & Nagaraja, Order Statistics, § 7.1). Needs six values.
+    (David & Nagaraja, Order Statistics, § 7.1).
+
+    Raises:
+        ValueError: There are fewer than six values.
     """
     k = _rank(len(values))
     if k < 1:
