@@ -112,7 +112,7 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
     if micro < TINY_BATCH and steps > 1:
         yield Note(
             "tiny_micro_batch",
-            f"micro-batches of {micro} seldom fill a device: `bssearch probe step-time` says what a sample costs there",
+            f"micro-batches of {micro} seldom fill a device: `bssearch probe step-time` measures the seconds of a sample",
         )
     if is_split:
         yield Note(

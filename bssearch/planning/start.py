@@ -41,10 +41,10 @@ TRIALS_PER_SIZE = 5
 LIMIT_OVER_SECONDS = 3
 
 OBJECTIVES = {
-    "speed": ("time_to_target", "least seconds to the target, whatever the batch size"),
+    "speed": ("time_to_target", "least seconds to the target at any batch size"),
     "accuracy": ("metric_in_budget", "quality before speed: the best metric within trial_train_seconds"),
     "cost": ("cost_to_target", "least device-hours to the target"),
-    "memory": ("time_to_target", "least seconds to the target among what fits"),
+    "memory": ("time_to_target", "least seconds to the target among batches that fit"),
 }
 """Each priority's objective and meaning."""
 
@@ -78,13 +78,13 @@ class StartRequest(Request):
     priority: Annotated[str, Option("What comes first.", choices=tuple(OBJECTIVES))] = "speed"
     start: Annotated[str, Option("From scratch, or from a pretrained model.", choices=STARTS)] = "scratch"
     devices: Annotated[Count, Option("Devices to train on in the end.")] = 1
-    workload: Annotated[Name, Option("What is trained: FILE.py:NAME, FILE.py, or a shipped one as a stand-in.")] = (
+    workload: Annotated[Name, Option("Workload: FILE.py:NAME, FILE.py, or a shipped one as a stand-in.")] = (
         STAND_IN
     )
     metric: Annotated[Name, Option("Metric to reach.")] = "accuracy"
     target: Annotated[Finite, Option("Its value.")] = 0.97
-    goal: Annotated[str, Option("Whether it is to rise or to fall.", choices=("maximize", "minimize"))] = "maximize"
-    seconds: Annotated[Positive, Option("Seconds that a training takes to it today.")] = 2.0
+    goal: Annotated[str, Option("Whether the metric should rise or fall.", choices=("maximize", "minimize"))] = "maximize"
+    seconds: Annotated[Positive, Option("Seconds to the target today.")] = 2.0
     name: Annotated[Name, Option("The study's name.")] = "my-study"
     sample_mib: Annotated[
         Positive | None, Option("MiB that a sample adds (bssearch plan memory).", shown_default=UNKNOWN)
@@ -94,7 +94,7 @@ class StartRequest(Request):
     learning_rate: Annotated[Positive | None, Option("Learning rate in use today.", shown_default="what is usual")] = (
         None
     )
-    price_per_device_hour: Annotated[Positive | None, Option("What an hour costs, with priority cost.")] = None
+    price_per_device_hour: Annotated[Positive | None, Option("Price of a device for an hour, with priority cost.")] = None
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -229,12 +229,12 @@ def _check_fits(asked: StartRequest, fixed: int) -> None:
         return
     needed = math.ceil((fixed + asked.sample_bytes) / SAFE_SHARE)
     room = asked.room_bytes + fixed - asked.sample_bytes
-    cures = "; ".join(what_fits(asked.memory, needed, room, FORMATS)) or "nothing does: take a smaller model"
+    cures = "; ".join(what_fits(asked.memory, needed, room, FORMATS)) or "no option does; use a smaller model"
     raise LaunchError(
         f"memory_gib = {asked.memory_gib:g} does not hold {asked.parameters:,} parameters in {asked.precision} with "
         f"{asked.optimizer}: they take {fixed / GIB:.3g} GiB, a sample {asked.sample_bytes / GIB:.3g}, and "
         f"{SAFE_SHARE:.0%} of the memory are {SAFE_SHARE * asked.memory_gib:.3g}",
-        hint=f"what fits, as options of bssearch plan memory: {cures}",
+        hint=f"options of `bssearch plan memory` that fit: {cures}",
     )
 
 
@@ -272,18 +272,18 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
     )
     micro = "larger batches accumulate: exact but for batch normalisation, and not stale after any number"
     return {
-        "preset": "from a pretrained model: few small steps, not to overwrite what it knows" if tuning else "",
+        "preset": "from a pretrained model: few small steps keep its knowledge" if tuning else "",
         "workload": "YOURS: it stands in for your own, so that this runs as it is; `bssearch init` writes a start"
         if asked.workload == STAND_IN
         else "",
-        "target": "YOURS: what your training reaches today, or a bit less; `check --suggest-target` proposes one",
+        "target": "YOURS: the metric of your training today, or a bit less; `check --suggest-target` proposes one",
         "objective": OBJECTIVES[asked.priority][1],
         "precision": ""
         if is_script
         else "as asked; auto takes bf16 if the device has it"
         if asked.precision == "fp32"
         else precision,
-        "activation_checkpointing": "memory is the bound: computes activations again, a quarter or so more time; the "
+        "activation_checkpointing": "memory is the bound: recomputes activations, for about a quarter more time; the "
         "workload must have checkpointed_modules(model)"
         if asked.saves_memory and not is_script
         else "",
@@ -297,7 +297,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "warmup_epochs": "little: the weights are good already"
         if tuning
         else "searched: needed at large batches with large rates, said to be from 8×",
-        "weight_decay": "searched: what is best moves with batch size and rate",
+        "weight_decay": "searched: the best value moves with batch size and rate",
         "dropout": "searched: a larger batch may need more; YOURS must use it" if accurate else "",
         "label_smoothing": "likewise" if accurate else "",
         "optimizer": "tuned SGD and Adam are as good at 32k (Nado et al. 2021, arXiv 2102.06356)"
@@ -308,10 +308,10 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         else f"32 to 64 a device is usual, and {micro}"
         if asked.devices > 1
         else micro,
-        "default": "YOURS: what you train with today; it runs first",
+        "default": "YOURS: your configuration today; it runs first",
         "default.learning_rate": ""
         if asked.learning_rate
-        else "a tenth of what is usual from scratch"
+        else "a tenth of the usual rate from scratch"
         if tuning
         else "usual from scratch",
         "trials": f"{TRIALS_PER_SIZE} for each batch size; the search may end earlier",

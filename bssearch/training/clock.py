@@ -168,7 +168,7 @@ class Clock:
         return max(0.0, seconds - delayed)
 
     def is_contended(self, threads: int) -> bool:
-        """Return whether other programs took the CPU from the trial; False with several threads, which wait for each other."""
+        """Return whether other programs took the CPU; False with several threads, which wait for each other."""
         share = self.cpu_share
         if share is not None and self._knows_delays:
             share = self._undelayed_seconds / self._host_train_seconds

@@ -189,7 +189,7 @@ class NoiseBudget:
 
 
 class NoiseMeter:
-    """Measures a trial's noise scale near the target, within `NOISE_SHARE`, until the target is met or memory runs out."""
+    """Measures a trial's noise scale near the target, until the target is met or memory runs out."""
 
     def __init__(
         self,

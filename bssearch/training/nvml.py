@@ -231,7 +231,7 @@ class DeviceMeter:
             self._reasons = dict.fromkeys(state["reasons"]) | (self._reasons or {})
 
     def stop(self) -> DeviceUse:
-        """Return the use since the start; the energy is the whole device's in train segments, None if the counter did not move.
+        """Return the use since the start; the energy is the whole device's in train segments, None if unknown.
 
         Some devices update the counter only a few times a second.
         """

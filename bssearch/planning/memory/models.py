@@ -267,7 +267,7 @@ def _without_network(name: str) -> Iterator[None]:
     except BSSearchError as error:
         if wanted or "connect" in f"{error} {error.__cause__}":
             raise UsageError(
-                f"--model {name} needs the network ({wanted[0] if wanted else 'it is off here'}); a plan uses none",
+                f"--model {name} needs the network ({wanted[0] if wanted else 'it is off here'}); plans run without network",
                 hint="build the model with random weights: from its configuration, without pretrained=True",
             ) from error
         raise

@@ -66,7 +66,7 @@ def check_fits(asked: MemoryRequest, needed: int, formats: Sequence[Format]) -> 
     raise LaunchError(
         f"{asked.parameters:,} parameters in {asked.precision}{mixed} with {asked.optimizer} take {gib(needed)} before "
         f"any activation; {there} has {gib(asked.memory_bytes or 0)}",
-        hint=f"what fits: {cures or 'nothing here does: take a smaller model'}",
+        hint=f"what fits: {cures or 'no option does; use a smaller model'}",
     )
 
 

@@ -517,7 +517,7 @@ def _traced(step: Step, size: int, mode: FakeTensorMode, asked: MemoryRequest) -
         return trace(step, size, mode)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UsageError(
-            f"--model {asked.name} looks at values as it computes ({error.func}): what it needs depends on the data",
+            f"--model {asked.name} looks at values as it computes ({error.func}): its memory depends on the data",
             hint="bssearch probe memory SPEC measures it",
         ) from error
     except (Exception, SystemExit) as error:
@@ -609,12 +609,12 @@ def _table(asked: MemoryRequest) -> Iterator[Choice]:
 def _notes(module: nn.Module, asked: MemoryRequest, gradients: int) -> Iterator[str]:
     yield (
         "The peak is that of a step of one micro-batch. Largest and safe micro-batch leave room for the gradients "
-        f"beside all activations, as accumulation needs: {gib(gradients)}, whatever the batch size."
+        f"beside all activations, as accumulation needs: {gib(gradients)} at every batch size."
     )
     if asked.stage == 3:
         yield "The layers whose shards stage 3 gathers, one or two at a time, are not in the trace."
     if any(isinstance(one, nn.RNNBase) for one in module.modules()):
-        yield "Recurrent kernels keep workspaces that no trace sees: bssearch probe memory measures them."
+        yield "Traces miss the workspaces of recurrent kernels; `bssearch probe memory` measures them."
     yield from asked.notes()
     if asked.kind is not None and asked.kind.is_cuda:
-        yield "Attention, autocast and dropout are as a GPU has them; workspaces of convolutions are estimates."
+        yield "Attention, autocast and dropout are those of a GPU; workspaces of convolutions are estimates."
