@@ -72,7 +72,7 @@ class ScaleRequest(Request):
         NotNegative | None, Option("Seconds of a step at any batch size.", label="α, of any step", unit="s")
     ] = None
     beta_s: Annotated[
-        Positive | None, Option("Seconds of a step for each of its samples.", label="β, of a sample", unit="s")
+        Positive | None, Option("Seconds of a step per sample.", label="β, of a sample", unit="s")
     ] = None
     step_times: Annotated[
         Annotated[Path, Field(strict=False)] | None,
@@ -95,11 +95,11 @@ class ScaleRequest(Request):
     ] = None
     b_crit_low: Annotated[
         Positive | None,
-        Option("The lower end of its interval.", label="Critical batch size, low end", unit="samples"),
+        Option("Lower end of the interval.", label="Critical batch size, low end", unit="samples"),
     ] = None
     b_crit_high: Annotated[
         Positive | None,
-        Option("The upper end of its interval.", label="Critical batch size, high end", unit="samples"),
+        Option("Upper end of the interval.", label="Critical batch size, high end", unit="samples"),
     ] = None
     samples_to_target: Annotated[
         Positive | None,

@@ -178,7 +178,7 @@ def plan_start(asked: StartRequest) -> StartPlan:
 
     Raises:
         UsageError: Answers are wrong or contradict each other.
-        LaunchError: The model does not fit; the hint names what would.
+        LaunchError: The model does not fit; the hint names options that would.
     """
     from jinja2 import Environment
 
@@ -258,7 +258,7 @@ def _ladder(asked: StartRequest) -> tuple[int, int, int]:
 def _room(asked: StartRequest) -> str:
     safe = asked.safe_micro_batch
     if safe is None:
-        return "How many samples fit beside them the memory probe finds; `bssearch plan memory` estimates it."
+        return "The memory probe finds the samples that fit beside them; `bssearch plan memory` estimates them."
     return f"Within {SAFE_SHARE:.0%} of it, a share that is feasible and not optimal, {safe} samples fit at once."
 
 
@@ -267,7 +267,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
     precision = "bf16 if the device has it, else fp32: it needs no loss scaling, as fp16 does"
     ladder = "powers of two, from small up: the largest that fits is rarely the soonest"
     of_devices = (
-        f"what {asked.devices} devices make; steps to the target are those of all of them, whose step times go into "
+        f"of all {asked.devices} devices together, like the steps to the target; give their step times to "
         "`bssearch best --step-times` and `bssearch plan scale`"
     )
     micro = "larger batches accumulate: exact but for batch normalisation, and not stale after any number"
@@ -287,7 +287,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "workload must have checkpointed_modules(model)"
         if asked.saves_memory and not is_script
         else "",
-        "batch_size": "16 to 32 is usual in fine-tuning, and a size on either side"
+        "batch_size": "16 to 32, usual in fine-tuning, and one size on each side"
         if tuning
         else of_devices
         if asked.devices > 1
@@ -315,8 +315,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         if tuning
         else "usual from scratch",
         "trials": f"{TRIALS_PER_SIZE} for each batch size; the search may end earlier",
-        "trial_train_seconds": f"{LIMIT_OVER_SECONDS} times what a training takes today; YOURS if that is another "
-        "number",
+        "trial_train_seconds": f"{LIMIT_OVER_SECONDS} × the seconds of a training today; YOURS if that differs",
         "confirm": "fresh seeds for the finalists: the best of many is partly luck",
         "executor": "one device; cuda if available",
     }

@@ -1,6 +1,6 @@
 """The clock of a trial: four ledgers, and the wall time that they must add up to.
 
-Only ``train`` counts toward time-to-target. On CUDA one synchronisation ends each of its segments; the host may be
+Only ``train`` counts toward time-to-target. On CUDA one synchronisation ends each segment; the host may be
 `RUN_AHEAD` micro-batches ahead, which delays stops and limits.
 """
 

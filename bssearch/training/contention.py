@@ -51,7 +51,7 @@ class Contention:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Seconds since a fixed moment: ``wall``, and CPU seconds of all programs, of ours and of our parent."""
+    """Seconds since a fixed moment: ``wall``, and CPU seconds of all programs, ours and our parent."""
 
     wall: float
     busy: float

@@ -149,7 +149,7 @@ class Course:
         return Ending(self._plan.limit_state, f"the limit of {limit:.4g} train seconds passed")
 
     def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
-        """End a trial that stayed at chance for half of its whole budget.
+        """End a trial that stayed at chance for half of the whole budget.
 
         A limit set by the incumbent does not count: it may be shorter than a large batch's warmup. One good evaluation
         is enough to continue.

@@ -208,7 +208,7 @@ def _options(configuration: Configuration) -> Options:
 
 
 def _option(name: str, value: Any, default: Any) -> Any:
-    """Convert an option to the type of its default."""
+    """Convert an option to the default's type."""
     if value is None:
         return default
     if isinstance(default, bool | str):

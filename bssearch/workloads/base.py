@@ -89,26 +89,29 @@ class Workload(Protocol):
     """One training problem: data, model, loss and metrics.
 
     A sample is one row of ``inputs`` and ``targets``: a tensor, or nested dicts, lists and tuples of tensors. ``load``
-    may also return samples to collate; ``loss``, ``augment`` and ``evaluate`` then get the collated batch. Optional
-    members:
+    may also return samples to collate; ``loss``, ``augment`` and ``evaluate`` then get the collated batch.
+
+    Optional members:
 
     * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes, such as by padding;
-    default: PyTorch's ``default_collate``. A mapping or tensor instead of a pair is the inputs; targets are then None.
-    * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes the training batches, for
-    an ``IterableDataset`` or your own ``DataLoader``. Called once per epoch with the micro-batch size and a new seed.
-    Each batch must have ``batch_size`` samples (rows of its first tensor); a smaller last one is dropped. A resumed
-    trial makes earlier batches again, off the clock. * ``train_samples: int``: samples per epoch of ``train_batches``,
-    if ``load().train`` is None. * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer``
-    replaces bssearch's optimizer: one, or a tuple, list or dict of them, at ``configuration.learning_rate``. The
-    schedule multiplies each group's first rate. * ``build_schedule(configuration, steps_per_epoch: int) ->
-    Callable[[int], float]`` replaces warmup and schedule: a pure function from step (from 0) to factor.
-    ``horizon_samples`` in ``configuration.parameters`` still ends the trial. * ``training_step(step: TrainingStep) ->
-    Tensor`` replaces ``loss``: a whole optimizer step, returning the loss to log. The gradient noise scale is then not
-    measured. * ``tokens_per_sample: int``: tokens that a training sample predicts; trials then report tokens seen. *
-    ``augment(inputs) -> inputs`` changes each training micro-batch on the device, on the clock. It must use PyTorch's
-    global generators, which the trial seeds, and draw for all samples at once on the inputs' device. *
-    ``checkpointed_modules(model: Module) -> Sequence[Module]``: modules whose activations may be recomputed in the
-    backward pass, under ``activation_checkpointing``.
+      default: PyTorch's ``default_collate``. A mapping or tensor is the inputs alone.
+    * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes the training batches of an
+      epoch, from an ``IterableDataset`` or your ``DataLoader``; ``batch_size`` is the micro-batch size. Each batch must
+      have ``batch_size`` rows; a smaller last one is dropped. A resumed trial makes earlier batches again, off the
+      clock.
+    * ``train_samples: int``: samples per epoch of ``train_batches`` if ``load().train`` is None.
+    * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer`` returns one optimizer, or a tuple,
+      list or dict of them, at ``configuration.learning_rate``. The schedule multiplies each group's first rate.
+    * ``build_schedule(configuration, steps_per_epoch: int) -> Callable[[int], float]`` replaces warmup and schedule by
+      a pure function from step (from 0) to factor. ``horizon_samples`` in ``configuration.parameters`` still ends the
+      trial.
+    * ``training_step(step: TrainingStep) -> Tensor`` replaces ``loss`` by a whole optimizer step; returns the loss to
+      log. The gradient noise scale is then not measured.
+    * ``tokens_per_sample: int``: tokens that a training sample predicts; trials then report tokens seen.
+    * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, on the clock. Draw from PyTorch's
+      global generators, which the trial seeds, for all samples at once on the inputs' device.
+    * ``checkpointed_modules(model: Module) -> Sequence[Module]``: modules to recompute in the backward pass, under
+      ``activation_checkpointing``.
     """
 
     metrics: Mapping[str, MetricInfo]
@@ -243,7 +246,7 @@ def whole(name: str, found: object) -> Workload:
     if missing:
         raise WorkloadError(
             f"workload {name!r} lacks {', '.join(missing)}",
-            hint="bssearch.Workload documents what a workload offers",
+            hint="bssearch.Workload documents the members of a workload",
         )
     return cast(Workload, found)
 

@@ -49,7 +49,7 @@ class Digits:
         held_out = self.validation_samples + self.test_samples
         if held_out >= len(labels):
             raise WorkloadError(
-                f"validation_samples + test_samples = {held_out} leave nothing to train on; "
+                f"validation_samples + test_samples = {held_out} leave no training samples; "
                 f"they must be < {len(labels)}"
             )
         order = stratified_order(labels)

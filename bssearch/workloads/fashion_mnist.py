@@ -23,10 +23,9 @@ from bssearch.workloads.base import Data, Part
 from bssearch.workloads.data import evenly, stratified_order
 from bssearch.workloads.data_folder import find_fashion_mnist, read_idx
 
-# training images that never train, however many of them validate
 CLASSES = 10
 SIDE = 28
-HELD_OUT = 5000
+HELD_OUT = 5000  # images that never train, even if fewer validate
 
 MODELS = ("resnet", "mlp")
 NORMS = ("group", "batch")
@@ -66,7 +65,7 @@ class FashionMnist:
             raise ValueError(f"norm = {norm!r} must be one of {', '.join(NORMS)}")
         if norm is not None and model == "mlp":
             raise ValueError(
-                f"norm = {norm!r} changes nothing in model = 'mlp', which has no normalisation; leave it out"
+                f"norm = {norm!r} has no effect on model = 'mlp', which has no normalisation; leave it out"
             )
         if type(validation_samples) is not int or not 1 <= validation_samples <= HELD_OUT:
             raise ValueError(f"validation_samples = {validation_samples!r} must be a whole number from 1 to {HELD_OUT}")

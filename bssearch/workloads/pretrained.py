@@ -20,9 +20,8 @@ from bssearch.settings import cache_folder
 
 Weights = Mapping[str, torch.Tensor]
 
-# of the recipe's digest in the file name
 _SEED = 0
-_DIGITS = 16
+_DIGITS = 16  # of the recipe's digest in the file name
 
 
 def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights]) -> Weights:

@@ -14,9 +14,8 @@ from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
 from bssearch.workloads.fashion_mnist import CLASSES, HELD_OUT, SIDE, FashionMnist
 
-# hidden units per unit of width, as in table 1 of the paper
 _COUNTS = ("patch", "width", "depth", "heads")
-_MLP_RATIO = 4
+_MLP_RATIO = 4  # hidden units per unit of width, as in table 1 of the paper
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ def plan_memory(asked: MemoryRequest) -> MemoryPlan:
 
     Raises:
         UsageError: Numbers, names or combinations are wrong.
-        LaunchError: The parameters do not fit; the hint names what would.
+        LaunchError: The parameters do not fit; the hint names options that would.
     """
     if asked.model is None:
         return plan_numbers(asked)

@@ -74,7 +74,7 @@ WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
 
 
 def checkpoint_blocks(module: Any, name: str) -> None:
-    """Recompute a model's blocks by its own method, else all repeated modules of its lists."""
+    """Recompute a model's blocks by its method, else all repeated modules of its lists."""
     way = next((one for one in WAYS_TO_CHECKPOINT if hasattr(module, one)), None)
     if way is not None:
         try:

@@ -26,7 +26,7 @@ def plan_numbers(asked: MemoryRequest) -> MemoryPlan:
     """Return the plan for given parameters, with a transformer's activations if described.
 
     Raises:
-        LaunchError: The parameters alone do not fit; the hint names what would.
+        LaunchError: The parameters alone do not fit; the hint names options that would.
     """
     fixed, sample = parameter_bytes(asked), _sample(asked)
     check_fits(asked, fixed.least, IN_TABLE)

@@ -281,4 +281,4 @@ class MemoryRequest(Request):
         if self.kind is not None and self.kind.lacks("fp8") and self.precision == "fp8":
             yield f"{self.device} lacks fp8 (compute capability below 8.9): weights are widened to 16 bits."
         if (self.devices or 1) > 1 and not self.stage:
-            yield f"Without --stage each of the {self.devices} devices holds all of it: nothing is sharded."
+            yield f"Without --stage each of the {self.devices} devices holds all of it."

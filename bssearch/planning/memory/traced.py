@@ -1,7 +1,7 @@
 """Memory plans from a model's training step, traced with fake tensors at two batch sizes.
 
 Fake tensors have shapes but no values (``torch._subclasses.FakeTensorMode``). Autograd runs over them, so the trace
-shows exactly what the backward pass keeps and when it is freed.
+shows exactly which tensors the backward pass keeps, and for how long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Seconds of an optimizer step, of its update and of an evaluation, alone on the device."""
+"""Seconds of an optimizer step, its update and an evaluation, alone on the device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EVALUATION_SECONDS = 0.5
 
 
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
-    """Return the median seconds of a step with its interval, of its update, and of an evaluation.
+    """Return the median seconds of a step (with interval), its update and an evaluation.
 
     Steps run between evaluations as in a trial, because caches are then cold (10% or more). Short runs (`RUN_SECONDS`)
     are timed until the median's 95% interval is within the precision or the limit is reached. Runs on a slow core are
