@@ -322,7 +322,8 @@ def _caveats(rule: RuleOfThumb, asked: LearningRateRequest, rate_rule: LearningR
         f"the linear rule is for SGD; the optimizer is {asked.optimizer}": ratio > 1
         and rate_rule is LINEAR
         and asked.optimizer in ADAM_LIKE,
-        f"the rule is about Adam's β; {asked.optimizer} has no β": "betas" in rule.batch_rules and tuned["beta2"] is None,
+        f"the rule is about Adam's β; {asked.optimizer} has no β": "betas" in rule.batch_rules
+        and tuned["beta2"] is None,
         f"κ(1 − β) = {reached:.3g} is not below 1: the rule does not hold here": is_sde and reached > 1 - ROUNDING,
         f"it is about AdamW; the optimizer is {asked.optimizer}": "weight_decay" in rule.batch_rules
         and asked.optimizer != "adamw",

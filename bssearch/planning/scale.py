@@ -71,9 +71,7 @@ class ScaleRequest(Request):
     alpha_s: Annotated[
         NotNegative | None, Option("Seconds of a step at any batch size.", label="α, of any step", unit="s")
     ] = None
-    beta_s: Annotated[
-        Positive | None, Option("Seconds of a step per sample.", label="β, of a sample", unit="s")
-    ] = None
+    beta_s: Annotated[Positive | None, Option("Seconds of a step per sample.", label="β, of a sample", unit="s")] = None
     step_times: Annotated[
         Annotated[Path, Field(strict=False)] | None,
         Option("Instead of both: a CSV with batch_size and step_seconds."),

@@ -78,12 +78,12 @@ class StartRequest(Request):
     priority: Annotated[str, Option("What comes first.", choices=tuple(OBJECTIVES))] = "speed"
     start: Annotated[str, Option("From scratch, or from a pretrained model.", choices=STARTS)] = "scratch"
     devices: Annotated[Count, Option("Devices to train on in the end.")] = 1
-    workload: Annotated[Name, Option("Workload: FILE.py:NAME, FILE.py, or a shipped one as a stand-in.")] = (
-        STAND_IN
-    )
+    workload: Annotated[Name, Option("Workload: FILE.py:NAME, FILE.py, or a shipped one as a stand-in.")] = STAND_IN
     metric: Annotated[Name, Option("Metric to reach.")] = "accuracy"
     target: Annotated[Finite, Option("Its value.")] = 0.97
-    goal: Annotated[str, Option("Whether the metric should rise or fall.", choices=("maximize", "minimize"))] = "maximize"
+    goal: Annotated[str, Option("Whether the metric should rise or fall.", choices=("maximize", "minimize"))] = (
+        "maximize"
+    )
     seconds: Annotated[Positive, Option("Seconds to the target today.")] = 2.0
     name: Annotated[Name, Option("The study's name.")] = "my-study"
     sample_mib: Annotated[
@@ -94,7 +94,9 @@ class StartRequest(Request):
     learning_rate: Annotated[Positive | None, Option("Learning rate in use today.", shown_default="what is usual")] = (
         None
     )
-    price_per_device_hour: Annotated[Positive | None, Option("Price of a device for an hour, with priority cost.")] = None
+    price_per_device_hour: Annotated[Positive | None, Option("Price of a device for an hour, with priority cost.")] = (
+        None
+    )
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:

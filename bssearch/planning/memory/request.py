@@ -59,9 +59,9 @@ class MemoryRequest(Request):
         Parameters,
         Option("Parameters of the model: 110000000, 1.1e8, 110M or 7B.", metavar="N"),
     ] = None
-    precision: Annotated[
-        str, Option("Precision of the forward pass; fp8 is for the weights.", choices=PRECISIONS)
-    ] = "fp32"
+    precision: Annotated[str, Option("Precision of the forward pass; fp8 is for the weights.", choices=PRECISIONS)] = (
+        "fp32"
+    )
     mixed: Annotated[
         str | None,
         Option(
