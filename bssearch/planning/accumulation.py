@@ -117,9 +117,8 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
     if is_split:
         yield Note(
             "token_weighted_loss",
-            "if samples have unequal numbers of tokens, sum the loss over the whole batch and divide by its tokens; the "
-            "mean of the micro-batches' means differs "
-            "(huggingface/transformers#34191: up to 10 %)",
+            "if samples have unequal numbers of tokens, sum the loss over the whole batch and divide by its tokens: "
+            "the mean of the micro-batches' means differs (huggingface/transformers#34191: up to 10 %)",
         )
     if asked.devices > 1 and steps > 1:
         yield Note("no_sync", "gradients travel between devices only after the last micro-batch (DDP's no_sync)")

@@ -313,7 +313,6 @@ def _ruled(
 
 
 def _caveats(rule: RuleOfThumb, asked: LearningRateRequest, rate_rule: LearningRateRule) -> list[str]:
-    """Return why a rule is known to break, or changes nothing, in this very case."""
     ratio, tuned = asked.batch / asked.from_batch, asked.tuned
     has_betas = tuned["beta1"] is not None and tuned["beta2"] is not None
     reached = max(ratio * (1 - tuned[name]) for name in ("beta1", "beta2")) if has_betas else 0.0

@@ -43,10 +43,7 @@ Batch = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 
 
 class ScaleRequest(Request):
-    """Batch, devices, and seconds of computing and communication.
-
-    A step of m samples without accumulation takes ``alpha_s`` + ``beta_s``·m seconds.
-    """
+    """A step of m samples without accumulation takes ``alpha_s`` + ``beta_s``·m seconds."""
 
     devices: Annotated[
         Annotated[int, Field(ge=1, le=MOST_DEVICES)],
@@ -184,8 +181,8 @@ class ScaleRequest(Request):
 class Row:
     """One number of devices: its step and its time to the target.
 
-    ``communication_s`` is the exposed part. ``speedup`` is over one device, ``efficiency`` is speedup per device, and
-    ``throughput_efficiency`` counts only samples per second. Unknown values are None.
+    ``communication_s`` is the exposed part, ``efficiency`` the speedup per device; ``throughput_efficiency`` counts only
+    samples per second.
     """
 
     devices: int
@@ -306,14 +303,12 @@ def _range(b_crit: Interval, devices_at: Callable[[float], int | None]) -> Inter
 
 
 def _passes(asked: ScaleRequest, b_crit: float) -> int | None:
-    """Return the fewest devices whose batch exceeds B_crit, or None."""
     if asked.per_device_batch is not None:
         return math.floor(b_crit / asked.per_device_batch) + 1
     return 1 if (asked.batch or 0) > b_crit else None
 
 
 def _pays(rows: Sequence[Row]) -> int:
-    """Return the devices of the last row before efficiency first falls below `PAYS`."""
     return [rows[0], *itertools.takewhile(lambda row: row.efficiency >= PAYS, rows[1:])][-1].devices
 
 

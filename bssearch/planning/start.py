@@ -1,4 +1,4 @@
-"""The questions that lead to a first study, by the batch-size handbook, and the spec from ``start.yaml``."""
+"""Questions for a first study, by the batch-size handbook, and its spec from ``start.yaml``."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ STAND_IN_SAMPLES = 1077
 TRIALS_PER_SIZE = 5
 LIMIT_OVER_SECONDS = 3
 
+# each priority's objective and meaning
 OBJECTIVES = {
     "speed": ("time_to_target", "least seconds to the target at any batch size"),
     "accuracy": ("metric_in_budget", "quality before speed: the best metric within trial_train_seconds"),
     "cost": ("cost_to_target", "least device-hours to the target"),
     "memory": ("time_to_target", "least seconds to the target among batches that fit"),
 }
-"""Each priority's objective and meaning."""
 
 STARTS = ("scratch", "fine_tuning")
 UNKNOWN = "not known"
 
+# options to ask a person, in order
 QUESTIONS = (
     "memory_gib",
     "parameters",
@@ -65,7 +66,6 @@ QUESTIONS = (
     "goal",
     "seconds",
 )
-"""Options to ask a person, in order."""
 
 
 class StartRequest(Request):
@@ -149,7 +149,7 @@ class StartRequest(Request):
 
     @property
     def saves_memory(self) -> bool:
-        """Whether memory comes first or is the bottleneck."""
+        """Whether memory has priority or is the bottleneck."""
         few = self.safe_micro_batch is not None and self.safe_micro_batch < SMALL_MICRO_BATCH
         is_tight = parameter_bytes(self.memory).fixed > TIGHT_SHARE * self.memory_gib * GIB
         return few or is_tight or self.priority == "memory"
@@ -174,9 +174,7 @@ class StartPlan(Plan):
 
 @planned(StartRequest)
 def plan_start(asked: StartRequest) -> StartPlan:
-    """Return a first study's spec, from memory, priority, scratch or fine-tuning, and devices.
-
-    The spec loads as it is; with the stand-in workload it also runs.
+    """Return a first study's spec, which loads as it is.
 
     Raises:
         UsageError: Answers are wrong or contradict each other.
@@ -241,7 +239,6 @@ def _check_fits(asked: StartRequest, fixed: int) -> None:
 
 
 def _ladder(asked: StartRequest) -> tuple[int, int, int]:
-    """Return the ladder's ends and the default's batch size, at most half an epoch."""
     if asked.is_fine_tuning:
         low, high, batch = 8, 64, 16
     elif asked.devices > 1:

@@ -14,9 +14,8 @@ __all__ = ["MemoryPlan", "MemoryRequest", "plan_memory"]
 def plan_memory(asked: MemoryRequest) -> MemoryPlan:
     """Return a training step's memory per device, term by term, and the micro-batches that fit.
 
-    Give ``parameters``, with a transformer's dimensions for activations, or a ``model`` to trace with
-    ``model_settings`` and fake inputs of ``input_shape``: ``package.module:attribute``, ``path/file.py:attribute``,
-    ``transformers:Class`` or ``timm:name``. ``stage`` is ZeRO's.
+    Give ``parameters``, with a transformer's dimensions for activations, or a ``model`` to trace (see `models`) with
+    ``model_settings`` and fake inputs of ``input_shape``. ``stage`` is ZeRO's.
 
     Raises:
         UsageError: Numbers, names or combinations are wrong.

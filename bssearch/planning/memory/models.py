@@ -65,12 +65,12 @@ def build_model(asked: MemoryRequest, mode: FakeTensorMode, dtype: torch.dtype |
     return made
 
 
+# methods of transformers from 5.23 on, of older transformers, and of timm
 WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
     "activation_checkpointing_enable": {"activation_checkpointing_kwargs": {"use_reentrant": False}},
     "gradient_checkpointing_enable": {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
     "set_grad_checkpointing": {"enable": True},
 }
-"""Methods of transformers from 5.23 on, of older transformers, and of timm."""
 
 
 def checkpoint_blocks(module: Any, name: str) -> None:
@@ -253,7 +253,7 @@ def _library(name: str, model: str) -> Any:
 
 @contextmanager
 def _without_network(name: str) -> Iterator[None]:
-    """Refuse connections in the block, and report a model that wanted one."""
+    """Refuse connections in the block; report a model that opens one."""
     wanted: list[str] = []
 
     def refuse(*arguments: Any, **named: Any) -> Any:
@@ -267,7 +267,7 @@ def _without_network(name: str) -> Iterator[None]:
     except BSSearchError as error:
         if wanted or "connect" in f"{error} {error.__cause__}":
             raise UsageError(
-                f"--model {name} needs the network ({wanted[0] if wanted else 'it is off here'}); plans run without network",
+                f"--model {name} needs the network ({wanted[0] if wanted else 'it is off here'}); plans use no network",
                 hint="build the model with random weights: from its configuration, without pretrained=True",
             ) from error
         raise

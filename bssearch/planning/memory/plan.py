@@ -12,6 +12,7 @@ GIB = 2**30
 
 When = Literal["always", "forward_backward", "update"]
 
+# meaning and lifetime of each term, in display order
 MEANINGS: dict[str, tuple[str, When]] = {
     "weights": ("parameters in the forward pass, and buffers", "always"),
     "gradients": ("as large as the weights at every batch size", "always"),
@@ -30,7 +31,6 @@ MEANINGS: dict[str, tuple[str, When]] = {
     "logits": ("logits, their log-probabilities and gradients, in fp32", "forward_backward"),
     "foreach_temporaries": ("temporary tensors of the update of all tensors at once", "update"),
 }
-"""Meaning and lifetime of each term, in display order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +63,8 @@ class MemoryPlan(Plan):
     """A training step's memory per device in bytes; None for values not requested.
 
     ``basis`` is ``numbers`` or ``trace``. ``fixed_bytes``: weights, gradients, optimizer state and master weights.
-    ``activation_bytes_per_sample``: growth of the peak, with logits. ``safe_micro_batch`` leaves ``headroom_bytes``
-    free, ``largest_micro_batch`` nothing. ``peak_bytes`` is at ``micro_batch``, by default the safe one.
+    ``activation_bytes_per_sample``: growth of the peak, with logits. ``safe_micro_batch`` leaves ``headroom_bytes``.
+    ``peak_bytes`` is at ``micro_batch``, by default the safe one.
     """
 
     basis: Literal["numbers", "trace"]

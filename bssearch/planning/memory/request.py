@@ -18,12 +18,10 @@ from bssearch.planning.memory.transformer import MLP_TENSORS, Transformer
 from bssearch.planning.requests import Count, Dimension, Parameters, Request, require
 from bssearch.registry import Option
 
+# Share of memory that the safe micro-batch leaves free (the handbook's 80 %): feasible, not optimal. It covers unused
+# blocks in the allocator's segments, larger inputs, evaluation, and the plan's error: at most 15 % for the benchmark's
+# traced models and 25 % for numbers.
 HEADROOM = 0.2
-"""Share of memory that the safe micro-batch leaves free (the handbook's 80 %): feasible, not optimal.
-
-It covers unused blocks in the allocator's segments, larger inputs, evaluation, and the plan's error: at most 15 % for
-the benchmark's traced models and 25 % for numbers.
-"""
 
 ARCHITECTURE = ("layers", "hidden", "heads", "sequence")  # a transformer needs all or none of them
 
@@ -277,8 +275,8 @@ class MemoryRequest(Request):
         if self.memory_bytes is not None:
             yield CLAIMS["eighty_percent_feasible"].message
         if self.kind is not None and self.kind.lacks("bf16") and self.precision == "bf16":
-            yield f"{self.device} lacks bf16 (compute capability below 8.0): use fp16."
+            yield f"{self.device} computes no bf16 (compute capability below 8.0): use fp16."
         if self.kind is not None and self.kind.lacks("fp8") and self.precision == "fp8":
-            yield f"{self.device} lacks fp8 (compute capability below 8.9): weights are widened to 16 bits."
+            yield f"{self.device} computes no fp8 (compute capability below 8.9): weights are widened to 16 bits."
         if (self.devices or 1) > 1 and not self.stage:
             yield f"Without --stage each of the {self.devices} devices holds all of it."

@@ -1,7 +1,6 @@
 """Memory plans from a model's training step, traced with fake tensors at two batch sizes.
 
-Fake tensors have shapes but no values (``torch._subclasses.FakeTensorMode``). Autograd runs over them, so the trace
-shows exactly which tensors the backward pass keeps, and for how long.
+Autograd runs over fake tensors (shapes without values), so the trace shows which tensors the backward pass keeps.
 """
 
 from __future__ import annotations
@@ -34,11 +33,9 @@ from bssearch.planning.memory.request import MemoryRequest
 from bssearch.records import Configuration
 from bssearch.training.optimizers import build_optimizer
 
+# Rounding of PyTorch's CUDA allocator (kMinBlockSize in c10/cuda/CUDACachingAllocator). max_memory_allocated counts
+# blocks, as here; unused space in segments belongs to the headroom.
 CUDA_BLOCK_BYTES = 512
-"""Rounding of PyTorch's CUDA allocator (``kMinBlockSize`` in c10/cuda/CUDACachingAllocator).
-
-``torch.cuda.max_memory_allocated`` counts blocks, as here; unused space in segments belongs to the headroom.
-"""
 
 
 @dataclass(slots=True)
@@ -211,7 +208,6 @@ class CudaKernels(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call a function of PyTorch, or its CUDA counterpart."""
         named = dict(kwargs or {})
         if func is functional.scaled_dot_product_attention:
             return self._attention(*args, **named)
@@ -250,7 +246,6 @@ class CudaKernels(TorchFunctionMode):
 
 
 def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Return a mask as a summand of the scores."""
     return torch.zeros_like(mask, dtype=query.dtype) if mask.dtype == torch.bool else mask.to(query.dtype)
 
 
@@ -276,6 +271,7 @@ _CONVOLUTIONS = {
     torch.ops.aten.mkldnn_convolution.default,
 }
 
+# term of a storage without a more specific one
 TERM_OF_PHASE = {
     "build": "weights",
     "inputs": "inputs",
@@ -283,7 +279,6 @@ TERM_OF_PHASE = {
     "backward": "activation_gradients",
     "optimizer": "foreach_temporaries",
 }
-"""Term of a storage without a more specific one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +301,7 @@ class Step:
 def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifetimes:
     """Return the lifetimes of a training step's storages, once the optimizer has state.
 
-    The model needs tensors of ``mode``. Gradients start as None, as after `zero_grad`. The model's errors pass through.
+    The model needs tensors of ``mode``. Gradients start as None.
     """
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error itself is raised
     model = step.model
@@ -354,7 +349,6 @@ def _named(one: Allocation, logits: tuple[int, int] | None) -> Allocation:
 
 
 def _with_state(step: Step, recorder: _Recorder) -> torch.optim.Optimizer | None:
-    """Return the optimizer with state, after a step on zero gradients."""
     if step.optimizer is None:
         return None
     recorder.phase = "optimizer"
@@ -374,8 +368,6 @@ def _with_state(step: Step, recorder: _Recorder) -> torch.optim.Optimizer | None
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records each storage's creation and release."""
-
     def __init__(self, block_bytes: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.clock = 0
@@ -387,7 +379,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation and record its results."""
         result = func(*args, **(kwargs or {}))
         term = "autocast_copies" if func is torch.ops.aten._to_copy.default and self._is_weight(args[0]) else None
         for tensor in tree_iter(result):
@@ -494,7 +485,6 @@ def plan_model(asked: MemoryRequest) -> MemoryPlan:
 
 
 def _traces(asked: MemoryRequest, optimizer: str | None) -> tuple[StepLifetimes, StepLifetimes, nn.Module]:
-    """Return the sharded traces at both sizes, and the model."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = build_model(asked, mode, DTYPES[asked.precision] if asked.form.mixed == "pure" else None)
     if asked.checkpointing:
@@ -536,7 +526,6 @@ def _optimizer(name: str | None) -> Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def _untraced(asked: MemoryRequest) -> ParameterBytes:
-    """Return the bytes of an untraced optimizer."""
     known = parameter_bytes(asked)
     return replace(known, optimizer_state=0, foreach=0) if asked.optimizer in _TRACED else known
 

@@ -13,12 +13,9 @@ from types import MappingProxyType
 
 from bssearch.planning.memory.parameters import FP32, Format
 
+# Tensors of the MLP's width that its backward pass needs, around the activation. gelu_new is GPT-2's, in five
+# operations; swiglu has gate, activation, other half and product (Shazeer 2020, arXiv 2002.05202).
 MLP_TENSORS: Mapping[str, int] = MappingProxyType({"gelu": 2, "relu": 2, "gelu_new": 5, "swiglu": 4})
-"""Tensors of the MLP's width that its backward pass needs, around the activation.
-
-``gelu_new`` is GPT-2's, in five operations; ``swiglu`` has gate, activation, other half and product (Shazeer 2020,
-arXiv 2002.05202).
-"""
 
 # per logit: log-probability, its gradient and the logit's own, each in fp32, as cross-entropy computes them
 LOGIT_BYTES = 3 * FP32
