@@ -181,8 +181,8 @@ class ScaleRequest(Request):
 class Row:
     """One number of devices: its step and its time to the target.
 
-    ``communication_s`` is the exposed part, ``efficiency`` the speedup per device; ``throughput_efficiency`` counts only
-    samples per second.
+    ``communication_s`` is the exposed part, ``efficiency`` the speedup per device; ``throughput_efficiency`` counts
+    only samples per second.
     """
 
     devices: int

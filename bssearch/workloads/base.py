@@ -1,7 +1,7 @@
 """The workload protocol, and resolving a spec's ``workload`` string to a workload.
 
-The string is a shipped name (``digits``), an import path (``my_package.my_module:MyWorkload``), or a file
-(``folder/my_file.py:MyWorkload``) relative to the spec's folder. A callable is called with ``workload_settings``.
+The string is a shipped name (``digits``), an import path (``package.module:MyWorkload``), or a file
+(``folder/file.py:MyWorkload``) relative to the spec's folder.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TrainingStep:
     """One optimizer step for ``training_step(step)``, which does forward, backward and update itself.
 
     ``micro_batches`` gives ``accumulation_steps`` augmented pairs (inputs, targets) on the device; use all of them.
-    ``optimizers`` is the result of ``build_optimizer``, or bssearch's optimizer, at the step's learning rates;
-    gradients are None. ``number`` counts from 0. The step runs under autocast if the precision needs it.
+    ``optimizers`` is the result of ``build_optimizer``, or bssearch's optimizer, at the step's learning rates, without
+    gradients. ``number`` counts from 0. Autocast is on if the precision needs it.
     """
 
     model: torch.nn.Module
@@ -50,7 +50,7 @@ class TrainingStep:
         return self.configuration.accumulation_steps
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a scalar loss, scaled for fp16. Divide by the micro-batches beforehand."""
+        """Add the gradient of a scalar loss, scaled for fp16; divide by the micro-batches first."""
         self._backward(loss)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -73,9 +73,8 @@ MAIN = "__main__"  # module of code that no other process can load: a notebook o
 class WeightedLoss:
     """A training loss over samples of unequal weight, such as sequences of different lengths.
 
-    ``total`` is the scalar sum of losses over a (micro-)batch, ``weight`` the number of tokens (or other weight) behind
-    it. A batch's loss is the sum of totals over the sum of weights, however it is divided. Zero weight gives NaN, which
-    ends the trial.
+    ``total`` is the scalar sum of losses over a (micro-)batch, ``weight`` its number of tokens or other weight. A
+    batch's loss is the sum of totals over the sum of weights. Zero weight gives NaN, which ends the trial.
     """
 
     total: torch.Tensor
@@ -115,15 +114,14 @@ class Workload(Protocol):
     """
 
     metrics: Mapping[str, MetricInfo]
-    """Metrics of `evaluate` with their bounds and the value of guessing; read again after `load`, which may refine
-    them."""
+    """Metrics of `evaluate`, with bounds and the value of guessing; `load` may refine them."""
 
     def load(self, device: torch.device) -> Data:
-        """Return the three parts on the device, which is the CPU. Called once per worker; must not depend on a seed."""
+        """Return the three parts, on the CPU, independent of any seed; called once per worker."""
         ...
 
     def build_model(self, *, dropout: float) -> torch.nn.Module:
-        """Return a freshly initialised model. Called after seeding; bssearch moves it to the device.
+        """Return a freshly initialised model on the CPU; bssearch has set the seed.
 
         Parameters under ``space.model`` are further keywords: ``build_model(dropout=0.1, hidden=64)``.
         """
@@ -139,8 +137,7 @@ class Workload(Protocol):
     ) -> torch.Tensor | WeightedLoss:
         """Return the mean training loss over a (micro-)batch, a differentiable scalar tensor.
 
-        Return a `WeightedLoss` if samples weigh unequally, because micro-batch means then do not average to the
-        batch's. Parameters under ``space.loss`` are further keywords.
+        Return a `WeightedLoss` if samples weigh unequally. Parameters under ``space.loss`` are further keywords.
         """
         ...
 
@@ -186,7 +183,7 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
     """Return the workload that a spec names, built with its settings; files are relative to ``folder``.
 
     Raises:
-        WorkloadError: The code does not import, cannot be built (with the user's failing line), or lacks members.
+        WorkloadError: The code does not import, cannot be built, or lacks members.
     """
     target = SHIPPED.get(name, name)
     location, separator, attribute = target.rpartition(":")
@@ -222,7 +219,7 @@ def found_attribute(name: str, folder: Path) -> Any:
 
 
 def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
-    """Return the workload that a class or function builds from settings; raises like `resolve`."""
+    """Return the workload that a callable builds from settings; raises like `resolve`."""
     try:
         made = found(**settings)
     except Exception as error:
@@ -233,11 +230,7 @@ def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
 
 
 def whole(name: str, found: object) -> Workload:
-    """Return an object as a workload.
-
-    Raises:
-        WorkloadError: It lacks members.
-    """
+    """Return an object as a workload; `WorkloadError` if it lacks members."""
     has_step = callable(getattr(found, "training_step", None))
     methods = [method for method in METHODS if not (method == "loss" and has_step)]
     missing = [method for method in methods if not callable(getattr(found, method, None))]
@@ -264,11 +257,7 @@ def _noted(name: str) -> Iterator[None]:
 
 
 def refuse_while_importing() -> None:
-    """Refuse to run a study while a workload's file is imported, because every worker would run it again.
-
-    Raises:
-        UsageError: An import is in progress.
-    """
+    """Raise `UsageError` while a workload's file is imported, because every worker would run the study again."""
     if _importing:
         raise UsageError(
             f"the file of workload {_importing[-1]!r} runs a study when it is imported, as every worker process does",
@@ -288,11 +277,7 @@ def _import_module(name: str, module: str, folder: Path) -> ModuleType:
 
 
 def import_file(name: str, path: Path) -> ModuleType:
-    """Return the module of a file.
-
-    Raises:
-        WorkloadError: The file is missing or fails.
-    """
+    """Return the module of a file; `WorkloadError` if it is missing or fails."""
     if not path.is_file():
         raise WorkloadError(f"workload {name!r}: no file {path}")
     module_name = f"bssearch_workload_{path.stem}"
@@ -310,7 +295,6 @@ def import_file(name: str, path: Path) -> ModuleType:
 
 
 def _own_line(error: BaseException) -> str:
-    """Return the error with the user's last line that led to it."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return f"{text} ({error.filename}:{error.lineno})"
@@ -323,7 +307,7 @@ def _own_line(error: BaseException) -> str:
 
 
 def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[str, Any]:
-    """Return the workload's metrics over a whole part; leaves the model in training mode.
+    """Return the metrics over a whole part, with the model left in training mode.
 
     Raises:
         WorkloadError: ``evaluate`` did not return a mapping.

@@ -37,7 +37,7 @@ WAYS = f"""any of these brings them:
 
 
 def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path]:
-    """Return the paths of the four files, plain or ``.gz``; download them if they are missing.
+    """Return the paths of the four files, plain or ``.gz``; download missing files.
 
     Raises:
         WorkloadError: A folder lacks a file, or the download fails.

@@ -42,9 +42,8 @@ _LABELS_CRC32 = {"train": 0x2ED6E46A, "t10k": 0x242BC73F}
 class FashionMnist:
     """Classify the images; 55,000 train, up to 5,000 validate, and 10,000 test, in a fixed stratified split.
 
-    ``model`` is ``resnet``, or ``mlp`` for machines with slow convolutions. ``norm`` of the resnet is ``group``
-    (default) or ``batch``, with which the batch size also changes the regularisation, and accumulation changes the
-    result. ``augment`` moves training images by up to two pixels and mirrors half of them.
+    ``model`` is ``resnet`` or ``mlp``. ``norm`` of the resnet is ``group`` (default) or ``batch``; with ``batch``,
+    accumulation changes the result. ``augment`` moves training images by up to two pixels and mirrors half of them.
     """
 
     metrics: Mapping[str, MetricInfo] = {
@@ -130,7 +129,7 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
     """Return the images (samples, 28, 28) and classes (samples,) of a pair of files, as uint8.
 
     Raises:
-        WorkloadError: A file is damaged, or belongs to another data set, such as MNIST with its equal file names.
+        WorkloadError: A file is damaged, or another data set's: MNIST has the same file names.
     """
     images_file, labels_file = files[f"{part}-images-idx3-ubyte"], files[f"{part}-labels-idx1-ubyte"]
     labels = read_idx(labels_file, dimensions=1)

@@ -28,7 +28,7 @@ def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights])
     """Return the weights from ``make``, or from the cache.
 
     ``made_of`` is all that decides the weights besides PyTorch and the CPU: code, and digests of data. ``make`` runs in
-    one thread with a fixed seed. Concurrent processes each make the same weights; a failed write is reported on stderr.
+    one thread with a fixed seed, so concurrent processes make the same weights.
     """
     recipe = _recipe(made_of)
     path = cache_folder() / "pretrained" / f"{name}-{recipe[:_DIGITS]}.pt"
