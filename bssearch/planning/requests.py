@@ -138,6 +138,7 @@ def require(is_so: object, message: str, *, hint: str | None = None) -> None:
 
 
 def shown(value: object) -> str:
+    """Return a value for a message; huge integers by their digits."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_COUNT:
         return f"a number of {len(str(abs(value))) if value.bit_length() < 10_000 else 'thousands of'} digits"
     return f"{value:g}" if isinstance(value, float) else repr(value)

@@ -86,8 +86,8 @@ def micro_batches(
     """Yield the (inputs, targets) of each micro-batch on the device, without end.
 
     A separate CPU generator permutes each epoch, so the order depends on neither device nor dropout; the last
-    incomplete batch is dropped. ``after_steps`` skips optimizer steps without gathering; ``growth`` is the start if the
-    batch grows. Close the generator to end the loader processes.
+    incomplete batch is dropped. ``after_steps`` skips optimizer steps; ``growth`` is the start if the batch grows.
+    Close the generator to end the loader processes.
     """
     if growth is not None and growth.schedule is not None:
         return _growing_micro_batches(train, computation, seed, growth)
@@ -206,7 +206,7 @@ def _drawn(samples: int, batch_size: int, seed: int) -> Iterator[torch.Tensor]:
 
 
 def _after(epochs: Iterator[torch.Tensor], samples: int, samples_per_epoch: int) -> Iterator[torch.Tensor]:
-    """Drop the first samples now, outside the next step's time."""
+    # drop the first samples now, outside the next step's time
     whole, begun = divmod(samples, samples_per_epoch)
     for _ in range(whole):
         next(epochs)
@@ -242,7 +242,7 @@ def _is_plain(value: Any) -> bool:
 def _loaded(
     samples: Dataset[Batch], places: Iterable[Any], workers: int, *, pin: bool, method: StartMethod
 ) -> Generator[Batch, None, None]:
-    """Start the loader processes now, outside the first step's time."""
+    # start the loader processes now, outside the first step's time
     loader: DataLoader[Batch] = DataLoader(
         samples,
         batch_size=None,

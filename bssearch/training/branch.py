@@ -103,7 +103,6 @@ def _of_run(path: Path, content: Any) -> SavedRun:
 
 
 def _of_trial(path: Path) -> SavedRun | None:
-    """Return a paused trial's content, or None if the file is something else."""
     if not zipfile.is_zipfile(path):
         return None
     try:

@@ -201,7 +201,7 @@ class Clock:
                 self.meter.end()
 
     def _look(self) -> tuple[float, float | None]:
-        """Retry, because a wait between reading time and account may exceed a short segment."""
+        # retry, because a wait between reading time and account may exceed a short segment
         delay = self._delay_now()
         for _ in range(LOOKS):
             before, now, delay = delay, self._now(), self._delay_now()
@@ -295,12 +295,11 @@ class CudaClock(Clock):
         Near 1 if the device waits for launches or data. A faster host saves at most this share, because the device
         works while the host waits. Only waits in `pace`, in `waiting` and at the end of a segment are seen; other waits
         (reading a loss, fp16's loss scaling) count as work.
-
-        The last step's kernels also run while the host waits, so segments of a few steps understate the share, by at
-        most one step of the device each. The driver blocks unseen after about a thousand queued launches (as users
-        report; not measured here). If the device lags more than a step at the end, each step therefore counts as long
-        as the first, which met an empty queue. A single step with more launches than that still overstates the share.
         """
+        # The last step's kernels also run while the host waits, so segments of a few steps understate the share, by at
+        # most one step of the device each. The driver blocks unseen after about a thousand queued launches (as users
+        # report; not measured here). If the device lags more than a step at the end, each step therefore counts as long
+        # as the first, which met an empty queue. A single step with more launches than that still overstates the share.
         if self._watched_seconds == 0:
             return None
         return min(max(0.0, self._working_seconds / self._watched_seconds), 1.0)

@@ -158,7 +158,7 @@ class Computation:
         return self.compiles and self.settings.compile in WITH_CUDA_GRAPHS and self.device.type == "cuda"
 
     def _begin_micro_batch(self) -> None:
-        """Free the CUDA graphs' memory, and copy the accumulated gradients out of it."""
+        # free the CUDA graphs' memory, and copy the accumulated gradients out of it
         if self._model is not None:
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
@@ -221,7 +221,7 @@ class TracedDropout(nn.Dropout):
 
 @functools.cache
 def _compiled_class(kind: Any, backend: str, mode: str) -> Any:
-    """One class per kind, because compiled graphs are cached by class; ``torch.nn`` containers need their own frame."""
+    # one class per kind, because compiled graphs are cached by class; ``torch.nn`` containers need their own frame
 
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         return kind.forward(self, *arguments, **named)

@@ -247,7 +247,7 @@ def _busy_ticks(lines: Iterable[str], cpus: Iterable[int]) -> int:
 
 
 def _driver_seconds(pid: int) -> float:
-    """Include ended boards until the driver reaps them; their past would look like another program's."""
+    # include ended boards until the driver reaps them; their past would look like another program's
     boards = [child for child in children_of(pid) if _name(child) == BOARD_PROCESS]
     return process_seconds(pid) + sum(process_seconds(board) + descendants_seconds(board) for board in boards)
 

@@ -162,7 +162,7 @@ class GradientPasses:
 class NoiseBudget:
     """Seconds for passes in one process: `NOISE_SHARE` of all trials' train seconds.
 
-    A pass should take as long as the last of its shape (small batches, samples of each).
+    A pass is expected to take as long as the last of its shape (small batches, samples of each).
     """
 
     def __init__(self) -> None:
@@ -361,7 +361,6 @@ def _adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | No
 
 
 def _square(gradients: dict[nn.Parameter, torch.Tensor], divisors: Divisors | None) -> torch.Tensor:
-    """Return the squared norm in float64, on the device, of gradients divided by ``divisors``, if given."""
     norms = [
         torch.linalg.vector_norm(
             gradient if divisors is None else gradient / divisors[parameter](), dtype=torch.float64

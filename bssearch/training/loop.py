@@ -12,8 +12,7 @@
 A request may continue past the target; if the target was met, the trial is still `REACHED` unless the caller stops it.
 A resumed trial repeats the steps, evaluations and random numbers of an unpaused one, and its times add up.
 
-On the CPU the same request, with the same threads, takes the same steps to the target, bit for bit: neither clock nor
-warm-up decides when an evaluation happens.
+On the CPU the same request, with the same threads, takes the same steps to the target, bit for bit.
 """
 
 from __future__ import annotations
@@ -178,7 +177,6 @@ class Trial:
         return Checkpoint(Path(path), identity, self._clock, self._on_progress)
 
     def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
-        """Return a checkpoint's training parts, the random state last, and its measured parts."""
         assert self._trainer is not None, "only a trial that trains is paused"
         training: dict[str, Saved] = {"trainer": self._trainer}
         meters = {"noise": self._noise, "noise_growth": self._noise_growth}

@@ -43,9 +43,9 @@ def other_processes(device: torch.device) -> list[tuple[int, str]]:
 
 
 def known_other_processes(device: torch.device) -> list[tuple[int, str]] | None:
-    """Return id and name of unrelated programs computing on a device; None if unknown.
+    """Return id and name of programs computing on a device; None if unknown.
 
-    In a container, ids may be the host's: the list is useless if it lacks this process.
+    Our ancestors, descendants and driver's workers are left out. In a container, ids may be the host's.
     """
     listed = listed_processes(device)
     if listed is None or (os.getpid() not in listed and torch.cuda.memory_reserved(device) > 0):
@@ -143,7 +143,7 @@ def _library() -> Any | None:
 
 
 def _handle(library: Any, device: torch.device) -> Any:
-    """Look a device up by UUID, because NVML numbers all devices and torch the visible ones."""
+    # look a device up by UUID, because NVML numbers all devices and torch the visible ones
     return _handle_of(library, str(torch.cuda.get_device_properties(device).uuid))
 
 
@@ -156,7 +156,6 @@ def _handle_of(library: Any, uuid: str) -> Any:
 
 
 def _family() -> set[int]:
-    """Return our process, ancestors, descendants, and the workers of our driver."""
     own = psutil.Process()
     family = {own.pid, *(parent.pid for parent in own.parents())}
     family |= {child.pid for child in own.children(recursive=True)}

@@ -84,7 +84,6 @@ class OptimizersAsOne(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let the parts use the shared groups and states."""
         groups = iter(self.param_groups)
         for part in self._parts:
             part.state = self.state
@@ -208,7 +207,6 @@ def _options(configuration: Configuration) -> Options:
 
 
 def _option(name: str, value: Any, default: Any) -> Any:
-    """Convert an option to the default's type."""
     if value is None:
         return default
     if isinstance(default, bool | str):
@@ -219,7 +217,7 @@ def _option(name: str, value: Any, default: Any) -> Any:
 
 
 def _adapted(groups: ParameterGroups) -> ParameterGroups:
-    """Apply the trust ratio to matrices and filters only; timm skips it without weight decay, making LARS SGD."""
+    # apply the trust ratio to matrices and filters only; timm skips it without weight decay, making LARS SGD
     return [{**group, "always_adapt": group["params"][0].ndim >= 2} for group in groups]
 
 
@@ -334,7 +332,6 @@ def take_over_states(optimizers: Optimizers, saved: Any, model: nn.Module | None
 
 
 def _regrouped(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Split a state of one group into the optimizer's groups, if both cover the same parameters."""
     saved, groups = state["param_groups"], [group["params"] for group in optimizer.param_groups]
     own = {id(parameter) for group in groups for parameter in group}
     order = [id(parameter) for parameter in model.parameters() if id(parameter) in own]

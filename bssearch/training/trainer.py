@@ -259,7 +259,7 @@ class Trainer:
         return loss
 
     def _add_gradient(self, loss: torch.Tensor | WeightedLoss) -> None:
-        """Until the last micro-batch gives the batch's weight, divide by its samples, which keeps fp16 in range."""
+        # until the last micro-batch gives the batch's weight, divide by its samples, which keeps fp16 in range
         accumulates = self.now.accumulation_steps > 1
         if isinstance(loss, WeightedLoss):
             share = loss.total / (self.now.batch_size if accumulates else loss.weight)
@@ -268,7 +268,6 @@ class Trainer:
         self.updates.backward(share)
 
     def _divide_gradient(self, whole: torch.Tensor) -> None:
-        """Divide the gradient by the batch's weight instead of its samples."""
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         torch._foreach_mul_(gradients, torch.as_tensor(self.now.batch_size / whole, dtype=gradients[0].dtype))
 
@@ -381,7 +380,7 @@ def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], ext
 
 
 def _put(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
-    """Copy a value in place; create a buffer that training created or replaced."""
+    # copy a value in place; create a buffer that training created or replaced
     path, _, leaf = name.rpartition(".")
     owner = model.get_submodule(path)
     present = getattr(owner, leaf, None)

@@ -71,6 +71,7 @@ def check_fits(asked: MemoryRequest, needed: int, formats: Sequence[Format]) -> 
 
 
 def what_fits(asked: MemoryRequest, needed: int, room: float, formats: Sequence[Format]) -> Iterator[str]:
+    """Yield the options with which the parameters fit."""
     if (device := smallest_with(needed, bf16=asked.precision == "bf16")) is not None:
         yield f"--device {device.name} ({gib((device.memory_bytes or 0) - device.taken_bytes)} beside its context)"
     has_no_bf16 = asked.kind is not None and asked.kind.lacks("bf16")

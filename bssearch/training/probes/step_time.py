@@ -117,7 +117,6 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
 
 
 def _sustain(clock: Clock, step: Callable[[], object]) -> None:
-    """Take steps until a device at its power limit reaches its sustained clock."""
     seconds = 0.0
     while seconds < SUSTAINED_SECONDS:
         seconds += _seconds(clock, "warmup", step)
@@ -288,7 +287,6 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 @functools.cache
 def _rank(count: int) -> int:
-    """Return the largest k with P(Bin(count, ½) < k) ≤ 1/40, in integers."""
     below, ways = 0, 1
     for k in range(count):
         below += ways
