@@ -32,7 +32,7 @@ from bssearch.records.scaling import (
 from bssearch.registry import Option
 from bssearch.spec.space import OPTIMIZERS, BatchRules
 
-WARMUP_EPOCHS = 5.0  # of gradual warmup if one is needed and none is given; of 90 (Goyal et al. 2017, § 2.2)
+WARMUP_EPOCHS = 5.0  # of gradual warmup if needed and not given; of 90 (Goyal et al. 2017, § 2.2)
 
 LABEL_SMOOTHING = 0.1  # said to go with large batches (Szegedy et al. 2016, arXiv 1512.00567, § 7)
 

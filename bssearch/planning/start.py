@@ -128,7 +128,7 @@ class StartRequest(Request):
 
     @property
     def memory(self) -> MemoryRequest:
-        """The plan of its memory; a spec's sgd has momentum."""
+        """The memory plan; a spec's sgd has momentum."""
         kept = "momentum" if self.optimizer == "sgd" else self.optimizer
         return MemoryRequest(parameters=self.parameters, precision=self.precision, optimizer=kept)
 
@@ -325,7 +325,7 @@ def _power_below(size: int) -> int:
 
 
 def _number(value: float) -> str:
-    """Return a number as YAML 1.1 reads it; 1e-05 would be text."""
+    # YAML 1.1 would read 1e-05 as text
     mantissa, _, exponent = repr(value).partition("e")
     if not exponent:
         return mantissa

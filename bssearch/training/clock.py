@@ -155,7 +155,7 @@ class Clock:
     def counted_train_seconds(self, threads: int) -> float:
         """Return the train seconds by which trials compete, so that a busy neighbour does not prune a trial.
 
-        Waits for a CPU are subtracted if the kernel reports them.
+        Waits for a CPU are subtracted if known.
         """
         if not self._knows_delays or threads != 1:
             return self.train_seconds_so_far

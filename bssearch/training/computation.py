@@ -379,7 +379,6 @@ class GhostNorm:
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _running(self: Any, groups: int) -> Running:
-        """Return the running mean and variance (groups · channels); each group starts from the norm's."""
         if not self.track_running_stats:
             return None, None
         return self.running_mean.repeat(groups), self.running_var.repeat(groups)

@@ -129,7 +129,6 @@ class GradientPasses:
         self._generator.bit_generator.state = state
 
     def _norms(self, batches: tuple[torch.Tensor, ...]) -> tuple[Norms, Norms | None]:
-        """Return the norms of plain gradients, and of gradients divided by Adam's √v̂ + ε."""
         divisors = _adam_divisors(self._optimizers)
         kinds = [None] if divisors is None else [None, divisors]
         small: list[list[torch.Tensor]] = [[] for _ in kinds]
@@ -320,7 +319,7 @@ def _pass_of(fields: dict[str, Any]) -> Pass:
 
 @contextmanager
 def _untouched(model: nn.Module, device: torch.device, seed: int) -> Iterator[None]:
-    """Seed every generator, then restore generators and buffers, replaced ones included."""
+    # seed every generator, then restore generators and buffers, replaced ones included
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -344,7 +343,7 @@ Divisors = dict[nn.Parameter, Callable[[], torch.Tensor]]
 
 
 def _adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
-    """Return functions for Adam's √v̂ + ε by parameter; None if no optimizer has it in all groups."""
+    # functions for Adam's √v̂ + ε by parameter; None if no optimizer has it in all groups
 
     def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
         return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + epsilon

@@ -156,7 +156,7 @@ class Trial:
         return self._trainer
 
     def _is_unseen(self, trainer: Trainer) -> bool:
-        """Return whether an evaluation is due that was not made: at step 0, or right after a pause."""
+        # due but not made: at step 0, or right after a pause
         last = self._progress.last
         return last is None or (last.step != trainer.steps and self._evaluation_is_due(trainer))
 

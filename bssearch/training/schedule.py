@@ -41,9 +41,9 @@ class Schedule:
     (Loshchilov & Hutter 2017, one cycle); step h − 1 is above zero. A horizon within the warmup cuts it off.
 
     ``warmup_stable_decay`` decays in the last ``decay_share`` of the horizon, by 1 − √u with u from 0 to 1 over it
-    (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395). ``one_cycle`` rises from 1/25 of the peak
-    within the warmup, or 30 % of the horizon without one, and falls to 1/250,000, each by half a cosine (Smith & Topin
-    2018, arXiv 1708.07120), as PyTorch's OneCycleLR step by step; momentum is constant.
+    (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395). ``one_cycle`` is PyTorch's OneCycleLR step
+    by step, with constant momentum (Smith & Topin 2018, arXiv 1708.07120); without warmup it rises for 30 % of the
+    horizon.
     """
 
     kind: ScheduleName = "constant"

@@ -274,7 +274,6 @@ class OwnStep:
         return _checked(loss)
 
     def _outside_autocast(self, function: Callable[[T], None]) -> Callable[[T], None]:
-        """Disable autocast, as in bssearch's own step."""
 
         def called(argument: T) -> None:
             with torch.autocast(self._computation.device.type, enabled=False):

@@ -220,7 +220,7 @@ class Data:
 
 
 def _cut(value: Nesting, rows: torch.Tensor | slice) -> Nesting:
-    """Cut rows of each tensor; a lone tensor takes the fast path, because every step pays for it."""
+    # a lone tensor takes the fast path, because every step pays for it
     return mapped(lambda leaf: leaf[rows], value) if isinstance(value, CONTAINERS) else value[rows]
 
 

@@ -158,7 +158,7 @@ def split(labels: np.ndarray, validation_samples: int) -> tuple[np.ndarray, np.n
 
 
 def _moments(images: np.ndarray) -> tuple[float, float]:
-    """Return mean and deviation of all pixels, from exact sums, equal on every machine."""
+    # exact sums, equal on every machine
     counts = torch.bincount(torch.from_numpy(images).flatten(), minlength=256).numpy()
     brightness = np.arange(256)
     mean = float(counts @ brightness / counts.sum())

@@ -175,7 +175,6 @@ def _few(part: Part, count: int) -> Part:
 
 
 def _told(part: Part, before: Any) -> Part:
-    """Add to targets whether a network names old classes rightly."""
     with torch.no_grad():
         named = torch.cat([before.old_head(before.trunk(x)).argmax(1) for x, _ in part.chunks(_EVALUATION_CHUNK)])
     return Part(part.inputs, torch.stack([part.targets, (named == part.targets).long()], 1))

@@ -78,7 +78,6 @@ def made(name: str, given: Any, settings: Mapping[str, Any]) -> Workload:
 
 
 def _name(maker: Any, folder: Path) -> str | None:
-    """Return the name by which another process can load a class or function, or None."""
     attribute = str(maker.__qualname__)
     module = sys.modules.get(maker.__module__)
     if module is None or module.__name__ == MAIN or getattr(module, attribute, None) is not maker:

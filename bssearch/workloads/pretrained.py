@@ -49,7 +49,7 @@ def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights])
 
 
 def _recipe(made_of: Sequence[bytes]) -> str:
-    """Include PyTorch and the CPU, because the same training differs in its bits elsewhere."""
+    # include PyTorch and the CPU, because the same training differs in its bits elsewhere
     digest = hashlib.sha256(f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
     for part in (Path(__file__).read_bytes(), *made_of):
         digest.update(hashlib.sha256(part).digest())
@@ -76,7 +76,6 @@ def _digest(weights: Weights) -> str:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Compute in one thread with a fixed seed, then restore both."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -91,7 +91,6 @@ def checkpoint_blocks(module: Any, name: str) -> None:
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost modules with children that occur at least twice in one list."""
     for child in module.children():
         kinds = [type(one) for one in child.children()]
         if isinstance(child, nn.ModuleList | nn.Sequential):
@@ -120,7 +119,6 @@ def _maker(asked: MemoryRequest) -> ModelUnderPlan:
 
 
 def _take_into(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None) -> None:
-    """Replace a module's tensors by fake ones; shared tensors stay shared."""
     fakes: dict[int, torch.Tensor] = {}
     with mode:
         for part in module.modules():
@@ -172,7 +170,6 @@ def _batches(shape: Sequence[int], vocabulary: int | None, module: nn.Module) ->
 
 
 def _loss_of_output(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return a loss of the output: cross-entropy over its last dimension, or squared error for images."""
     output = model(batch)
     if hasattr(output, "values") and not isinstance(output, torch.Tensor):
         output = next(iter(output.values()))
@@ -253,7 +250,6 @@ def _library(name: str, model: str) -> Any:
 
 @contextmanager
 def _without_network(name: str) -> Iterator[None]:
-    """Refuse connections in the block; report a model that opens one."""
     wanted: list[str] = []
 
     def refuse(*arguments: Any, **named: Any) -> Any:

@@ -105,7 +105,7 @@ def _gathered(asked: MemoryRequest) -> int:
 
 
 def _peak(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes, micro_batch: int) -> int:
-    """Once a micro-batch's activations are complete, there are no gradients yet."""
+    # once a micro-batch's activations are complete, there are no gradients yet
     beside = fixed.autocast_copies + _gathered(asked)
     forward = fixed.fixed - fixed.gradients + beside + micro_batch * sample.total
     update = fixed.fixed + _foreach(fixed, asked)
@@ -113,7 +113,7 @@ def _peak(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes, micr
 
 
 def _foreach(fixed: ParameterBytes, asked: MemoryRequest) -> int:
-    """PyTorch updates all tensors at once on GPUs only."""
+    # pyTorch updates all tensors at once on GPUs only
     return fixed.foreach if asked.kind is None or asked.kind.is_cuda else 0
 
 

@@ -38,7 +38,6 @@ def _shape(given: Any) -> Any:
 
 
 def _settings(given: Any) -> Any:
-    """Parse KEY=VALUE texts, with values in YAML."""
     if not isinstance(given, list):
         return given
     pairs = [one.partition("=") for one in given]

@@ -228,7 +228,6 @@ class CudaKernels(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """Use flash attention (16 bits, no mask), else the memory-efficient kernel."""
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -250,7 +249,6 @@ def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Use CUDA's dropout kernel, with a mask of one byte per element."""
     if not training or p == 0:
         return input
     kept: torch.Tensor = torch.native_dropout(input, p, True)[0]
@@ -339,7 +337,7 @@ def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifeti
 
 
 def _named(one: Allocation, logits: tuple[int, int] | None) -> Allocation:
-    """Name an allocation's term; those as large as the model's output are logits."""
+    # name an allocation's term; those as large as the model's output are logits
     if one.term is None and one.phase in ("forward", "backward") and logits is not None:
         width, elements = logits
         if one.width == width and 2 * one.elements > elements:
@@ -418,7 +416,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return known is not None and known[0].term == "weights"
 
     def _note_workspace(self, args: tuple[Any, ...], result: Any) -> None:
-        """Record a convolution's temporary copies: oneDNN wants blocked layouts, cuDNN channels-last."""
+        # record a convolution's temporary copies: oneDNN wants blocked layouts, cuDNN channels-last
         tensors = args[:2] if isinstance(result, tuple) else (args[0], result)
         made = self._made(sum(one.numel() * one.element_size() for one in tensors), tensors[0])
         made.term = "workspaces"
@@ -547,7 +545,7 @@ def _fixed_terms(lifetimes: StepLifetimes, untraced: ParameterBytes) -> dict[str
 
 
 def _accumulated(small: StepLifetimes, large: StepLifetimes) -> PeakByBatch:
-    """Return the peak of an accumulating step, with gradients beside all activations."""
+    # the peak of an accumulating step, with gradients beside all activations
     return PeakByBatch(small.accumulating(), large.accumulating())
 
 

@@ -83,16 +83,13 @@ def _width(model: Transformer) -> int:
 
 
 def _stream_bytes(form: Format) -> int:
-    """Autocast keeps sums and norms in fp32."""
+    # autocast keeps sums and norms in fp32
     return FP32 if form.mixed == "autocast" else form.activation
 
 
 def _layer(model: Transformer, form: Format) -> int:
-    """Return a layer's bytes per sample, without attention scores.
-
-    Attention: input, queries, keys, values, projection input, dropout mask. MLP: input, tensors around the activation,
-    mask. Norms: their inputs, in the residual stream's precision.
-    """
+    # Attention: input, queries, keys, values, projection input, dropout mask. MLP: input, tensors around the activation,
+    # mask. Norms: their inputs, in the residual stream's precision. Without attention scores.
     tokens = model.sequence * model.hidden
     shared = (model.kv_heads or model.heads) / model.heads
     wide = model.sequence * _width(model) * MLP_TENSORS[model.mlp]
@@ -101,7 +98,6 @@ def _layer(model: Transformer, form: Format) -> int:
 
 
 def _scores(model: Transformer, form: Format) -> int:
-    """Return the bytes of scores after softmax, and with dropout of its mask and output."""
     rows = model.heads * model.sequence
     if model.fused_attention:
         return rows * FP32
