@@ -142,10 +142,8 @@ def rows_on_device(
     *,
     after_steps: int = 0,
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield the rows (micro-batch size,) of each micro-batch on the device.
-
-    A thread draws for a GPU, because a draw on the GPU would depend on its kind.
-    """
+    """Yield the rows (micro-batch size,) of each micro-batch on the device."""
+    # A thread draws for a GPU, because a draw on the GPU would depend on its kind.
     epochs = _ready(_epochs(len(train), configuration.batch_size, seed, after_steps), computation)
     return _split(epochs, configuration.micro_batch_size)
 
@@ -220,10 +218,8 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 
 
 def start_method(train: Part, device: torch.device, shared_memory: Path = SHARED_MEMORY) -> StartMethod:
-    """Return how loader processes start: forkserver if plain tensors fit shared memory twice, else the default.
-
-    A fork copies the locks of CUDA's threads and may hang; user classes cannot be pickled.
-    """
+    """Return how loader processes start: forkserver if plain tensors fit shared memory twice, else the default."""
+    # A fork copies the locks of CUDA's threads and may hang; user classes cannot be pickled.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
     try:

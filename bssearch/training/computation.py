@@ -269,7 +269,8 @@ def autocast(precision: str, device: torch.device, *, keep_casts: bool = True) -
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Set tf32 on CUDA by PyTorch's older switches, which its compiler does not let us mix with the new ones."""
+    """Allow or forbid tf32 on CUDA in this process."""
+    # PyTorch's older switches: its compiler refuses a mixture with the new ones
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
 

@@ -71,10 +71,7 @@ class CpuUse:
 
 
 class ContentionMeter:
-    """Compares the use of the machine at two moments, and looks at its pace in between.
-
-    ``threads`` is the number of CPUs that the work can use.
-    """
+    """Compares the use of the machine at two moments; ``threads`` is the number of CPUs that the work can use."""
 
     def __init__(
         self,

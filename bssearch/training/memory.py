@@ -43,10 +43,8 @@ UNUSED_SHARE = 0.2  # warn if the allocator holds this share of the device witho
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception means that host or device memory ran out.
-
-    PyTorch's CPU allocator, cuBLAS and cuDNN raise a plain RuntimeError for it.
-    """
+    """Return whether an exception means that host or device memory ran out."""
+    # PyTorch's CPU allocator, cuBLAS and cuDNN raise a plain RuntimeError for it.
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if not isinstance(error, RuntimeError):

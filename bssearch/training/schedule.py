@@ -104,17 +104,14 @@ def schedule_of(configuration: Configuration, train_samples: int) -> Schedule:
 
 @dataclass(frozen=True, slots=True)
 class OwnSchedule:
-    """The workload's factors on the learning rate, until the configured horizon, if any.
-
-    A trial is not judged stuck during the configured ``warmup_steps``.
-    """
+    """The workload's factors on the learning rate, until the configured horizon, if any."""
 
     factor_at: Callable[[int], Any]
     configured: Schedule
 
     @property
     def warmup_steps(self) -> int:
-        """Return the configured warmup steps."""
+        """Return the configured warmup steps, in which a trial is not judged stuck."""
         return self.configured.warmup_steps
 
     def factor(self, step: int) -> float:

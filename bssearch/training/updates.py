@@ -1,4 +1,4 @@
-"""Work of each optimizer step: clipping, updates and weight averaging; and a workload's own training step."""
+"""Clipping, updates and weight averaging of each step, and a workload's own training step."""
 
 from __future__ import annotations
 

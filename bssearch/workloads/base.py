@@ -150,11 +150,7 @@ TAKES = {"model": "build_model", "loss": "loss"}  # the method that takes each g
 
 
 def check_takes(workload: Workload, names: Iterable[str]) -> None:
-    """Check that the workload's methods take these own parameters, such as ``model.hidden``.
-
-    Raises:
-        WorkloadError: A method takes neither the keyword nor ``**parameters``.
-    """
+    """Raise `WorkloadError` if a method does not take one of these own parameters, such as ``model.hidden``."""
     for full in names:
         group, _, name = full.partition(".")
         try:
@@ -310,7 +306,7 @@ def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[s
     """Return the metrics over a whole part, with the model left in training mode.
 
     Raises:
-        WorkloadError: ``evaluate`` did not return a mapping.
+        WorkloadError: ``evaluate`` returned no mapping.
     """
     import torch
 

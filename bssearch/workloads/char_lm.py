@@ -31,7 +31,7 @@ _COUNTS = ("max_characters", "context", "layers", "heads", "width", "validation_
 
 @dataclass(eq=False)
 class CharLM:
-    """Predict the next character: the first 90 % of the text train, the next 5 % validate, the last 5 % test.
+    """Predict the next character: 90 % of the text train, the next 5 % validate, the last 5 % test.
 
     ``text`` is a UTF-8 file, a folder (without hidden files or subfolders) or a glob, relative to the current folder;
     default: the standard library's top-level modules. Files are read by path up to ``max_characters``, and cut into

@@ -1,7 +1,6 @@
 """Fashion-MNIST: 70,000 images (28 × 28) of clothes in ten classes, with a residual network or a perceptron.
 
-Source: Xiao, Rasul, Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms",
-arXiv 1708.07747.
+Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _peak(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes, micr
 
 
 def _foreach(fixed: ParameterBytes, asked: MemoryRequest) -> int:
-    # pyTorch updates all tensors at once on GPUs only
+    # PyTorch updates all tensors at once on GPUs only
     return fixed.foreach if asked.kind is None or asked.kind.is_cuda else 0
 
 

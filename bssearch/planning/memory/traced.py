@@ -193,9 +193,7 @@ IN_FP32 = frozenset(
         "__rtruediv__",
     }
 )
-"""Operations that autocast runs in fp32 on CUDA but in 16 bits on the CPU (PyTorch: "CUDA Ops that can autocast to
-float32").
-"""
+# autocast runs these in fp32 on CUDA but in 16 bits on the CPU (PyTorch: "CUDA Ops that can autocast to float32")
 
 
 class CudaKernels(TorchFunctionMode):

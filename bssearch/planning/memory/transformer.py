@@ -88,8 +88,8 @@ def _stream_bytes(form: Format) -> int:
 
 
 def _layer(model: Transformer, form: Format) -> int:
-    # Attention: input, queries, keys, values, projection input, dropout mask. MLP: input, tensors around the activation,
-    # mask. Norms: their inputs, in the residual stream's precision. Without attention scores.
+    # Attention: input, queries, keys, values, projection input, dropout mask. MLP: input, tensors around the
+    # activation, mask. Norms: their inputs, in the residual stream's precision. Without attention scores.
     tokens = model.sequence * model.hidden
     shared = (model.kv_heads or model.heads) / model.heads
     wide = model.sequence * _width(model) * MLP_TENSORS[model.mlp]
