@@ -444,7 +444,7 @@ class Growth:
 
     @property
     def position(self) -> int:
-        """Return the samples seen, in steps of the first batch size: the position in the learning rate schedule."""
+        """Return the position in the learning rate schedule: samples seen, in steps of the first batch size."""
         return self.samples // self.stages[0].batch_size
 
     @property

@@ -127,7 +127,7 @@ class Course:
         self.progress = Progress()
 
     def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
-        """Take an evaluation; return the ending if the target is met or the horizon is over."""
+        """Take an evaluation; return the ending at the target or the horizon, if due."""
         target, progress = self._request.target, self.progress
         previous, progress.last = progress.last, observation
         if progress.best is None or target.gain(observation.metric) > target.gain(progress.best):
@@ -174,7 +174,7 @@ class Course:
         )
 
     def reached_before(self, ending: Ending) -> Ending:
-        """Return the ending as reached if the target was met before, unless the caller stopped the trial."""
+        """Return the ending as reached if the target was met, unless the caller stopped the trial."""
         if self.progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
             return ending
         return Ending(TrialState.REACHED, f"{self.progress.reached}, then trained on: {ending.reason}")

@@ -87,7 +87,7 @@ def describe_program(
     notice: str | None = None,
     source: Path | None = None,
 ) -> WorkloadDescription:
-    """Return the description of a user's program: its ``metrics``, and those known before its first step."""
+    """Describe a user's program by its ``metrics`` and those known before its first step."""
     return WorkloadDescription(
         train_samples=None,
         validation_samples=None,

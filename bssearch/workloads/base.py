@@ -95,9 +95,9 @@ class Workload(Protocol):
     * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes, such as by padding;
       default: PyTorch's ``default_collate``. A mapping or tensor is the inputs alone.
     * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes the training batches of an
-      epoch, from an ``IterableDataset`` or your ``DataLoader``; ``batch_size`` is the micro-batch size. Each batch must
-      have ``batch_size`` rows; a smaller last one is dropped. A resumed trial makes earlier batches again, off the
-      clock.
+      epoch, from an ``IterableDataset`` or your ``DataLoader``; ``batch_size`` is the micro-batch size, ``seed`` new in
+      each epoch. The first tensor must have ``batch_size`` rows; a smaller last batch is dropped. A resumed trial makes
+      earlier batches again, off the clock.
     * ``train_samples: int``: samples per epoch of ``train_batches`` if ``load().train`` is None.
     * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer`` returns one optimizer, or a tuple,
       list or dict of them, at ``configuration.learning_rate``. The schedule multiplies each group's first rate.
@@ -117,7 +117,7 @@ class Workload(Protocol):
     """Metrics of `evaluate`, with bounds and the value of guessing; `load` may refine them."""
 
     def load(self, device: torch.device) -> Data:
-        """Return the three parts, on the CPU, independent of any seed; called once per worker."""
+        """Return the three parts on ``device`` (the CPU), independent of any seed; called once per worker."""
         ...
 
     def build_model(self, *, dropout: float) -> torch.nn.Module:
