@@ -294,7 +294,7 @@ def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
     if checkpointed_modules is None:
         raise WorkloadError(
             "activation_checkpointing = true needs a workload that has checkpointed_modules(model); "
-            f"{type(workload).__name__} has none"
+            f"{type(workload).__name__} lacks it"
         )
     modules: list[Any] = list(checkpointed_modules(model))
     if not modules:

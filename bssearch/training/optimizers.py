@@ -248,7 +248,7 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
     """Return the optimizers of a tuple, list, dict or single one, in order.
 
     Raises:
-        WorkloadError: An element is not an optimizer, or trains none of the model's parameters.
+        WorkloadError: An element is not an optimizer, or its parameters are not the model's.
     """
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
@@ -288,7 +288,7 @@ def _check(optimizer: object, parameters: set[int]) -> None:
         )
     if not any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"]):
         raise WorkloadError(
-            f"build_optimizer() returned a {type(optimizer).__name__} over none of the model's parameters",
+            f"build_optimizer() returned a {type(optimizer).__name__} over parameters that are not the model's",
             hint="build it over the parameters of the model that it is given",
         )
     for index, group in enumerate(optimizer.param_groups):
