@@ -112,14 +112,13 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
     if micro < TINY_BATCH and steps > 1:
         yield Note(
             "tiny_micro_batch",
-            f"micro-batches of {micro} seldom fill a device: `bssearch probe step-time` says what a sample costs there",
+            f"micro-batches of {micro} seldom fill a device; time them with `bssearch probe step-time`",
         )
     if is_split:
         yield Note(
             "token_weighted_loss",
-            "a loss averaged over tokens, or over anything else of which samples have unequal numbers, must be summed "
-            "and divided by the number in the whole batch: the mean of the micro-batches' means is another loss "
-            "(huggingface/transformers#34191: up to 10 %)",
+            "if samples have unequal numbers of tokens, sum the loss over the whole batch and divide by its tokens: "
+            "the mean of the micro-batches' means differs (huggingface/transformers#34191: up to 10 %)",
         )
     if asked.devices > 1 and steps > 1:
         yield Note("no_sync", "gradients travel between devices only after the last micro-batch (DDP's no_sync)")

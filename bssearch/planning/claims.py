@@ -37,6 +37,7 @@ class Claim:
         return f"“{self.said}”: {self.right} ({self.source})"
 
 
+# by code
 CLAIMS = {
     "gradients_not_of_batch": Claim(
         "gradients take memory ∝ batch",
@@ -86,7 +87,6 @@ CLAIMS = {
         "McCandlish et al. 2018, arXiv 1812.06162; Shallue et al. 2019, arXiv 1811.03600",
     ),
 }
-"""The claims that affect plans, by code."""
 
 
 def notes_on(codes: Mapping[str, object]) -> list[Note]:

@@ -32,7 +32,7 @@ from bssearch.records.scaling import (
 from bssearch.registry import Option
 from bssearch.spec.space import OPTIMIZERS, BatchRules
 
-WARMUP_EPOCHS = 5.0  # of gradual warmup if one is needed and none is given; of 90 (Goyal et al. 2017, § 2.2)
+WARMUP_EPOCHS = 5.0  # of gradual warmup if needed and not given; of 90 (Goyal et al. 2017, § 2.2)
 
 LABEL_SMOOTHING = 0.1  # said to go with large batches (Szegedy et al. 2016, arXiv 1512.00567, § 7)
 
@@ -132,7 +132,7 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     ),
     "label_smoothing": RuleOfThumb(
         smooths_labels=True,
-        holds="long trainings of classifiers at any batch size; that large batches need more is not shown",
+        holds="long trainings of classifiers at any batch size; no proof that large batches need more",
         breaks="losses other than cross-entropy over classes, and teachers for distillation",
         source="Szegedy et al. 2016, arXiv 1512.00567, § 7; Müller et al. 2019, arXiv 1906.02629",
     ),
@@ -192,12 +192,12 @@ class LearningRateRequest(Request):
             value = getattr(self, name)
             require(
                 value is None or name in self._own,
-                f"{name} = {value} contradicts optimizer = {self.optimizer!r}, which has none",
+                f"{name} = {value} contradicts optimizer = {self.optimizer!r}, which has no {name}",
             )
         require(
             self.rate_rule is None or any(RULES_OF_THUMB[name].rate is None for name in self.rules),
-            f"rate_rule = {self.rate_rule!r} contradicts rule = {', '.join(self.rules)}, which says itself how the "
-            "learning rate goes",
+            f"rate_rule = {self.rate_rule!r} contradicts rule = {', '.join(self.rules)}, which scales the "
+            "learning rate itself",
         )
         return self
 
@@ -313,7 +313,6 @@ def _ruled(
 
 
 def _caveats(rule: RuleOfThumb, asked: LearningRateRequest, rate_rule: LearningRateRule) -> list[str]:
-    """Return why a rule is known to break, or changes nothing, in this very case."""
     ratio, tuned = asked.batch / asked.from_batch, asked.tuned
     has_betas = tuned["beta1"] is not None and tuned["beta2"] is not None
     reached = max(ratio * (1 - tuned[name]) for name in ("beta1", "beta2")) if has_betas else 0.0
@@ -322,10 +321,11 @@ def _caveats(rule: RuleOfThumb, asked: LearningRateRequest, rate_rule: LearningR
         f"the linear rule is for SGD; the optimizer is {asked.optimizer}": ratio > 1
         and rate_rule is LINEAR
         and asked.optimizer in ADAM_LIKE,
-        f"it is about Adam's β, and {asked.optimizer} has none": "betas" in rule.batch_rules and tuned["beta2"] is None,
+        f"the rule is about Adam's β; {asked.optimizer} has no β": "betas" in rule.batch_rules
+        and tuned["beta2"] is None,
         f"κ(1 − β) = {reached:.3g} is not below 1: the rule does not hold here": is_sde and reached > 1 - ROUNDING,
         f"it is about AdamW; the optimizer is {asked.optimizer}": "weight_decay" in rule.batch_rules
         and asked.optimizer != "adamw",
-        f"no {rule.needs} is given: there is nothing to scale": rule.needs and not getattr(asked, rule.needs),
+        f"no {rule.needs} is given to scale": rule.needs and not getattr(asked, rule.needs),
     }
     return [caveat for caveat, bears in caveats.items() if bears]

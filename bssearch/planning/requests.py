@@ -82,7 +82,7 @@ class Request(BaseModel):
 
 
 class Plan:
-    """The answer to a request: a dataclass of JSON values or dataclasses."""
+    """The answer to a request, of JSON values and dataclasses."""
 
     def document(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -118,7 +118,7 @@ def read(model: type[Model], given: Mapping[str, Any], *, are_texts: bool = Fals
 
 
 def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]], Callable[Asked, Made]]:
-    """Turn a function of a request into one with the request's fields as keywords."""
+    """Let a function of a request take the fields as keywords."""
 
     def decorate(plan: Callable[[Model], Made]) -> Callable[Asked, Made]:
         @wraps(plan)
@@ -138,7 +138,7 @@ def require(is_so: object, message: str, *, hint: str | None = None) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message, shortened if it has thousands of digits."""
+    """Return a value for a message; huge integers by their digits."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_COUNT:
         return f"a number of {len(str(abs(value))) if value.bit_length() < 10_000 else 'thousands of'} digits"
     return f"{value:g}" if isinstance(value, float) else repr(value)

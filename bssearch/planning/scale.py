@@ -43,10 +43,7 @@ Batch = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 
 
 class ScaleRequest(Request):
-    """Batch, devices, and seconds of computing and communication.
-
-    A step of m samples without accumulation takes ``alpha_s`` + ``beta_s``·m seconds.
-    """
+    """A step of m samples without accumulation takes ``alpha_s`` + ``beta_s``·m seconds."""
 
     devices: Annotated[
         Annotated[int, Field(ge=1, le=MOST_DEVICES)],
@@ -66,14 +63,12 @@ class ScaleRequest(Request):
     ] = None
     max_micro: Annotated[
         Annotated[int, Field(ge=1, le=LARGEST_MICRO)] | None,
-        Option("The most samples that a device runs at once.", label="Largest micro-batch", unit="samples"),
+        Option("Largest micro-batch of a device.", label="Largest micro-batch", unit="samples"),
     ] = None
     alpha_s: Annotated[
-        NotNegative | None, Option("Seconds of a step, whatever its batch size.", label="α, of any step", unit="s")
+        NotNegative | None, Option("Seconds of a step at any batch size.", label="α, of any step", unit="s")
     ] = None
-    beta_s: Annotated[
-        Positive | None, Option("Seconds of a step for each of its samples.", label="β, of a sample", unit="s")
-    ] = None
+    beta_s: Annotated[Positive | None, Option("Seconds of a step per sample.", label="β, of a sample", unit="s")] = None
     step_times: Annotated[
         Annotated[Path, Field(strict=False)] | None,
         Option("Instead of both: a CSV with batch_size and step_seconds."),
@@ -86,7 +81,7 @@ class ScaleRequest(Request):
     ] = 4.0
     bandwidth_gb_s: Annotated[
         Positive | None,
-        Option("What a device sends, in 10⁹ bytes a second.", label="Bandwidth", unit="GB/s"),
+        Option("Bandwidth of a device, in 10⁹ bytes per second.", label="Bandwidth", unit="GB/s"),
     ] = None
     latency_us: Annotated[NotNegative, Option("Microseconds of one message.", label="Latency", unit="µs")] = 0.0
     overlap: Annotated[Share, Option("Share of the communication that is hidden behind computing, 0 to 1.")] = 0.0
@@ -95,11 +90,11 @@ class ScaleRequest(Request):
     ] = None
     b_crit_low: Annotated[
         Positive | None,
-        Option("The lower end of its interval.", label="Critical batch size, low end", unit="samples"),
+        Option("Lower end of the interval.", label="Critical batch size, low end", unit="samples"),
     ] = None
     b_crit_high: Annotated[
         Positive | None,
-        Option("The upper end of its interval.", label="Critical batch size, high end", unit="samples"),
+        Option("Upper end of the interval.", label="Critical batch size, high end", unit="samples"),
     ] = None
     samples_to_target: Annotated[
         Positive | None,
@@ -116,7 +111,7 @@ class ScaleRequest(Request):
     ] = None
     price_per_device_hour: Annotated[
         Positive | None,
-        Option("What an hour of a device costs.", label="Price of a device", unit="an hour"),
+        Option("Price of a device for an hour.", label="Price of a device", unit="an hour"),
     ] = None
     study: Annotated[str | None, Option("A stored study: its step times, B_crit and samples, if none are given.")] = (
         None
@@ -157,7 +152,7 @@ class ScaleRequest(Request):
         )
         require(
             self.samples_to_target or self.at_batch is None,
-            f"at_batch = {self.at_batch} says where samples_to_target were counted: it is missing",
+            f"at_batch = {self.at_batch} needs samples_to_target, the samples counted at that batch",
         )
         require(
             self.devices == 1 or (self.bandwidth_gb_s and self.parameters),
@@ -186,8 +181,8 @@ class ScaleRequest(Request):
 class Row:
     """One number of devices: its step and its time to the target.
 
-    ``communication_s`` is the exposed part. ``speedup`` is over one device, ``efficiency`` is speedup per device, and
-    ``throughput_efficiency`` counts only samples per second. Unknown values are None.
+    ``communication_s`` is the exposed part, ``efficiency`` the speedup per device; ``throughput_efficiency`` counts
+    only samples per second.
     """
 
     devices: int
@@ -308,14 +303,12 @@ def _range(b_crit: Interval, devices_at: Callable[[float], int | None]) -> Inter
 
 
 def _passes(asked: ScaleRequest, b_crit: float) -> int | None:
-    """Return the fewest devices whose batch exceeds B_crit, or None."""
     if asked.per_device_batch is not None:
         return math.floor(b_crit / asked.per_device_batch) + 1
     return 1 if (asked.batch or 0) > b_crit else None
 
 
 def _pays(rows: Sequence[Row]) -> int:
-    """Return the devices of the last row before efficiency first falls below `PAYS`."""
     return [rows[0], *itertools.takewhile(lambda row: row.efficiency >= PAYS, rows[1:])][-1].devices
 
 
@@ -333,7 +326,7 @@ def _remarks(asked: ScaleRequest, rows: Sequence[Row], pays_up_to: Interval) -> 
     if len(rows) > 1 and pays_up_to.estimate == rows[-1].devices:
         yield f"all of these pay; the limit is beyond {rows[-1].devices} devices"
     if any(row.accumulation_steps > 1 for row in rows):
-        yield "accumulated micro-batches are counted with a whole step's α each: with less of it they are faster"
+        yield "each accumulated micro-batch counts a whole α; if theirs is less, they are faster"
     if asked.samples_to_target is None:
         yield "without samples_to_target times are relative to one device's"
 

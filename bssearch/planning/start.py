@@ -1,4 +1,4 @@
-"""The questions that lead to a first study, by the batch-size handbook, and the spec from ``start.yaml``."""
+"""Questions for a first study, by the batch-size handbook, and its spec from ``start.yaml``."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ STAND_IN_SAMPLES = 1077
 TRIALS_PER_SIZE = 5
 LIMIT_OVER_SECONDS = 3
 
+# each priority's objective and meaning
 OBJECTIVES = {
-    "speed": ("time_to_target", "least seconds to the target, whatever the batch size"),
+    "speed": ("time_to_target", "least seconds to the target at any batch size"),
     "accuracy": ("metric_in_budget", "quality before speed: the best metric within trial_train_seconds"),
     "cost": ("cost_to_target", "least device-hours to the target"),
-    "memory": ("time_to_target", "least seconds to the target among what fits"),
+    "memory": ("time_to_target", "least seconds to the target among batches that fit"),
 }
-"""Each priority's objective and meaning."""
 
 STARTS = ("scratch", "fine_tuning")
 UNKNOWN = "not known"
 
+# options to ask a person, in order
 QUESTIONS = (
     "memory_gib",
     "parameters",
@@ -65,7 +66,6 @@ QUESTIONS = (
     "goal",
     "seconds",
 )
-"""Options to ask a person, in order."""
 
 
 class StartRequest(Request):
@@ -78,13 +78,13 @@ class StartRequest(Request):
     priority: Annotated[str, Option("What comes first.", choices=tuple(OBJECTIVES))] = "speed"
     start: Annotated[str, Option("From scratch, or from a pretrained model.", choices=STARTS)] = "scratch"
     devices: Annotated[Count, Option("Devices to train on in the end.")] = 1
-    workload: Annotated[Name, Option("What is trained: FILE.py:NAME, FILE.py, or a shipped one as a stand-in.")] = (
-        STAND_IN
-    )
+    workload: Annotated[Name, Option("Workload: FILE.py:NAME, FILE.py, or a shipped one as a stand-in.")] = STAND_IN
     metric: Annotated[Name, Option("Metric to reach.")] = "accuracy"
     target: Annotated[Finite, Option("Its value.")] = 0.97
-    goal: Annotated[str, Option("Whether it is to rise or to fall.", choices=("maximize", "minimize"))] = "maximize"
-    seconds: Annotated[Positive, Option("Seconds that a training takes to it today.")] = 2.0
+    goal: Annotated[str, Option("Whether the metric should rise or fall.", choices=("maximize", "minimize"))] = (
+        "maximize"
+    )
+    seconds: Annotated[Positive, Option("Seconds to the target today.")] = 2.0
     name: Annotated[Name, Option("The study's name.")] = "my-study"
     sample_mib: Annotated[
         Positive | None, Option("MiB that a sample adds (bssearch plan memory).", shown_default=UNKNOWN)
@@ -94,7 +94,9 @@ class StartRequest(Request):
     learning_rate: Annotated[Positive | None, Option("Learning rate in use today.", shown_default="what is usual")] = (
         None
     )
-    price_per_device_hour: Annotated[Positive | None, Option("What an hour costs, with priority cost.")] = None
+    price_per_device_hour: Annotated[Positive | None, Option("Price of a device for an hour, with priority cost.")] = (
+        None
+    )
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -126,7 +128,7 @@ class StartRequest(Request):
 
     @property
     def memory(self) -> MemoryRequest:
-        """The plan of its memory; a spec's sgd has momentum."""
+        """The memory plan; a spec's sgd has momentum."""
         kept = "momentum" if self.optimizer == "sgd" else self.optimizer
         return MemoryRequest(parameters=self.parameters, precision=self.precision, optimizer=kept)
 
@@ -147,7 +149,7 @@ class StartRequest(Request):
 
     @property
     def saves_memory(self) -> bool:
-        """Whether memory comes first or is the bottleneck."""
+        """Whether memory has priority or is the bottleneck."""
         few = self.safe_micro_batch is not None and self.safe_micro_batch < SMALL_MICRO_BATCH
         is_tight = parameter_bytes(self.memory).fixed > TIGHT_SHARE * self.memory_gib * GIB
         return few or is_tight or self.priority == "memory"
@@ -172,13 +174,11 @@ class StartPlan(Plan):
 
 @planned(StartRequest)
 def plan_start(asked: StartRequest) -> StartPlan:
-    """Return a first study's spec, from memory, priority, scratch or fine-tuning, and devices.
-
-    The spec loads as it is; with the stand-in workload it also runs.
+    """Return a first study's spec, which loads as it is.
 
     Raises:
         UsageError: Answers are wrong or contradict each other.
-        LaunchError: The model does not fit; the hint names what would.
+        LaunchError: The model does not fit; the hint names options that would.
     """
     from jinja2 import Environment
 
@@ -229,17 +229,16 @@ def _check_fits(asked: StartRequest, fixed: int) -> None:
         return
     needed = math.ceil((fixed + asked.sample_bytes) / SAFE_SHARE)
     room = asked.room_bytes + fixed - asked.sample_bytes
-    cures = "; ".join(what_fits(asked.memory, needed, room, FORMATS)) or "nothing does: take a smaller model"
+    cures = "; ".join(what_fits(asked.memory, needed, room, FORMATS)) or "no option does; use a smaller model"
     raise LaunchError(
         f"memory_gib = {asked.memory_gib:g} does not hold {asked.parameters:,} parameters in {asked.precision} with "
         f"{asked.optimizer}: they take {fixed / GIB:.3g} GiB, a sample {asked.sample_bytes / GIB:.3g}, and "
         f"{SAFE_SHARE:.0%} of the memory are {SAFE_SHARE * asked.memory_gib:.3g}",
-        hint=f"what fits, as options of bssearch plan memory: {cures}",
+        hint=f"options of `bssearch plan memory` that fit: {cures}",
     )
 
 
 def _ladder(asked: StartRequest) -> tuple[int, int, int]:
-    """Return the ladder's ends and the default's batch size, at most half an epoch."""
     if asked.is_fine_tuning:
         low, high, batch = 8, 64, 16
     elif asked.devices > 1:
@@ -258,7 +257,7 @@ def _ladder(asked: StartRequest) -> tuple[int, int, int]:
 def _room(asked: StartRequest) -> str:
     safe = asked.safe_micro_batch
     if safe is None:
-        return "How many samples fit beside them the memory probe finds; `bssearch plan memory` estimates it."
+        return "The memory probe finds the samples that fit beside them; `bssearch plan memory` estimates them."
     return f"Within {SAFE_SHARE:.0%} of it, a share that is feasible and not optimal, {safe} samples fit at once."
 
 
@@ -267,27 +266,27 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
     precision = "bf16 if the device has it, else fp32: it needs no loss scaling, as fp16 does"
     ladder = "powers of two, from small up: the largest that fits is rarely the soonest"
     of_devices = (
-        f"what {asked.devices} devices make; steps to the target are those of all of them, whose step times go into "
+        f"of all {asked.devices} devices together, like the steps to the target; give their step times to "
         "`bssearch best --step-times` and `bssearch plan scale`"
     )
     micro = "larger batches accumulate: exact but for batch normalisation, and not stale after any number"
     return {
-        "preset": "from a pretrained model: few small steps, not to overwrite what it knows" if tuning else "",
+        "preset": "from a pretrained model: few small steps keep its knowledge" if tuning else "",
         "workload": "YOURS: it stands in for your own, so that this runs as it is; `bssearch init` writes a start"
         if asked.workload == STAND_IN
         else "",
-        "target": "YOURS: what your training reaches today, or a bit less; `check --suggest-target` proposes one",
+        "target": "YOURS: the metric of your training today, or a bit less; `check --suggest-target` proposes one",
         "objective": OBJECTIVES[asked.priority][1],
         "precision": ""
         if is_script
         else "as asked; auto takes bf16 if the device has it"
         if asked.precision == "fp32"
         else precision,
-        "activation_checkpointing": "memory is the bound: computes activations again, a quarter or so more time; the "
+        "activation_checkpointing": "memory is the bound: recomputes activations, for about a quarter more time; the "
         "workload must have checkpointed_modules(model)"
         if asked.saves_memory and not is_script
         else "",
-        "batch_size": "16 to 32 is usual in fine-tuning, and a size on either side"
+        "batch_size": "16 to 32, usual in fine-tuning, and one size on each side"
         if tuning
         else of_devices
         if asked.devices > 1
@@ -297,7 +296,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         "warmup_epochs": "little: the weights are good already"
         if tuning
         else "searched: needed at large batches with large rates, said to be from 8×",
-        "weight_decay": "searched: what is best moves with batch size and rate",
+        "weight_decay": "searched: the best value moves with batch size and rate",
         "dropout": "searched: a larger batch may need more; YOURS must use it" if accurate else "",
         "label_smoothing": "likewise" if accurate else "",
         "optimizer": "tuned SGD and Adam are as good at 32k (Nado et al. 2021, arXiv 2102.06356)"
@@ -308,15 +307,14 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         else f"32 to 64 a device is usual, and {micro}"
         if asked.devices > 1
         else micro,
-        "default": "YOURS: what you train with today; it runs first",
+        "default": "YOURS: your configuration today; it runs first",
         "default.learning_rate": ""
         if asked.learning_rate
-        else "a tenth of what is usual from scratch"
+        else "a tenth of the usual rate from scratch"
         if tuning
         else "usual from scratch",
         "trials": f"{TRIALS_PER_SIZE} for each batch size; the search may end earlier",
-        "trial_train_seconds": f"{LIMIT_OVER_SECONDS} times what a training takes today; YOURS if that is another "
-        "number",
+        "trial_train_seconds": f"{LIMIT_OVER_SECONDS} × the seconds of a training today; YOURS if that differs",
         "confirm": "fresh seeds for the finalists: the best of many is partly luck",
         "executor": "one device; cuda if available",
     }
@@ -327,7 +325,7 @@ def _power_below(size: int) -> int:
 
 
 def _number(value: float) -> str:
-    """Return a number as YAML 1.1 reads it; 1e-05 would be text."""
+    # YAML 1.1 would read 1e-05 as text
     mantissa, _, exponent = repr(value).partition("e")
     if not exponent:
         return mantissa

@@ -44,7 +44,7 @@ Rows = npt.NDArray[np.int64]
 def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
     """Return the data placed for training, and the training part's placement.
 
-    ``memory_bytes`` is the usable device memory; None for all.
+    Validation and test always go to the device. ``memory_bytes`` is the usable device memory; None for all.
     """
     device = computation.device
     to_device = computation.settings.data == "device" or (
@@ -86,8 +86,8 @@ def micro_batches(
     """Yield the (inputs, targets) of each micro-batch on the device, without end.
 
     A separate CPU generator permutes each epoch, so the order depends on neither device nor dropout; the last
-    incomplete batch is dropped. ``after_steps`` skips optimizer steps without gathering; ``growth`` is the start if the
-    batch grows. Close the generator to end the loader processes.
+    incomplete batch is dropped. ``after_steps`` skips optimizer steps; ``growth`` is the start if the batch grows.
+    Close the generator to end the loader processes.
     """
     if growth is not None and growth.schedule is not None:
         return _growing_micro_batches(train, computation, seed, growth)
@@ -142,10 +142,8 @@ def rows_on_device(
     *,
     after_steps: int = 0,
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield the rows (micro-batch size,) of each micro-batch on the device.
-
-    A thread draws for a GPU, because a draw on the GPU would depend on its kind.
-    """
+    """Yield the rows (micro-batch size,) of each micro-batch on the device."""
+    # A thread draws for a GPU, because a draw on the GPU would depend on its kind.
     epochs = _ready(_epochs(len(train), configuration.batch_size, seed, after_steps), computation)
     return _split(epochs, configuration.micro_batch_size)
 
@@ -206,7 +204,7 @@ def _drawn(samples: int, batch_size: int, seed: int) -> Iterator[torch.Tensor]:
 
 
 def _after(epochs: Iterator[torch.Tensor], samples: int, samples_per_epoch: int) -> Iterator[torch.Tensor]:
-    """Drop the first samples now, outside the next step's time."""
+    # drop the first samples now, outside the next step's time
     whole, begun = divmod(samples, samples_per_epoch)
     for _ in range(whole):
         next(epochs)
@@ -220,10 +218,8 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 
 
 def start_method(train: Part, device: torch.device, shared_memory: Path = SHARED_MEMORY) -> StartMethod:
-    """Return how loader processes start: forkserver if plain tensors fit shared memory twice, else the default.
-
-    A fork copies the locks of CUDA's threads and may hang; user classes cannot be pickled.
-    """
+    """Return how loader processes start: forkserver if plain tensors fit shared memory twice, else the default."""
+    # A fork copies the locks of CUDA's threads and may hang; user classes cannot be pickled.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
     try:
@@ -242,7 +238,7 @@ def _is_plain(value: Any) -> bool:
 def _loaded(
     samples: Dataset[Batch], places: Iterable[Any], workers: int, *, pin: bool, method: StartMethod
 ) -> Generator[Batch, None, None]:
-    """Start the loader processes now, outside the first step's time."""
+    # start the loader processes now, outside the first step's time
     loader: DataLoader[Batch] = DataLoader(
         samples,
         batch_size=None,
@@ -338,7 +334,11 @@ class CollatedSamples(Dataset[Batch]):
 def streamed(
     stream: BatchStream, micro_batch_size: int, device: torch.device, seed: int, *, skip: int
 ) -> Generator[Batch, None, None]:
-    """Return the workload's micro-batches on the device; the first ``skip`` are made and dropped now."""
+    """Return the workload's micro-batches on the device; the first ``skip`` are made and dropped now.
+
+    Raises:
+        WorkloadError: A batch has another size, or an epoch has no whole batch.
+    """
     batches = _endless(stream, micro_batch_size, device, seed)
     for _ in range(skip):
         next(batches)
@@ -444,7 +444,7 @@ class Growth:
 
     @property
     def position(self) -> int:
-        """Return the position in steps of the first batch size."""
+        """Return the position in the learning rate schedule: samples seen, in steps of the first batch size."""
         return self.samples // self.stages[0].batch_size
 
     @property

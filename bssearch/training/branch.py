@@ -103,7 +103,6 @@ def _of_run(path: Path, content: Any) -> SavedRun:
 
 
 def _of_trial(path: Path) -> SavedRun | None:
-    """Return a paused trial's content, or None if the file is something else."""
     if not zipfile.is_zipfile(path):
         return None
     try:
@@ -138,7 +137,8 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
     """Put a fresh trainer at the start of a branch, with its own data order and optimizer options.
 
     Raises:
-        UsageError: The checkpoint has another model or optimizer.
+        NotFoundError: The checkpoint does not exist.
+        UsageError: It is invalid, or has another model or optimizer.
     """
     path = Path(branch.checkpoint)
     saved = read_checkpoint(path)

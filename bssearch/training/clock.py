@@ -1,6 +1,6 @@
 """The clock of a trial: four ledgers, and the wall time that they must add up to.
 
-Only ``train`` counts toward time-to-target. On CUDA one synchronisation ends each of its segments; the host may be
+Only ``train`` counts toward time-to-target. On CUDA one synchronisation ends each segment; the host may be
 `RUN_AHEAD` micro-batches ahead, which delays stops and limits.
 """
 
@@ -146,11 +146,17 @@ class Clock:
         return self._cpu_seconds / self._host_train_seconds if self._host_train_seconds > 0 else None
 
     def undelayed_train_seconds(self, threads: int) -> float | None:
-        """Return the train seconds without waits for a CPU, if one thread worked."""
+        """Return the train seconds without waits for a CPU; None if several threads or a GPU did the work.
+
+        Waits for data count. If the kernel keeps no account of waits, these are the CPU seconds.
+        """
         return self._undelayed_seconds if threads == 1 and self.cpu_share is not None else None
 
     def counted_train_seconds(self, threads: int) -> float:
-        """Return the train seconds by which trials compete, without known waits for a CPU."""
+        """Return the train seconds by which trials compete, so that a busy neighbour does not prune a trial.
+
+        Waits for a CPU are subtracted if known.
+        """
         if not self._knows_delays or threads != 1:
             return self.train_seconds_so_far
         seconds, delayed = self._seconds["train"], self._host_train_seconds - self._undelayed_seconds
@@ -162,7 +168,7 @@ class Clock:
         return max(0.0, seconds - delayed)
 
     def is_contended(self, threads: int) -> bool:
-        """Return whether other programs took the CPU from a single-threaded trial."""
+        """Return whether other programs took the CPU; False with several threads, which wait for each other."""
         share = self.cpu_share
         if share is not None and self._knows_delays:
             share = self._undelayed_seconds / self._host_train_seconds
@@ -195,7 +201,7 @@ class Clock:
                 self.meter.end()
 
     def _look(self) -> tuple[float, float | None]:
-        """Retry, because a wait between reading time and account may exceed a short segment."""
+        # retry, because a wait between reading time and account may exceed a short segment
         delay = self._delay_now()
         for _ in range(LOOKS):
             before, now, delay = delay, self._now(), self._delay_now()
@@ -286,10 +292,14 @@ class CudaClock(Clock):
     def host_bound_share(self) -> float | None:
         """Return 1 − (seconds the host waited for the device) ÷ train seconds, or None.
 
-        Near 1 if the device waits for launches or data. Only waits in `pace`, `waiting` and the segment's end are seen.
-        The driver blocks unseen after about a thousand launches, so if the device lags over a step at the end, every
-        step counts as the first, which met an empty queue.
+        Near 1 if the device waits for launches or data. A faster host saves at most this share, because the device
+        works while the host waits. Only waits in `pace`, in `waiting` and at the end of a segment are seen; other waits
+        (reading a loss, fp16's loss scaling) count as work.
         """
+        # The last step's kernels also run while the host waits, so segments of a few steps understate the share, by at
+        # most one step of the device each. The driver blocks unseen after about a thousand queued launches (as users
+        # report; not measured here). If the device lags more than a step at the end, each step therefore counts as long
+        # as the first, which met an empty queue. A single step with more launches than that still overstates the share.
         if self._watched_seconds == 0:
             return None
         return min(max(0.0, self._working_seconds / self._watched_seconds), 1.0)

@@ -28,6 +28,9 @@ class Computation:
 
     Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). `fallback` ends
     ``compiles`` and sets ``given_up``; ``warnings`` apply to every later trial.
+
+    Raises:
+        LaunchError: The device lacks the precision.
     """
 
     def __init__(self, device: torch.device, settings: TrainingSpec | None = None) -> None:
@@ -155,7 +158,7 @@ class Computation:
         return self.compiles and self.settings.compile in WITH_CUDA_GRAPHS and self.device.type == "cuda"
 
     def _begin_micro_batch(self) -> None:
-        """Free the CUDA graphs' memory, and copy the accumulated gradients out of it."""
+        # free the CUDA graphs' memory, and copy the accumulated gradients out of it
         if self._model is not None:
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
@@ -218,7 +221,7 @@ class TracedDropout(nn.Dropout):
 
 @functools.cache
 def _compiled_class(kind: Any, backend: str, mode: str) -> Any:
-    """One class per kind, because compiled graphs are cached by class; ``torch.nn`` containers need their own frame."""
+    # one class per kind, because compiled graphs are cached by class; ``torch.nn`` containers need their own frame
 
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         return kind.forward(self, *arguments, **named)
@@ -266,7 +269,8 @@ def autocast(precision: str, device: torch.device, *, keep_casts: bool = True) -
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Set tf32 on CUDA by PyTorch's older switches, which its compiler does not let us mix with the new ones."""
+    """Allow or forbid tf32 on CUDA in this process."""
+    # PyTorch's older switches: its compiler refuses a mixture with the new ones
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
 
@@ -282,12 +286,15 @@ def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
     """Recompute the activations of ``workload.checkpointed_modules(model)`` in the backward pass.
 
     Random numbers repeat; running statistics do not count twice.
+
+    Raises:
+        WorkloadError: The workload names no such modules.
     """
     checkpointed_modules = getattr(workload, "checkpointed_modules", None)
     if checkpointed_modules is None:
         raise WorkloadError(
             "activation_checkpointing = true needs a workload that has checkpointed_modules(model); "
-            f"{type(workload).__name__} has none"
+            f"{type(workload).__name__} lacks it"
         )
     modules: list[Any] = list(checkpointed_modules(model))
     if not modules:
@@ -345,8 +352,8 @@ def convert_batch_norms(model: nn.Module, ghost_batch_size: int) -> int:
 class GhostNorm:
     """Mixed in before a batch norm's class: normalises each ``ghost_batch_size`` consecutive samples separately.
 
-    Remaining samples form a smaller group; a single one joins the last. Running statistics follow the groups' mean of
-    means and of unbiased variances.
+    Each group uses its own mean and biased variance. Remaining samples form a smaller group; a single one joins the
+    last. Running statistics follow the groups' mean of means and of unbiased variances.
     """
 
     ghost_batch_size: int
@@ -373,7 +380,6 @@ class GhostNorm:
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _running(self: Any, groups: int) -> Running:
-        """Return the running mean and variance (groups · channels); each group starts from the norm's."""
         if not self.track_running_stats:
             return None, None
         return self.running_mean.repeat(groups), self.running_var.repeat(groups)

@@ -51,7 +51,7 @@ class Contention:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Seconds since a fixed moment: ``wall``, and CPU seconds of all programs, of ours and of our parent."""
+    """Seconds since a fixed moment: ``wall``, and CPU seconds of all programs, ours and our parent."""
 
     wall: float
     busy: float
@@ -71,10 +71,7 @@ class CpuUse:
 
 
 class ContentionMeter:
-    """Compares the use of the machine at two moments, and looks at its pace in between.
-
-    ``threads`` is the number of CPUs that the work can use.
-    """
+    """Compares the use of the machine at two moments; ``threads`` is the number of CPUs that the work can use."""
 
     def __init__(
         self,
@@ -201,7 +198,8 @@ def memory_of_others(device: torch.device) -> int | None:
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
     """Return a description of the CPU use of others if it can slow our work, else None.
 
-    One tick per CPU is subtracted, so that rounding does not judge trials of milliseconds.
+    It can if others used over `LEAST_OTHERS` CPUs and all programs over `FULL_SHARE` of them. One tick per CPU is
+    subtracted from the others, so that rounding does not judge trials of milliseconds.
     """
     seconds = after.wall - before.wall
     if seconds <= 0:
@@ -246,7 +244,7 @@ def _busy_ticks(lines: Iterable[str], cpus: Iterable[int]) -> int:
 
 
 def _driver_seconds(pid: int) -> float:
-    """Include ended boards until the driver reaps them; their past would look like another program's."""
+    # include ended boards until the driver reaps them; their past would look like another program's
     boards = [child for child in children_of(pid) if _name(child) == BOARD_PROCESS]
     return process_seconds(pid) + sum(process_seconds(board) + descendants_seconds(board) for board in boards)
 
@@ -284,7 +282,7 @@ LOOK_SECONDS = 0.02  # between timings of the kernel, which then cost a few perc
 class CorePace:
     """Compares the core's pace with the fastest of the last `REMEMBERED` looks; one per process.
 
-    A look takes about 0.25 ms on a core that has not idled.
+    A look takes about 0.25 ms on a core that has not idled. Slow looks are recognised only after one at full pace.
     """
 
     def __init__(self, spin: Callable[[], float] | None = None) -> None:

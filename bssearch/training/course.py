@@ -127,7 +127,7 @@ class Course:
         self.progress = Progress()
 
     def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
-        """Take an evaluation; return the ending if the target is met or the horizon is over."""
+        """Take an evaluation; return the ending at the target or the horizon, if due."""
         target, progress = self._request.target, self.progress
         previous, progress.last = progress.last, observation
         if progress.best is None or target.gain(observation.metric) > target.gain(progress.best):
@@ -149,7 +149,7 @@ class Course:
         return Ending(self._plan.limit_state, f"the limit of {limit:.4g} train seconds passed")
 
     def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
-        """End a trial that stayed at chance for half of its whole budget.
+        """End a trial that stayed at chance for half of the whole budget.
 
         A limit set by the incumbent does not count: it may be shorter than a large batch's warmup. One good evaluation
         is enough to continue.
@@ -174,7 +174,7 @@ class Course:
         )
 
     def reached_before(self, ending: Ending) -> Ending:
-        """Return the ending as reached if the target was met before, unless the caller stopped the trial."""
+        """Return the ending as reached if the target was met, unless the caller stopped the trial."""
         if self.progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
             return ending
         return Ending(TrialState.REACHED, f"{self.progress.reached}, then trained on: {ending.reason}")

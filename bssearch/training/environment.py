@@ -34,10 +34,7 @@ GIT_SECONDS = 5.0  # limit for each git command
 def describe_environment(
     computation: Computation, workload: object | None = None, *, memory_limit_bytes: int | None = None
 ) -> Environment:
-    """Return the environment of a computation, with the workload's source if given.
-
-    ``memory_limit_bytes`` is a limit below the device's memory, or None.
-    """
+    """Return the environment of a computation, with the workload's source if given."""
     return describe_device(
         computation.device,
         precision=computation.precision,
@@ -90,7 +87,7 @@ def describe_program(
     notice: str | None = None,
     source: Path | None = None,
 ) -> WorkloadDescription:
-    """Return the description of a user's program: its ``metrics``, and those known before its first step."""
+    """Describe a user's program by its ``metrics`` and those known before its first step."""
     return WorkloadDescription(
         train_samples=None,
         validation_samples=None,
@@ -116,8 +113,7 @@ def describe_program(
 def workload_revision(workload: object) -> str | None:
     """Return 12 hex digits of the SHA-256 of the workload's file, or None.
 
-    For a notebook's class it covers only the source of the class and of its bases there, because other cells may
-    change.
+    For a notebook's class: of the class and its bases there, because other cells may change.
     """
     source = _source_file(workload)
     in_file = None if source is None else source.read_bytes()

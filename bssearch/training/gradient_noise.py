@@ -129,7 +129,6 @@ class GradientPasses:
         self._generator.bit_generator.state = state
 
     def _norms(self, batches: tuple[torch.Tensor, ...]) -> tuple[Norms, Norms | None]:
-        """Return the norms of plain gradients, and of gradients divided by Adam's √v̂ + ε."""
         divisors = _adam_divisors(self._optimizers)
         kinds = [None] if divisors is None else [None, divisors]
         small: list[list[torch.Tensor]] = [[] for _ in kinds]
@@ -162,7 +161,7 @@ class GradientPasses:
 class NoiseBudget:
     """Seconds for passes in one process: `NOISE_SHARE` of all trials' train seconds.
 
-    A pass should take as long as the last of its shape (small batches, samples of each).
+    A pass is expected to take as long as the last of its shape (small batches, samples of each).
     """
 
     def __init__(self) -> None:
@@ -189,7 +188,7 @@ class NoiseBudget:
 
 
 class NoiseMeter:
-    """Measures a trial's noise scale after evaluations near the target, within `NOISE_SHARE`."""
+    """Measures a trial's noise scale near the target, until the target is met or memory runs out."""
 
     def __init__(
         self,
@@ -320,7 +319,7 @@ def _pass_of(fields: dict[str, Any]) -> Pass:
 
 @contextmanager
 def _untouched(model: nn.Module, device: torch.device, seed: int) -> Iterator[None]:
-    """Seed every generator, then restore generators and buffers, replaced ones included."""
+    # seed every generator, then restore generators and buffers, replaced ones included
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -344,7 +343,7 @@ Divisors = dict[nn.Parameter, Callable[[], torch.Tensor]]
 
 
 def _adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
-    """Return functions for Adam's √v̂ + ε by parameter; None if no optimizer has it in all groups."""
+    # functions for Adam's √v̂ + ε by parameter; None if no optimizer has it in all groups
 
     def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
         return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + epsilon
@@ -361,7 +360,6 @@ def _adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | No
 
 
 def _square(gradients: dict[nn.Parameter, torch.Tensor], divisors: Divisors | None) -> torch.Tensor:
-    """Return the squared norm in float64, on the device, of gradients divided by ``divisors``, if given."""
     norms = [
         torch.linalg.vector_norm(
             gradient if divisors is None else gradient / divisors[parameter](), dtype=torch.float64
@@ -380,7 +378,8 @@ REMEMBERED = 8  # newest passes whose moments are averaged; the noise scale grow
 class NoiseGrowth:
     """Grows a trial's batch, after evaluations, to the largest size within a share of the noise scale.
 
-    The number of passes is fixed, so a request repeats its steps.
+    Under Adam the noise scale is that of the gradients that Adam has divided. The number of passes is fixed, so a
+    request repeats its steps.
     """
 
     def __init__(self, passes: GradientPasses, growth: Growth) -> None:

@@ -12,8 +12,7 @@
 A request may continue past the target; if the target was met, the trial is still `REACHED` unless the caller stops it.
 A resumed trial repeats the steps, evaluations and random numbers of an unpaused one, and its times add up.
 
-On the CPU the same request, with the same threads, takes the same steps to the target, bit for bit: neither clock nor
-warm-up decides when an evaluation happens.
+On the CPU the same request, with the same threads, takes the same steps to the target, bit for bit.
 """
 
 from __future__ import annotations
@@ -98,7 +97,12 @@ class Trial:
     def observations(self) -> Generator[Observation, None, TrialOutcome]:
         """Train; yield each evaluation (never a NaN) and return the outcome.
 
-        Exceptions pass through, except out of memory.
+        The workload's exceptions pass through, except out of memory.
+
+        Raises:
+            WorkloadError: The workload or batch size cannot be trained.
+            UsageError: The configuration is invalid.
+            CheckpointError: A paused trial cannot resume.
         """
         self._clock.start()
         with self._clock.ledger("other"):
@@ -152,7 +156,7 @@ class Trial:
         return self._trainer
 
     def _is_unseen(self, trainer: Trainer) -> bool:
-        """Return whether an evaluation is due that was not made: at step 0, or right after a pause."""
+        # due but not made: at step 0, or right after a pause
         last = self._progress.last
         return last is None or (last.step != trainer.steps and self._evaluation_is_due(trainer))
 
@@ -173,7 +177,6 @@ class Trial:
         return Checkpoint(Path(path), identity, self._clock, self._on_progress)
 
     def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
-        """Return a checkpoint's training parts, the random state last, and its measured parts."""
         assert self._trainer is not None, "only a trial that trains is paused"
         training: dict[str, Saved] = {"trainer": self._trainer}
         meters = {"noise": self._noise, "noise_growth": self._noise_growth}

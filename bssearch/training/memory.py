@@ -14,11 +14,9 @@ import torch
 
 from bssearch.records import MemoryBasis
 
+# Under a memory limit on the CPU, larger blocks are separate mappings, which a free returns. glibc raises the threshold
+# up to 32 MiB, and the heap fragments: 1.21 GiB in a used worker for 0.96 in a new one.
 MMAP_THRESHOLD_BYTES = 2**20
-"""Under a memory limit on the CPU, larger blocks are separate mappings, which a free returns.
-
-glibc raises the threshold up to 32 MiB, and the heap fragments: 1.21 GiB in a used worker for 0.96 in a new one.
-"""
 
 _M_MMAP_THRESHOLD = -3  # mallopt(3)
 
@@ -45,10 +43,8 @@ UNUSED_SHARE = 0.2  # warn if the allocator holds this share of the device witho
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception means that host or device memory ran out.
-
-    PyTorch's CPU allocator, cuBLAS and cuDNN raise a plain RuntimeError for it.
-    """
+    """Return whether an exception means that host or device memory ran out."""
+    # PyTorch's CPU allocator, cuBLAS and cuDNN raise a plain RuntimeError for it.
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if not isinstance(error, RuntimeError):
@@ -171,9 +167,9 @@ class SampledMemoryMeter:
         return int(self._process.memory_info().rss)
 
 
+# Measures a trial's peak memory in bytes (see MemoryBasis). Call start before the model is built; restart resets the
+# peak but not the baseline.
 PeakMemoryMeter = DeviceMemoryMeter | ResidentMemoryMeter | SampledMemoryMeter
-"""Measures a trial's peak memory in bytes (`MemoryBasis`). ``start`` before the model is built; ``restart`` resets the
-peak but not the baseline."""
 
 
 def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> PeakMemoryMeter:
@@ -201,8 +197,8 @@ def _reset_high_water_mark(clear_refs: Path) -> None:
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
     """Cap this process's memory; no effect above the physical size.
 
-    On the CPU it is the data segment (``RLIMIT_DATA``: heap and private writable mappings, touched or not), because
-    resident memory has no limit.
+    On a GPU the limit is on PyTorch's reserved memory. On the CPU it is on the data segment (``RLIMIT_DATA``: heap and
+    private writable mappings, touched or not), because the system cannot limit resident memory.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -243,7 +239,6 @@ def peak_process_memory_bytes(device: torch.device, status: Path = STATUS) -> in
 
 
 def _resident_bytes(field: str, status: Path = STATUS) -> int | None:
-    """Return a field of proc_pid_status(5) in bytes, or None."""
     if not status.is_file():
         return None
     found = re.search(rf"^{field}:\s*(\d+) kB$", status.read_text(), re.MULTILINE)

@@ -43,9 +43,9 @@ def other_processes(device: torch.device) -> list[tuple[int, str]]:
 
 
 def known_other_processes(device: torch.device) -> list[tuple[int, str]] | None:
-    """Return id and name of unrelated programs computing on a device; None if unknown.
+    """Return id and name of programs computing on a device; None if unknown.
 
-    In a container, ids may be the host's: the list is useless if it lacks this process.
+    Our ancestors, descendants and driver's workers are left out. In a container, ids may be the host's.
     """
     listed = listed_processes(device)
     if listed is None or (os.getpid() not in listed and torch.cuda.memory_reserved(device) > 0):
@@ -143,7 +143,7 @@ def _library() -> Any | None:
 
 
 def _handle(library: Any, device: torch.device) -> Any:
-    """Look a device up by UUID, because NVML numbers all devices and torch the visible ones."""
+    # look a device up by UUID, because NVML numbers all devices and torch the visible ones
     return _handle_of(library, str(torch.cuda.get_device_properties(device).uuid))
 
 
@@ -156,7 +156,6 @@ def _handle_of(library: Any, uuid: str) -> Any:
 
 
 def _family() -> set[int]:
-    """Return our process, ancestors, descendants, and the workers of our driver."""
     own = psutil.Process()
     family = {own.pid, *(parent.pid for parent in own.parents())}
     family |= {child.pid for child in own.children(recursive=True)}
@@ -180,7 +179,10 @@ def _name(pid: int) -> str | None:
 
 
 class DeviceMeter:
-    """Reads a device's counters over a trial and its segments; without NVML all values are None."""
+    """Reads a device's counters over a trial and its segments; without NVML all values are None.
+
+    Call `sample` at evaluations, while the device is warm.
+    """
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
@@ -228,7 +230,10 @@ class DeviceMeter:
             self._reasons = dict.fromkeys(state["reasons"]) | (self._reasons or {})
 
     def stop(self) -> DeviceUse:
-        """Return the use since the start; no energy if the counter, which some devices update rarely, did not move."""
+        """Return the use since the start; the energy is the whole device's in train segments, None if unknown.
+
+        Some devices update the counter only a few times a second.
+        """
         joules = self._joules if self._joules > 0 else None
         return DeviceUse(
             energy_joules=joules,

@@ -84,7 +84,6 @@ class OptimizersAsOne(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let the parts use the shared groups and states."""
         groups = iter(self.param_groups)
         for part in self._parts:
             part.state = self.state
@@ -98,6 +97,9 @@ def muon_with_adamw(
 
     PyTorch's Muon takes two dimensions only, so convolution filters go to AdamW. An output layer counts as a matrix
     unless it shares an embedding's weights.
+
+    Raises:
+        UsageError: The model has no such matrix.
     """
     embeddings = _embeddings(model)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -166,6 +168,10 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
     """Return the optimizer over a model's trainable parameters, at the peak learning rate.
 
     ``fused`` asks for one kernel if the optimizer has it on every device.
+
+    Raises:
+        UsageError: The optimizer is unknown, an option is not a number, or no parameter trains.
+        LaunchError: Its library is missing.
     """
     options = _options(configuration)
     groups = parameter_groups(model.parameters(), configuration.weight_decay)
@@ -201,7 +207,6 @@ def _options(configuration: Configuration) -> Options:
 
 
 def _option(name: str, value: Any, default: Any) -> Any:
-    """Convert an option to the type of its default."""
     if value is None:
         return default
     if isinstance(default, bool | str):
@@ -212,7 +217,7 @@ def _option(name: str, value: Any, default: Any) -> Any:
 
 
 def _adapted(groups: ParameterGroups) -> ParameterGroups:
-    """Apply the trust ratio to matrices and filters only; timm skips it without weight decay, making LARS SGD."""
+    # apply the trust ratio to matrices and filters only; timm skips it without weight decay, making LARS SGD
     return [{**group, "always_adapt": group["params"][0].ndim >= 2} for group in groups]
 
 
@@ -220,7 +225,7 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 
 
 def built_optimizers(workload: Workload, model: nn.Module, configuration: Configuration, fused: bool) -> Any:
-    """Return the workload's optimizers as it returns them, else bssearch's optimizer."""
+    """Return the workload's optimizers as it returns them, else `build_optimizer`'s, with its errors."""
     build = getattr(workload, "build_optimizer", None)
     if build is None:
         return build_optimizer(model, configuration, fused=fused)
@@ -228,7 +233,11 @@ def built_optimizers(workload: Workload, model: nn.Module, configuration: Config
 
 
 def check_libraries(workload: Workload, names: Iterable[str]) -> None:
-    """Check the libraries of these optimizers, unless the workload builds its own."""
+    """Check the libraries of these optimizers, unless the workload builds its own.
+
+    Raises:
+        LaunchError: A library is missing or too old.
+    """
     if getattr(workload, "build_optimizer", None) is None:
         for name in OF_TIMM:
             if name in names:
@@ -236,7 +245,11 @@ def check_libraries(workload: Workload, names: Iterable[str]) -> None:
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:
-    """Return the optimizers of a tuple, list, dict or single one, in order."""
+    """Return the optimizers of a tuple, list, dict or single one, in order.
+
+    Raises:
+        WorkloadError: An element is not an optimizer, or its parameters are not the model's.
+    """
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
     if not optimizers:
@@ -275,7 +288,7 @@ def _check(optimizer: object, parameters: set[int]) -> None:
         )
     if not any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"]):
         raise WorkloadError(
-            f"build_optimizer() returned a {type(optimizer).__name__} over none of the model's parameters",
+            f"build_optimizer() returned a {type(optimizer).__name__} over parameters that are not the model's",
             hint="build it over the parameters of the model that it is given",
         )
     for index, group in enumerate(optimizer.param_groups):
@@ -319,7 +332,6 @@ def take_over_states(optimizers: Optimizers, saved: Any, model: nn.Module | None
 
 
 def _regrouped(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Split a state of one group into the optimizer's groups, if both cover the same parameters."""
     saved, groups = state["param_groups"], [group["params"] for group in optimizer.param_groups]
     own = {id(parameter) for group in groups for parameter in group}
     order = [id(parameter) for parameter in model.parameters() if id(parameter) in own]

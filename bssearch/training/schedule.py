@@ -41,9 +41,9 @@ class Schedule:
     (Loshchilov & Hutter 2017, one cycle); step h − 1 is above zero. A horizon within the warmup cuts it off.
 
     ``warmup_stable_decay`` decays in the last ``decay_share`` of the horizon, by 1 − √u with u from 0 to 1 over it
-    (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395). ``one_cycle`` rises from 1/25 of the peak
-    within the warmup, or 30 % of the horizon without one, and falls to 1/250,000, each by half a cosine (Smith & Topin
-    2018, arXiv 1708.07120), as PyTorch's OneCycleLR step by step; momentum is constant.
+    (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395). ``one_cycle`` is PyTorch's OneCycleLR step
+    by step, with constant momentum (Smith & Topin 2018, arXiv 1708.07120); without warmup it rises for 30 % of the
+    horizon.
     """
 
     kind: ScheduleName = "constant"
@@ -104,17 +104,14 @@ def schedule_of(configuration: Configuration, train_samples: int) -> Schedule:
 
 @dataclass(frozen=True, slots=True)
 class OwnSchedule:
-    """The workload's factors on the learning rate, until the configured horizon, if any.
-
-    A trial is not judged stuck during the configured ``warmup_steps``.
-    """
+    """The workload's factors on the learning rate, until the configured horizon, if any."""
 
     factor_at: Callable[[int], Any]
     configured: Schedule
 
     @property
     def warmup_steps(self) -> int:
-        """Return the configured warmup steps."""
+        """Return the configured warmup steps, in which a trial is not judged stuck."""
         return self.configured.warmup_steps
 
     def factor(self, step: int) -> float:
@@ -142,6 +139,7 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
 
     Raises:
         WorkloadError: ``build_schedule`` returned no function.
+        UsageError: The configured schedule is invalid; see `schedule_of`.
     """
     configured = schedule_of(configuration, train_samples)
     build = getattr(workload, "build_schedule", None)

@@ -154,7 +154,11 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a trainer of the same configuration and seed, but not the random state."""
+        """Restore a trainer of the same configuration and seed, but not the random state.
+
+        Raises:
+            WorkloadError: The model differs.
+        """
         restore_model(self.model, state["model"], state["extra"])
         self.updates.restore(state)
         self._losses.restore(state["losses"])
@@ -173,7 +177,7 @@ class Trainer:
         return mean
 
     def first_step_problem(self) -> str | None:
-        """Return a description of a non-finite loss in the first step, or None; call right after it."""
+        """Return a description of a non-finite loss in the first step; call right after it. Waits for the device."""
         loss = self._losses.mean()
         if loss is None or math.isfinite(loss):
             return None
@@ -198,7 +202,11 @@ class Trainer:
         return self.metrics(part, [metric])[metric]
 
     def metrics(self, part: Part, names: Sequence[str]) -> dict[str, float]:
-        """Return metrics over a whole part, with averaged weights if there are any."""
+        """Return metrics over a whole part, with averaged weights if there are any.
+
+        Raises:
+            WorkloadError: The workload does not return one of them as a number.
+        """
         weights = nullcontext() if self.updates.average is None else self.updates.average.in_place()
         with weights, self._computation.evaluating():
             found = measure(self._workload, self.model, part)
@@ -251,7 +259,7 @@ class Trainer:
         return loss
 
     def _add_gradient(self, loss: torch.Tensor | WeightedLoss) -> None:
-        """Until the last micro-batch gives the batch's weight, divide by its samples, which keeps fp16 in range."""
+        # until the last micro-batch gives the batch's weight, divide by its samples, which keeps fp16 in range
         accumulates = self.now.accumulation_steps > 1
         if isinstance(loss, WeightedLoss):
             share = loss.total / (self.now.batch_size if accumulates else loss.weight)
@@ -260,7 +268,6 @@ class Trainer:
         self.updates.backward(share)
 
     def _divide_gradient(self, whole: torch.Tensor) -> None:
-        """Divide the gradient by the batch's weight instead of its samples."""
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         torch._foreach_mul_(gradients, torch.as_tensor(self.now.batch_size / whole, dtype=gradients[0].dtype))
 
@@ -273,7 +280,12 @@ def seed_everything(seed: int) -> None:
 
 
 def check_split(configuration: Configuration, train_samples: int) -> None:
-    """Check that a batch consists of its micro-batches and fits the training part."""
+    """Check that a batch consists of its micro-batches and fits the training part.
+
+    Raises:
+        UsageError: The micro-batches do not make up the batch.
+        WorkloadError: The training part is smaller than the batch.
+    """
     batch_size = configuration.batch_size
     micro, accumulation = configuration.micro_batch_size, configuration.accumulation_steps
     if configuration.world_size != 1:
@@ -352,7 +364,11 @@ class LossSum:
 
 @torch.no_grad()
 def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], extra: dict[str, Any]) -> None:
-    """Copy saved tensors and extra state into a model of the same shapes."""
+    """Copy saved tensors and extra state into a model.
+
+    Raises:
+        WorkloadError: A parameter is missing or has another shape.
+    """
     for name, parameter in model.named_parameters():
         if name not in saved or saved[name].shape != parameter.shape:
             was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"
@@ -364,7 +380,7 @@ def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], ext
 
 
 def _put(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
-    """Copy a value in place; create a buffer that training created or replaced."""
+    # copy a value in place; create a buffer that training created or replaced
     path, _, leaf = name.rpartition(".")
     owner = model.get_submodule(path)
     present = getattr(owner, leaf, None)
@@ -384,6 +400,9 @@ def warm_up(
 
     It evaluates once and takes two steps per batch size on the trial's own rows, and gives up compiling if only the
     compiled model fails. The random state changes; the trial's trainer seeds it again.
+
+    Raises:
+        WorkloadError: A batch is larger than the training part.
     """
     check_split(configuration, len(data.train))
     try:

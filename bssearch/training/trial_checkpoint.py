@@ -34,7 +34,6 @@ CHUNK_BYTES = 16 * 2**20  # bytes per read or write; progress is reported after 
 FORMAT = 1
 
 IDENTITY, TRAINING, _MEASURED = "trial.json", "training.pt", "measured.json"
-"""The parts of the archive."""
 
 _SETTINGS = ("compile", "channels_last", "fused", "activation_checkpointing", "deterministic", "ghost_batch_size")
 
@@ -194,7 +193,6 @@ def _check(path: Path, saved: Mapping[str, str], wanted: Identity) -> None:
 
 
 def _whole(member: IO[bytes], on_progress: Callable[[], None]) -> io.BytesIO:
-    """Return a member's content; reading its last chunk verifies the checksum."""
     content = io.BytesIO()
     while chunk := member.read(CHUNK_BYTES):
         content.write(chunk)

@@ -1,4 +1,4 @@
-"""Work of each optimizer step: clipping, updates and weight averaging; and a workload's own training step."""
+"""Clipping, updates and weight averaging of each step, and a workload's own training step."""
 
 from __future__ import annotations
 
@@ -175,7 +175,11 @@ class Updates:
         }
 
     def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
-        """Take over another run's optimizer states and average, but not its options."""
+        """Take over another run's optimizer states and average, but not its options.
+
+        Raises:
+            ValueError: The states are of other optimizers or parameters.
+        """
         if optimizer is not None:
             take_over_states(self.optimizers, optimizer, self._model)
         if self.average is not None and average is not None:
@@ -270,7 +274,6 @@ class OwnStep:
         return _checked(loss)
 
     def _outside_autocast(self, function: Callable[[T], None]) -> Callable[[T], None]:
-        """Disable autocast, as in bssearch's own step."""
 
         def called(argument: T) -> None:
             with torch.autocast(self._computation.device.type, enabled=False):

@@ -1,7 +1,7 @@
 """The workload protocol, and resolving a spec's ``workload`` string to a workload.
 
-The string is a shipped name (``digits``), an import path (``my_package.my_module:MyWorkload``), or a file
-(``folder/my_file.py:MyWorkload``) relative to the spec's folder. A callable is called with ``workload_settings``.
+The string is a shipped name (``digits``), an import path (``package.module:MyWorkload``), or a file
+(``folder/file.py:MyWorkload``) relative to the spec's folder.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TrainingStep:
     """One optimizer step for ``training_step(step)``, which does forward, backward and update itself.
 
     ``micro_batches`` gives ``accumulation_steps`` augmented pairs (inputs, targets) on the device; use all of them.
-    ``optimizers`` is the result of ``build_optimizer``, or bssearch's optimizer, at the step's learning rates;
-    gradients are None. ``number`` counts from 0. The step runs under autocast if the precision needs it.
+    ``optimizers`` is the result of ``build_optimizer``, or bssearch's optimizer, at the step's learning rates, without
+    gradients. ``number`` counts from 0. Autocast is on if the precision needs it.
     """
 
     model: torch.nn.Module
@@ -50,7 +50,7 @@ class TrainingStep:
         return self.configuration.accumulation_steps
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a scalar loss, scaled for fp16. Divide by the micro-batches beforehand."""
+        """Add the gradient of a scalar loss, scaled for fp16; divide by the micro-batches first."""
         self._backward(loss)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -73,9 +73,8 @@ MAIN = "__main__"  # module of code that no other process can load: a notebook o
 class WeightedLoss:
     """A training loss over samples of unequal weight, such as sequences of different lengths.
 
-    ``total`` is the scalar sum of losses over a (micro-)batch, ``weight`` the number of tokens (or other weight) behind
-    it. A batch's loss is the sum of totals over the sum of weights, however it is divided. Zero weight gives NaN, which
-    ends the trial.
+    ``total`` is the scalar sum of losses over a (micro-)batch, ``weight`` its number of tokens or other weight. A
+    batch's loss is the sum of totals over the sum of weights. Zero weight gives NaN, which ends the trial.
     """
 
     total: torch.Tensor
@@ -89,38 +88,40 @@ class Workload(Protocol):
     """One training problem: data, model, loss and metrics.
 
     A sample is one row of ``inputs`` and ``targets``: a tensor, or nested dicts, lists and tuples of tensors. ``load``
-    may also return samples to collate; ``loss``, ``augment`` and ``evaluate`` then get the collated batch. Optional
-    members:
+    may also return samples to collate; ``loss``, ``augment`` and ``evaluate`` then get the collated batch.
+
+    Optional members:
 
     * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes, such as by padding;
-    default: PyTorch's ``default_collate``. A mapping or tensor instead of a pair is the inputs; targets are then None.
-    * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes the training batches, for
-    an ``IterableDataset`` or your own ``DataLoader``. Called once per epoch with the micro-batch size and a new seed.
-    Each batch must have ``batch_size`` samples (rows of its first tensor); a smaller last one is dropped. A resumed
-    trial makes earlier batches again, off the clock. * ``train_samples: int``: samples per epoch of ``train_batches``,
-    if ``load().train`` is None. * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer``
-    replaces bssearch's optimizer: one, or a tuple, list or dict of them, at ``configuration.learning_rate``. The
-    schedule multiplies each group's first rate. * ``build_schedule(configuration, steps_per_epoch: int) ->
-    Callable[[int], float]`` replaces warmup and schedule: a pure function from step (from 0) to factor.
-    ``horizon_samples`` in ``configuration.parameters`` still ends the trial. * ``training_step(step: TrainingStep) ->
-    Tensor`` replaces ``loss``: a whole optimizer step, returning the loss to log. The gradient noise scale is then not
-    measured. * ``tokens_per_sample: int``: tokens that a training sample predicts; trials then report tokens seen. *
-    ``augment(inputs) -> inputs`` changes each training micro-batch on the device, on the clock. It must use PyTorch's
-    global generators, which the trial seeds, and draw for all samples at once on the inputs' device. *
-    ``checkpointed_modules(model: Module) -> Sequence[Module]``: modules whose activations may be recomputed in the
-    backward pass, under ``activation_checkpointing``.
+      default: PyTorch's ``default_collate``. A mapping or tensor is the inputs alone.
+    * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes the training batches of an
+      epoch, from an ``IterableDataset`` or your ``DataLoader``; ``batch_size`` is the micro-batch size, ``seed`` new in
+      each epoch. The first tensor must have ``batch_size`` rows; a smaller last batch is dropped. A resumed trial makes
+      earlier batches again, off the clock.
+    * ``train_samples: int``: samples per epoch of ``train_batches`` if ``load().train`` is None.
+    * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer`` returns one optimizer, or a tuple,
+      list or dict of them, at ``configuration.learning_rate``. The schedule multiplies each group's first rate.
+    * ``build_schedule(configuration, steps_per_epoch: int) -> Callable[[int], float]`` replaces warmup and schedule by
+      a pure function from step (from 0) to factor. ``horizon_samples`` in ``configuration.parameters`` still ends the
+      trial.
+    * ``training_step(step: TrainingStep) -> Tensor`` replaces ``loss`` by a whole optimizer step; returns the loss to
+      log. The gradient noise scale is then not measured.
+    * ``tokens_per_sample: int``: tokens that a training sample predicts; trials then report tokens seen.
+    * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, on the clock. Draw from PyTorch's
+      global generators, which the trial seeds, for all samples at once on the inputs' device.
+    * ``checkpointed_modules(model: Module) -> Sequence[Module]``: modules to recompute in the backward pass, under
+      ``activation_checkpointing``.
     """
 
     metrics: Mapping[str, MetricInfo]
-    """Metrics of `evaluate` with their bounds and the value of guessing; read again after `load`, which may refine
-    them."""
+    """Metrics of `evaluate`, with bounds and the value of guessing; `load` may refine them."""
 
     def load(self, device: torch.device) -> Data:
-        """Return the three parts on the device, which is the CPU. Called once per worker; must not depend on a seed."""
+        """Return the three parts on ``device`` (the CPU), independent of any seed; called once per worker."""
         ...
 
     def build_model(self, *, dropout: float) -> torch.nn.Module:
-        """Return a freshly initialised model. Called after seeding; bssearch moves it to the device.
+        """Return a freshly initialised model on the CPU; bssearch has set the seed.
 
         Parameters under ``space.model`` are further keywords: ``build_model(dropout=0.1, hidden=64)``.
         """
@@ -136,8 +137,7 @@ class Workload(Protocol):
     ) -> torch.Tensor | WeightedLoss:
         """Return the mean training loss over a (micro-)batch, a differentiable scalar tensor.
 
-        Return a `WeightedLoss` if samples weigh unequally, because micro-batch means then do not average to the
-        batch's. Parameters under ``space.loss`` are further keywords.
+        Return a `WeightedLoss` if samples weigh unequally. Parameters under ``space.loss`` are further keywords.
         """
         ...
 
@@ -150,11 +150,7 @@ TAKES = {"model": "build_model", "loss": "loss"}  # the method that takes each g
 
 
 def check_takes(workload: Workload, names: Iterable[str]) -> None:
-    """Check that the workload's methods take these own parameters, such as ``model.hidden``.
-
-    Raises:
-        WorkloadError: A method takes neither the keyword nor ``**parameters``.
-    """
+    """Raise `WorkloadError` if a method does not take one of these own parameters, such as ``model.hidden``."""
     for full in names:
         group, _, name = full.partition(".")
         try:
@@ -183,7 +179,7 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
     """Return the workload that a spec names, built with its settings; files are relative to ``folder``.
 
     Raises:
-        WorkloadError: The code does not import, cannot be built (with the user's failing line), or lacks members.
+        WorkloadError: The code does not import, cannot be built, or lacks members.
     """
     target = SHIPPED.get(name, name)
     location, separator, attribute = target.rpartition(":")
@@ -219,7 +215,7 @@ def found_attribute(name: str, folder: Path) -> Any:
 
 
 def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
-    """Return the workload that a class or function builds from settings; raises like `resolve`."""
+    """Return the workload that a callable builds from settings; raises like `resolve`."""
     try:
         made = found(**settings)
     except Exception as error:
@@ -230,11 +226,7 @@ def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
 
 
 def whole(name: str, found: object) -> Workload:
-    """Return an object as a workload.
-
-    Raises:
-        WorkloadError: It lacks members.
-    """
+    """Return an object as a workload; `WorkloadError` if it lacks members."""
     has_step = callable(getattr(found, "training_step", None))
     methods = [method for method in METHODS if not (method == "loss" and has_step)]
     missing = [method for method in methods if not callable(getattr(found, method, None))]
@@ -243,7 +235,7 @@ def whole(name: str, found: object) -> Workload:
     if missing:
         raise WorkloadError(
             f"workload {name!r} lacks {', '.join(missing)}",
-            hint="bssearch.Workload documents what a workload offers",
+            hint="bssearch.Workload documents the members of a workload",
         )
     return cast(Workload, found)
 
@@ -261,11 +253,7 @@ def _noted(name: str) -> Iterator[None]:
 
 
 def refuse_while_importing() -> None:
-    """Refuse to run a study while a workload's file is imported, because every worker would run it again.
-
-    Raises:
-        UsageError: An import is in progress.
-    """
+    """Raise `UsageError` while a workload's file is imported, because every worker would run the study again."""
     if _importing:
         raise UsageError(
             f"the file of workload {_importing[-1]!r} runs a study when it is imported, as every worker process does",
@@ -285,11 +273,7 @@ def _import_module(name: str, module: str, folder: Path) -> ModuleType:
 
 
 def import_file(name: str, path: Path) -> ModuleType:
-    """Return the module of a file.
-
-    Raises:
-        WorkloadError: The file is missing or fails.
-    """
+    """Return the module of a file; `WorkloadError` if it is missing or fails."""
     if not path.is_file():
         raise WorkloadError(f"workload {name!r}: no file {path}")
     module_name = f"bssearch_workload_{path.stem}"
@@ -307,7 +291,6 @@ def import_file(name: str, path: Path) -> ModuleType:
 
 
 def _own_line(error: BaseException) -> str:
-    """Return the error with the user's last line that led to it."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return f"{text} ({error.filename}:{error.lineno})"
@@ -320,10 +303,10 @@ def _own_line(error: BaseException) -> str:
 
 
 def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[str, Any]:
-    """Return the workload's metrics over a whole part; leaves the model in training mode.
+    """Return the metrics over a whole part, with the model left in training mode.
 
     Raises:
-        WorkloadError: ``evaluate`` did not return a mapping.
+        WorkloadError: ``evaluate`` returned no mapping.
     """
     import torch
 

@@ -1,8 +1,7 @@
 """A character-level language model: next-character prediction with a small GPT-style transformer.
 
-A sample is a sequence of ``context`` characters. The default text, the sources of Python's standard library, differs
-between Python versions, and with it the vocabulary and every loss: compare within one version only. The worker's log
-records the text's SHA-256.
+The default text, the sources of Python's standard library, differs between Python versions, and with it every loss:
+compare within one version only. The worker's log has the text's SHA-256.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ _COUNTS = ("max_characters", "context", "layers", "heads", "width", "validation_
 
 @dataclass(eq=False)
 class CharLM:
-    """Predict the next character: the first 90 % of the text train, the next 5 % validate, the last 5 % test.
+    """Predict the next character: 90 % of the text train, the next 5 % validate, the last 5 % test.
 
     ``text`` is a UTF-8 file, a folder (without hidden files or subfolders) or a glob, relative to the current folder;
     default: the standard library's top-level modules. Files are read by path up to ``max_characters``, and cut into
-    windows of ``context`` + 1 characters. At most ``validation_sequences`` windows, evenly spaced, validate.
+    windows of ``context`` + 1 characters; at most ``validation_sequences`` of them validate.
     """
 
     text: str | None = None
@@ -47,7 +46,7 @@ class CharLM:
     width: int = 64
     validation_sequences: int = 128
     vocabulary: str = field(default="", init=False)
-    """Characters of the training part, in order; the next token stands for any other character."""
+    """Characters of the training part; one more token is for all others."""
     metrics: Mapping[str, MetricInfo] = field(default_factory=lambda: {"loss": MetricInfo(low=0.0)}, init=False)
     """Mean cross-entropy in nats per character; chance is ln(tokens)."""
 

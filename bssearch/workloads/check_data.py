@@ -1,4 +1,4 @@
-"""Checks that data from ``load`` can be trained on, with errors that describe it."""
+"""Checks of the data from ``load``."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _refused(whole: object, field: str, place: str, leaf: object = None) -> Work
 
 
 def in_words(value: object) -> str:
-    """Return a description of a non-tensor: its keys, or the element that differs from the first."""
+    """Describe a non-tensor: its keys, or the element that differs from the first."""
     kind = type(value).__name__
     if isinstance(value, Mapping):
         fields = ", ".join(f"{name!r}: {kind_of(one)}" for name, one in itertools.islice(value.items(), 4))

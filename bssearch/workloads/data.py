@@ -18,8 +18,8 @@ from bssearch.errors import WorkloadError
 if TYPE_CHECKING:
     import torch
 
+# a tensor, or dicts, lists and tuples of nestings
 Nesting = Any
-"""A tensor, or dicts, lists and tuples of nestings."""
 
 CONTAINERS = (dict, list, tuple)
 
@@ -76,21 +76,20 @@ Batch = tuple[Nesting, Nesting]
 class Part:
     """One part of the data on one device: ``inputs`` (samples, …) and ``targets`` (samples, …).
 
-    Either is a tensor or a nesting of tensors with one row per sample; batches have the same nesting.
+    Each is a tensor or a nesting of tensors; batches have the same nesting.
     """
 
     inputs: Nesting
     targets: Nesting
 
-    has_rows: ClassVar[bool] = True
-    """Whether samples can be gathered by row."""
+    has_rows: ClassVar[bool] = True  # samples can be gathered by row
 
     @staticmethod
     def of(samples: Any, *, collate: Collate | None = None) -> DatasetPart:
-        """Return a part of samples: a map-style ``Dataset``, a list, or any indexable with a length.
+        """Return a part of samples: a map-style ``Dataset``, or an indexable with a length.
 
-        ``collate`` makes a batch of a list: a pair (inputs, targets), or only inputs as a mapping or tensor. Default:
-        the workload's ``collate``, else PyTorch's ``default_collate``.
+        ``collate`` makes (inputs, targets), or only inputs, of a list; by default the workload's ``collate``, else
+        PyTorch's ``default_collate``.
         """
         return DatasetPart(samples, collate)
 
@@ -117,7 +116,7 @@ class Part:
         return _cut(self.inputs, rows), _cut(self.targets, rows)
 
     def chunks(self, size: int) -> Iterator[Batch]:
-        """Yield (inputs, targets) in order, ``size`` samples at a time; the last may be smaller."""
+        """Yield (inputs, targets) of ``size`` samples in order; the last may be smaller."""
         for start in range(0, len(self), size):
             rows = slice(start, start + size)
             yield _cut(self.inputs, rows), _cut(self.targets, rows)
@@ -135,7 +134,7 @@ class HostPart(Part):
 
     @property
     def bytes(self) -> int:
-        """Return 0: it uses no device memory."""
+        """Return 0."""
         return 0
 
 
@@ -149,12 +148,12 @@ class DatasetPart(HostPart):
 
     @property
     def inputs(self) -> NoReturn:
-        """Raise `WorkloadError`: only batches have inputs."""
+        """Raise `WorkloadError`."""
         raise self._has_no("inputs")
 
     @property
     def targets(self) -> NoReturn:
-        """Raise `WorkloadError`: only batches have targets."""
+        """Raise `WorkloadError`."""
         raise self._has_no("targets")
 
     def __len__(self) -> int:
@@ -165,7 +164,7 @@ class DatasetPart(HostPart):
         return DatasetPart(self.samples, self.collate, device)
 
     def gather(self, rows: torch.Tensor) -> Batch:
-        """Return the collated (inputs, targets) of rows (samples,) on the host."""
+        """Return the collated batch of rows (samples,) on the host."""
         return self._collated(rows.tolist())
 
     def chunks(self, size: int) -> Iterator[Batch]:
@@ -210,9 +209,9 @@ class BatchStream(HostPart):
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Training, validation and test parts; only the winner sees test.
+    """Training, validation and test: each a `Part` or an argument of `Part.of`. Only the winner sees test.
 
-    Each is a `Part`, or an argument of `Part.of`. ``train`` may be None with ``train_batches``.
+    ``train`` may be None with ``train_batches``.
     """
 
     train: Any
@@ -221,7 +220,7 @@ class Data:
 
 
 def _cut(value: Nesting, rows: torch.Tensor | slice) -> Nesting:
-    """Cut rows of each tensor; a lone tensor takes the fast path, because every step pays for it."""
+    # a lone tensor takes the fast path, because every step pays for it
     return mapped(lambda leaf: leaf[rows], value) if isinstance(value, CONTAINERS) else value[rows]
 
 
@@ -246,7 +245,7 @@ def _as_dict(value: Any) -> Any:
 
 
 def stratified_order(labels: np.ndarray) -> np.ndarray:
-    """Return all rows sorted by label, shuffled within each by a generator with a frozen stream."""
+    """Return all rows sorted by label, shuffled within each, equal on every machine."""
     shuffled = np.random.RandomState(0).permutation(len(labels))
     return shuffled[np.argsort(labels[shuffled], kind="stable")]
 

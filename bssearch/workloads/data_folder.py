@@ -37,7 +37,7 @@ WAYS = f"""any of these brings them:
 
 
 def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path]:
-    """Return the paths of the four files, plain or ``.gz``; download them if they are missing.
+    """Return the paths of the four files, plain or ``.gz``; download missing files.
 
     Raises:
         WorkloadError: A folder lacks a file, or the download fails.
@@ -52,7 +52,7 @@ def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path
         if found is None:
             raise WorkloadError(
                 f"the folder that --data-dir or {DATA_DIR_VARIABLE} names holds no Fashion-MNIST: no {FILES[0]}, with "
-                f"or without .gz, in {', '.join(map(str, folders))}; if none is named, {debian_folder} is "
+                f"or without .gz, in {', '.join(map(str, folders))}; without that folder, {debian_folder} is "
                 f"searched; {WAYS}"
             )
         return found
@@ -76,7 +76,7 @@ def _plain_or_compressed(plain: Path) -> Path | None:
 
 
 def _downloaded(folder: Path) -> dict[str, Path]:
-    """Download beside the folder, then rename, so that no process sees half a download."""
+    # download beside the folder, then rename, so that no process sees half a download
     if importlib.util.find_spec("torchvision") is None:
         raise WorkloadError(f"the images of Fashion-MNIST are not on this machine; {WAYS}")
     try:

@@ -49,7 +49,7 @@ class Digits:
         held_out = self.validation_samples + self.test_samples
         if held_out >= len(labels):
             raise WorkloadError(
-                f"validation_samples + test_samples = {held_out} leave nothing to train on; "
+                f"validation_samples + test_samples = {held_out} leave no training samples; "
                 f"they must be < {len(labels)}"
             )
         order = stratified_order(labels)
@@ -103,7 +103,7 @@ class Digits:
 
 
 def _read() -> tuple[np.ndarray, np.ndarray]:
-    """Return images (1797, 8, 8) as float32 in 0 … 1 and digits (1797,) as int64."""
+    # images (1797, 8, 8) as float32 in 0 … 1 and digits (1797,) as int64
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise WorkloadError("the digits come with scikit-learn, which is not installed")

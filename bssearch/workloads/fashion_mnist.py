@@ -1,7 +1,6 @@
 """Fashion-MNIST: 70,000 images (28 × 28) of clothes in ten classes, with a residual network or a perceptron.
 
-Source: Xiao, Rasul, Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms",
-arXiv 1708.07747.
+Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from bssearch.workloads.base import Data, Part
 from bssearch.workloads.data import evenly, stratified_order
 from bssearch.workloads.data_folder import find_fashion_mnist, read_idx
 
-# training images that never train, however many of them validate
 CLASSES = 10
 SIDE = 28
-HELD_OUT = 5000
+HELD_OUT = 5000  # images that never train, even if fewer validate
 
 MODELS = ("resnet", "mlp")
 NORMS = ("group", "batch")
@@ -43,9 +41,8 @@ _LABELS_CRC32 = {"train": 0x2ED6E46A, "t10k": 0x242BC73F}
 class FashionMnist:
     """Classify the images; 55,000 train, up to 5,000 validate, and 10,000 test, in a fixed stratified split.
 
-    ``model`` is ``resnet``, or ``mlp`` for machines with slow convolutions. ``norm`` of the resnet is ``group``
-    (default) or ``batch``, with which the batch size also changes the regularisation, and accumulation changes the
-    result. ``augment`` moves training images by up to two pixels and mirrors half of them.
+    ``model`` is ``resnet`` or ``mlp``. ``norm`` of the resnet is ``group`` (default) or ``batch``; with ``batch``,
+    accumulation changes the result. ``augment`` moves training images by up to two pixels and mirrors half of them.
     """
 
     metrics: Mapping[str, MetricInfo] = {
@@ -66,7 +63,7 @@ class FashionMnist:
             raise ValueError(f"norm = {norm!r} must be one of {', '.join(NORMS)}")
         if norm is not None and model == "mlp":
             raise ValueError(
-                f"norm = {norm!r} changes nothing in model = 'mlp', which has no normalisation; leave it out"
+                f"norm = {norm!r} has no effect on model = 'mlp', which has no normalisation; leave it out"
             )
         if type(validation_samples) is not int or not 1 <= validation_samples <= HELD_OUT:
             raise ValueError(f"validation_samples = {validation_samples!r} must be a whole number from 1 to {HELD_OUT}")
@@ -131,7 +128,7 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
     """Return the images (samples, 28, 28) and classes (samples,) of a pair of files, as uint8.
 
     Raises:
-        WorkloadError: A file is damaged, or belongs to another data set, such as MNIST with its equal file names.
+        WorkloadError: A file is damaged, or another data set's: MNIST has the same file names.
     """
     images_file, labels_file = files[f"{part}-images-idx3-ubyte"], files[f"{part}-labels-idx1-ubyte"]
     labels = read_idx(labels_file, dimensions=1)
@@ -160,7 +157,7 @@ def split(labels: np.ndarray, validation_samples: int) -> tuple[np.ndarray, np.n
 
 
 def _moments(images: np.ndarray) -> tuple[float, float]:
-    """Return mean and deviation of all pixels, from exact sums, equal on every machine."""
+    # exact sums, equal on every machine
     counts = torch.bincount(torch.from_numpy(images).flatten(), minlength=256).numpy()
     brightness = np.arange(256)
     mean = float(counts @ brightness / counts.sum())

@@ -1,7 +1,7 @@
 """Fine-tuning on Fashion-MNIST: a network trained on five classes learns the other five from few images.
 
-All of it learns, with a fresh head (Howard & Ruder 2018, arXiv 1801.06146). Forgetting (French 1999, "Catastrophic
-forgetting in connectionist networks", Trends in Cognitive Sciences 3) is measured with the frozen old head.
+All layers learn, with a fresh head (Howard & Ruder 2018, arXiv 1801.06146). The frozen old head measures forgetting
+(French 1999, "Catastrophic forgetting in connectionist networks").
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class FineTune:
         """Return images (samples, 1, 28, 28) as float32 and targets (samples, 2) as int64; only new classes train.
 
         A target is the class and, for old classes, whether the network was right before fine-tuning (else 0).
-        Pre-training takes about 10 s of one core, once; the weights are cached.
+        Pre-training takes about 10 s of one core; its weights are cached.
         """
         data = FashionMnist(validation_samples=self.validation_samples).load(torch.device("cpu"))
         train = data.train
@@ -103,7 +103,7 @@ class FineTune:
         return functional.cross_entropy(model(inputs), targets[:, 0] - OLD_CLASSES, label_smoothing=label_smoothing)
 
     def evaluate(self, model: Any, part: Part) -> Mapping[str, float]:
-        """Return accuracy and mean cross-entropy on new classes, accuracy and forgetting on old ones; needs both."""
+        """Return accuracy and loss on new classes, accuracy and forgetting on old ones; needs both."""
         features = torch.cat([model.trunk(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
         classes, were_right = part.targets.unbind(1)
         is_old = classes < OLD_CLASSES
@@ -170,13 +170,11 @@ def _chosen(part: Part, rows: torch.Tensor) -> Part:
 
 
 def _few(part: Part, count: int) -> Part:
-    """Return ``count`` samples, balanced over classes and equal on every machine."""
     rows = torch.from_numpy(evenly(stratified_order(part.targets.numpy()), count))
     return Part(*part.gather(rows))
 
 
 def _told(part: Part, before: Any) -> Part:
-    """Add to targets whether a network names old classes rightly."""
     with torch.no_grad():
         named = torch.cat([before.old_head(before.trunk(x)).argmax(1) for x, _ in part.chunks(_EVALUATION_CHUNK)])
     return Part(part.inputs, torch.stack([part.targets, (named == part.targets).long()], 1))

@@ -1,7 +1,6 @@
-"""Workloads given from Python as a class or object: their stored name, and which process can run them.
+"""Workloads given from Python: their stored names and the processes that can run them.
 
-Workers load code by name if they can. A class of a notebook or running script is named ``__main__:Class``, and its
-trials run in the process that has it.
+A class of a notebook or running script is named ``__main__:Class``; its trials run in the process that has it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LONGEST_SETTING = 10_000  # characters of a setting's JSON; of longer ones only 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenWorkload:
-    """The code to run: its ``name`` in a spec, and an object's constructor ``settings`` (None: the spec's).
+    """The code's ``name`` in a spec, and an object's constructor ``settings`` (None: the spec's).
 
     ``in_process`` is the class or object if no other process can load it.
     """
@@ -43,7 +42,7 @@ class GivenWorkload:
 
 
 def given_workload(workload: Any, folder: Path) -> GivenWorkload:
-    """Return how a study names a workload: a string as is, code by its file in ``folder``, its file, or its module.
+    """Return a workload's name: code by its file, relative to ``folder`` if inside, or its module.
 
     Constructor arguments are read from equally named attributes. If they do not rebuild an equal object, the object
     itself runs in this process.
@@ -79,7 +78,6 @@ def made(name: str, given: Any, settings: Mapping[str, Any]) -> Workload:
 
 
 def _name(maker: Any, folder: Path) -> str | None:
-    """Return the name by which another process can load a class or function, or None."""
     attribute = str(maker.__qualname__)
     module = sys.modules.get(maker.__module__)
     if module is None or module.__name__ == MAIN or getattr(module, attribute, None) is not maker:
@@ -97,7 +95,6 @@ def _name(maker: Any, folder: Path) -> str | None:
 
 
 def _settings(workload: object) -> dict[str, Any]:
-    """Return non-default constructor arguments, as JSON values or type descriptions."""
     try:
         parameters = inspect.signature(type(workload)).parameters
     except (TypeError, ValueError):

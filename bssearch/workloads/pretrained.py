@@ -20,16 +20,15 @@ from bssearch.settings import cache_folder
 
 Weights = Mapping[str, torch.Tensor]
 
-# of the recipe's digest in the file name
 _SEED = 0
-_DIGITS = 16
+_DIGITS = 16  # of the recipe's digest in the file name
 
 
 def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights]) -> Weights:
     """Return the weights from ``make``, or from the cache.
 
     ``made_of`` is all that decides the weights besides PyTorch and the CPU: code, and digests of data. ``make`` runs in
-    one thread with a fixed seed. Concurrent processes each make the same weights; a failed write is reported on stderr.
+    one thread with a fixed seed, so concurrent processes make the same weights.
     """
     recipe = _recipe(made_of)
     path = cache_folder() / "pretrained" / f"{name}-{recipe[:_DIGITS]}.pt"
@@ -50,7 +49,7 @@ def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights])
 
 
 def _recipe(made_of: Sequence[bytes]) -> str:
-    """Include PyTorch and the CPU, because the same training differs in its bits elsewhere."""
+    # include PyTorch and the CPU, because the same training differs in its bits elsewhere
     digest = hashlib.sha256(f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
     for part in (Path(__file__).read_bytes(), *made_of):
         digest.update(hashlib.sha256(part).digest())
@@ -77,7 +76,6 @@ def _digest(weights: Weights) -> str:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Compute in one thread with a fixed seed, then restore both."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -14,14 +14,13 @@ from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
 from bssearch.workloads.fashion_mnist import CLASSES, HELD_OUT, SIDE, FashionMnist
 
-# hidden units per unit of width, as in table 1 of the paper
 _COUNTS = ("patch", "width", "depth", "heads")
-_MLP_RATIO = 4
+_MLP_RATIO = 4  # hidden units per unit of width, as in table 1 of the paper
 
 
 @dataclass(eq=False)
 class VitTiny:
-    """Classify the images; 55,000 train, up to 5,000 validate, and the 10,000 test images test.
+    """Classify Fashion-MNIST's images, split as in `FashionMnist`.
 
     ``patch`` is a patch's side in pixels and must divide 28; ``heads`` must divide ``width``.
     """
@@ -75,7 +74,6 @@ class VitTiny:
         return self._images().evaluate(model, part)
 
     def _images(self) -> FashionMnist:
-        """Return the images' workload; raises `ValueError` for a wrong ``validation_samples``."""
         return FashionMnist(validation_samples=self.validation_samples)
 
 

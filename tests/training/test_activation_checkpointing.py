@@ -71,7 +71,7 @@ def test_in_evaluation_mode_nothing_runs_twice() -> None:
 
 
 def test_a_workload_that_names_no_modules_is_refused_with_what_it_lacks() -> None:
-    with pytest.raises(WorkloadError, match=r"needs a workload that has checkpointed_modules\(model\); Toy has none"):
+    with pytest.raises(WorkloadError, match=r"needs a workload that has checkpointed_modules\(model\); Toy lacks it"):
         on_cpu(activation_checkpointing=True).build_model(Toy(), 0.0)
 
 

@@ -93,7 +93,10 @@ def test_a_trial_warns_of_an_optimizer_that_does_not_use_the_learning_rate() -> 
         (lambda model, _: None, "returned a NoneType"),
         (lambda model, configuration: [sgd(model, configuration), 1], "returned a int"),
         (lambda model, _: {}, "an empty dict"),
-        (lambda model, configuration: sgd(nn.Linear(2, 2), configuration), "SGD over none of the model's parameters"),
+        (
+            lambda model, configuration: sgd(nn.Linear(2, 2), configuration),
+            "SGD over parameters that are not the model's",
+        ),
     ],
 )
 def test_what_is_no_optimizer_of_the_model_is_named(build: Build, said: str) -> None:

@@ -45,7 +45,7 @@ def build(workload: Workload, dropout: float = 0.0) -> nn.Module:
         ("digits", {"validation_samples": 0}, "validation_samples = 0 and test_samples = 360 must be >= 1"),
         ("fashion_mnist", {"model": "vit"}, "model = 'vit' must be one of resnet, mlp"),
         ("fashion_mnist", {"norm": "layer"}, "norm = 'layer' must be one of group, batch"),
-        ("fashion_mnist", {"model": "mlp", "norm": "batch"}, "norm = 'batch' changes nothing in model = 'mlp'"),
+        ("fashion_mnist", {"model": "mlp", "norm": "batch"}, "norm = 'batch' has no effect on model = 'mlp'"),
         ("fashion_mnist", {"augment": "yes"}, "augment = 'yes' must be true or false"),
         ("fashion_mnist", {"validation_samples": 0}, "validation_samples = 0 must be a whole number from 1 to 5000"),
         ("fashion_mnist", {"validation_samples": 5001}, "validation_samples = 5001 must be"),

@@ -83,7 +83,7 @@ def test_label_smoothing_reaches_the_loss() -> None:
 
 
 def test_a_split_that_leaves_nothing_to_train_on_is_refused() -> None:
-    with pytest.raises(WorkloadError, match=r"1800 leave nothing to train on; they must be < 1797"):
+    with pytest.raises(WorkloadError, match=r"1800 leave no training samples; they must be < 1797"):
         Digits(validation_samples=900, test_samples=900).load(CPU)
 
 

@@ -14,13 +14,12 @@ __all__ = ["MemoryPlan", "MemoryRequest", "plan_memory"]
 def plan_memory(asked: MemoryRequest) -> MemoryPlan:
     """Return a training step's memory per device, term by term, and the micro-batches that fit.
 
-    Give ``parameters``, with a transformer's dimensions for activations, or a ``model`` to trace with
-    ``model_settings`` and fake inputs of ``input_shape``: ``package.module:attribute``, ``path/file.py:attribute``,
-    ``transformers:Class`` or ``timm:name``. ``stage`` is ZeRO's.
+    Give ``parameters``, with a transformer's dimensions for activations, or a ``model`` to trace (see `models`) with
+    ``model_settings`` and fake inputs of ``input_shape``. ``stage`` is ZeRO's.
 
     Raises:
         UsageError: Numbers, names or combinations are wrong.
-        LaunchError: The parameters do not fit; the hint names what would.
+        LaunchError: The parameters do not fit; the hint names options that would.
     """
     if asked.model is None:
         return plan_numbers(asked)

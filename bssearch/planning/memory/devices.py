@@ -54,6 +54,7 @@ class Device:
         return self.workspace_bytes + (CONTEXT_BYTES if self.memory_bytes is not None else 0)
 
 
+# MiB of memory as in ``nvidia-smi``, and compute capability
 _MIB_AND_CAPABILITY: Mapping[str, tuple[int, tuple[int, int]]] = MappingProxyType(
     {
         "gtx-1080-ti": (11264, (6, 1)),
@@ -84,12 +85,12 @@ _MIB_AND_CAPABILITY: Mapping[str, tuple[int, tuple[int, int]]] = MappingProxyTyp
         "rtx-5090": (32607, (12, 0)),
     }
 )
-"""MiB of memory as in ``nvidia-smi``, and compute capability."""
 
 ALIASES: Mapping[str, str] = MappingProxyType(
     {"a100": "a100-80gb", "h100": "h100-80gb", "v100": "v100-16gb", "p100": "p100-16gb", "gh200": "gh200-96gb"}
 )
 
+# cuda: any GPU of compute capability ≥ 8.0; cpu: a machine without a GPU
 DEVICES: Mapping[str, Device] = MappingProxyType(
     {
         "cuda": Device("cuda", None, (8, 0)),
@@ -97,7 +98,6 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
         **{name: Device(name, mib * MIB, capability) for name, (mib, capability) in _MIB_AND_CAPABILITY.items()},
     }
 )
-"""``cuda`` is any GPU of compute capability ≥ 8.0, ``cpu`` a machine without one."""
 
 
 def device_named(name: str) -> Device:

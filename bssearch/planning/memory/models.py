@@ -65,16 +65,16 @@ def build_model(asked: MemoryRequest, mode: FakeTensorMode, dtype: torch.dtype |
     return made
 
 
+# methods of transformers from 5.23 on, of older transformers, and of timm
 WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
     "activation_checkpointing_enable": {"activation_checkpointing_kwargs": {"use_reentrant": False}},
     "gradient_checkpointing_enable": {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
     "set_grad_checkpointing": {"enable": True},
 }
-"""Methods of transformers from 5.23 on, of older transformers, and of timm."""
 
 
 def checkpoint_blocks(module: Any, name: str) -> None:
-    """Recompute a model's blocks by its own method, else all repeated modules of its lists."""
+    """Recompute a model's blocks by its method, else all repeated modules of its lists."""
     way = next((one for one in WAYS_TO_CHECKPOINT if hasattr(module, one)), None)
     if way is not None:
         try:
@@ -91,7 +91,6 @@ def checkpoint_blocks(module: Any, name: str) -> None:
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost modules with children that occur at least twice in one list."""
     for child in module.children():
         kinds = [type(one) for one in child.children()]
         if isinstance(child, nn.ModuleList | nn.Sequential):
@@ -120,7 +119,6 @@ def _maker(asked: MemoryRequest) -> ModelUnderPlan:
 
 
 def _take_into(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None) -> None:
-    """Replace a module's tensors by fake ones; shared tensors stay shared."""
     fakes: dict[int, torch.Tensor] = {}
     with mode:
         for part in module.modules():
@@ -172,7 +170,6 @@ def _batches(shape: Sequence[int], vocabulary: int | None, module: nn.Module) ->
 
 
 def _loss_of_output(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return a loss of the output: cross-entropy over its last dimension, or squared error for images."""
     output = model(batch)
     if hasattr(output, "values") and not isinstance(output, torch.Tensor):
         output = next(iter(output.values()))
@@ -253,7 +250,6 @@ def _library(name: str, model: str) -> Any:
 
 @contextmanager
 def _without_network(name: str) -> Iterator[None]:
-    """Refuse connections in the block, and report a model that wanted one."""
     wanted: list[str] = []
 
     def refuse(*arguments: Any, **named: Any) -> Any:
@@ -267,7 +263,7 @@ def _without_network(name: str) -> Iterator[None]:
     except BSSearchError as error:
         if wanted or "connect" in f"{error} {error.__cause__}":
             raise UsageError(
-                f"--model {name} needs the network ({wanted[0] if wanted else 'it is off here'}); a plan uses none",
+                f"--model {name} needs the network ({wanted[0] if wanted else 'it is off here'}); plans use no network",
                 hint="build the model with random weights: from its configuration, without pretrained=True",
             ) from error
         raise

@@ -26,7 +26,7 @@ def plan_numbers(asked: MemoryRequest) -> MemoryPlan:
     """Return the plan for given parameters, with a transformer's activations if described.
 
     Raises:
-        LaunchError: The parameters alone do not fit; the hint names what would.
+        LaunchError: The parameters alone do not fit; the hint names options that would.
     """
     fixed, sample = parameter_bytes(asked), _sample(asked)
     check_fits(asked, fixed.least, IN_TABLE)
@@ -66,12 +66,12 @@ def check_fits(asked: MemoryRequest, needed: int, formats: Sequence[Format]) -> 
     raise LaunchError(
         f"{asked.parameters:,} parameters in {asked.precision}{mixed} with {asked.optimizer} take {gib(needed)} before "
         f"any activation; {there} has {gib(asked.memory_bytes or 0)}",
-        hint=f"what fits: {cures or 'nothing here does: take a smaller model'}",
+        hint=f"what fits: {cures or 'no option does; use a smaller model'}",
     )
 
 
 def what_fits(asked: MemoryRequest, needed: int, room: float, formats: Sequence[Format]) -> Iterator[str]:
-    """Yield plan options with which the parameters fit into ``room`` bytes."""
+    """Yield the options with which the parameters fit."""
     if (device := smallest_with(needed, bf16=asked.precision == "bf16")) is not None:
         yield f"--device {device.name} ({gib((device.memory_bytes or 0) - device.taken_bytes)} beside its context)"
     has_no_bf16 = asked.kind is not None and asked.kind.lacks("bf16")
@@ -105,7 +105,7 @@ def _gathered(asked: MemoryRequest) -> int:
 
 
 def _peak(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes, micro_batch: int) -> int:
-    """Once a micro-batch's activations are complete, there are no gradients yet."""
+    # once a micro-batch's activations are complete, there are no gradients yet
     beside = fixed.autocast_copies + _gathered(asked)
     forward = fixed.fixed - fixed.gradients + beside + micro_batch * sample.total
     update = fixed.fixed + _foreach(fixed, asked)
@@ -113,7 +113,7 @@ def _peak(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes, micr
 
 
 def _foreach(fixed: ParameterBytes, asked: MemoryRequest) -> int:
-    """PyTorch updates all tensors at once on GPUs only."""
+    # PyTorch updates all tensors at once on GPUs only
     return fixed.foreach if asked.kind is None or asked.kind.is_cuda else 0
 
 

@@ -47,6 +47,9 @@ BY_NAME = {(one.precision, one.mixed): one for one in FORMATS}
 PRECISIONS = tuple(dict.fromkeys(one.precision for one in FORMATS))
 MIXED = tuple(dict.fromkeys(one.mixed for one in FORMATS if one.mixed))
 
+# Numbers that each optimizer keeps per parameter. sgd has no momentum. adafactor keeps a first moment;
+# adafactor-factored (torch.optim.Adafactor, T5) only a row and a column per matrix (Shazeer & Stern 2018, arXiv
+# 1804.04235, § 3 and 9). muon keeps momentum for matrices (Jordan et al. 2024), and AdamW's two for embedding and head.
 STATES: Mapping[str, float] = MappingProxyType(
     {
         "sgd": 0,
@@ -67,12 +70,6 @@ STATES: Mapping[str, float] = MappingProxyType(
         "adagrad": 1,
     }
 )
-"""Numbers that each optimizer keeps per parameter.
-
-``sgd`` has no momentum. ``adafactor`` keeps a first moment; ``adafactor-factored`` (`torch.optim.Adafactor`, T5) only a
-row and a column per matrix (Shazeer & Stern 2018, arXiv 1804.04235, § 3 and 9). ``muon`` keeps momentum for matrices
-(Jordan et al. 2024), and AdamW's two for embedding and head.
-"""
 
 # Parameters per fp32 scale of each state in 8-bit Adam (Dettmers et al. 2022, arXiv 2110.02861, § 2; bitsandbytes).
 BLOCK_8BIT = 256

@@ -12,25 +12,25 @@ GIB = 2**30
 
 When = Literal["always", "forward_backward", "update"]
 
+# meaning and lifetime of each term, in display order
 MEANINGS: dict[str, tuple[str, When]] = {
-    "weights": ("what the forward pass computes with, and buffers", "always"),
-    "gradients": ("as large as the weights, whatever the batch size", "always"),
-    "optimizer_state": ("what the optimizer keeps from step to step", "always"),
+    "weights": ("parameters in the forward pass, and buffers", "always"),
+    "gradients": ("as large as the weights at every batch size", "always"),
+    "optimizer_state": ("optimizer state between steps", "always"),
     "master_weights": ("fp32 weights that the optimizer updates", "always"),
     "workspaces": ("cuBLAS, the context of a named device, and layouts of convolutions", "always"),
     "autocast_copies": ("16-bit copies of fp32 weights", "forward_backward"),
     "gathered_weights": ("two layers whose shards are gathered (ZeRO stage 3)", "forward_backward"),
     "inputs": ("the batch itself", "forward_backward"),
-    "activations": ("what the forward pass keeps for the backward pass", "forward_backward"),
+    "activations": ("tensors kept for the backward pass", "forward_backward"),
     "attention_scores": (
         "attention's scores after softmax and dropout; with fused attention a number a row",
         "forward_backward",
     ),
     "activation_gradients": ("gradients of activations on their way back", "forward_backward"),
     "logits": ("logits, their log-probabilities and gradients, in fp32", "forward_backward"),
-    "foreach_temporaries": ("what the update of all tensors at once needs besides", "update"),
+    "foreach_temporaries": ("temporary tensors of the update of all tensors at once", "update"),
 }
-"""Meaning and lifetime of each term, in display order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +63,8 @@ class MemoryPlan(Plan):
     """A training step's memory per device in bytes; None for values not requested.
 
     ``basis`` is ``numbers`` or ``trace``. ``fixed_bytes``: weights, gradients, optimizer state and master weights.
-    ``activation_bytes_per_sample``: growth of the peak, with logits. ``safe_micro_batch`` leaves ``headroom_bytes``
-    free, ``largest_micro_batch`` nothing. ``peak_bytes`` is at ``micro_batch``, by default the safe one.
+    ``activation_bytes_per_sample``: growth of the peak, with logits. ``safe_micro_batch`` leaves ``headroom_bytes``.
+    ``peak_bytes`` is at ``micro_batch``, by default the safe one.
     """
 
     basis: Literal["numbers", "trace"]

@@ -18,12 +18,10 @@ from bssearch.planning.memory.transformer import MLP_TENSORS, Transformer
 from bssearch.planning.requests import Count, Dimension, Parameters, Request, require
 from bssearch.registry import Option
 
+# Share of memory that the safe micro-batch leaves free (the handbook's 80 %): feasible, not optimal. It covers unused
+# blocks in the allocator's segments, larger inputs, evaluation, and the plan's error: at most 15 % for the benchmark's
+# traced models and 25 % for numbers.
 HEADROOM = 0.2
-"""Share of memory that the safe micro-batch leaves free (the handbook's 80 %): feasible, not optimal.
-
-It covers unused blocks in the allocator's segments, larger inputs, evaluation, and the plan's error: at most 15 % for
-the benchmark's traced models and 25 % for numbers.
-"""
 
 ARCHITECTURE = ("layers", "hidden", "heads", "sequence")  # a transformer needs all or none of them
 
@@ -40,7 +38,6 @@ def _shape(given: Any) -> Any:
 
 
 def _settings(given: Any) -> Any:
-    """Parse KEY=VALUE texts, with values in YAML."""
     if not isinstance(given, list):
         return given
     pairs = [one.partition("=") for one in given]
@@ -59,9 +56,9 @@ class MemoryRequest(Request):
         Parameters,
         Option("Parameters of the model: 110000000, 1.1e8, 110M or 7B.", metavar="N"),
     ] = None
-    precision: Annotated[
-        str, Option("What the forward pass computes in; fp8 is that of the weights.", choices=PRECISIONS)
-    ] = "fp32"
+    precision: Annotated[str, Option("Precision of the forward pass; fp8 is for the weights.", choices=PRECISIONS)] = (
+        "fp32"
+    )
     mixed: Annotated[
         str | None,
         Option(
@@ -72,7 +69,7 @@ class MemoryRequest(Request):
         ),
     ] = None
     optimizer: Annotated[
-        str, Option("What it keeps of each parameter; sgd is without momentum.", choices=tuple(STATES))
+        str, Option("Optimizer, for its state per parameter; sgd has no momentum.", choices=tuple(STATES))
     ] = "adamw"
     memory_gib: Annotated[
         Annotated[float, Field(gt=0, le=1e9)] | None,
@@ -113,7 +110,7 @@ class MemoryRequest(Request):
     fused_attention: Annotated[bool | None, Option("Flash attention keeps no scores.", shown_default="no")] = None
     dropout: Annotated[bool | None, Option("Dropout in each layer: a mask of a byte.", shown_default="yes")] = None
     checkpointing: Annotated[
-        bool, Option("Keep each block's input alone, and compute the rest again.", label="Activation checkpointing")
+        bool, Option("Keep only each block's input; recompute the rest.", label="Activation checkpointing")
     ] = False
     stage: Annotated[
         Annotated[int, Field(ge=0, le=3)] | None,
@@ -145,13 +142,13 @@ class MemoryRequest(Request):
     ] = None
     model_settings: Annotated[
         Annotated[Mapping[str, Any], BeforeValidator(_settings)] | None,
-        Option("What the model is built with; may be repeated.", flag="--model-setting", metavar="KEY=VALUE"),
+        Option("Keyword argument of the model; may be repeated.", flag="--model-setting", metavar="KEY=VALUE"),
     ] = None
     input_shape: Annotated[
         Annotated[Sequence[Dimension], BeforeValidator(_shape)] | None,
         Option("Shape of one sample, as 3x224x224.", flag="--input", metavar="SHAPE"),
     ] = None
-    table: Annotated[bool, Option("Other precisions, optimizers and checkpointing too.")] = False
+    table: Annotated[bool, Option("Include other precisions, optimizers and checkpointing.")] = False
     folder: Path = Path()
 
     @model_validator(mode="after")
@@ -160,7 +157,7 @@ class MemoryRequest(Request):
         there = (self.kind and self.kind.memory_bytes) or 0
         require(
             mixed is None or self.precision != "fp32",
-            f"mixed = {mixed!r} needs precision = bf16, fp16 or fp8: fp32 mixes nothing",
+            f"mixed = {mixed!r} needs precision = bf16, fp16 or fp8: fp32 is one precision",
         )
         require(
             mixed in (None, "master") or self.precision != "fp8",
@@ -195,9 +192,9 @@ class MemoryRequest(Request):
 
     def _agrees_about_model(self) -> None:
         for name in ("parameters", *ARCHITECTURE[:3], *BESIDE_ARCHITECTURE[1:]):
-            require(not self.has(name), f"{name} contradicts model = {self.model}: the model says it itself")
-        require(self.precision != "fp8", "precision = fp8 is not traced: a model takes fp32, bf16 or fp16")
-        require(self.mixed != "master", "mixed = master is not traced: a model takes autocast or pure")
+            require(not self.has(name), f"{name} contradicts model = {self.model}: the model determines it")
+        require(self.precision != "fp8", "precision = fp8 cannot be used with a model; use fp32, bf16 or fp16")
+        require(self.mixed != "master", "mixed = master cannot be used with a model; use autocast or pure")
 
     def has(self, name: str) -> bool:
         """Return whether a field is given."""
@@ -277,8 +274,8 @@ class MemoryRequest(Request):
         if self.memory_bytes is not None:
             yield CLAIMS["eighty_percent_feasible"].message
         if self.kind is not None and self.kind.lacks("bf16") and self.precision == "bf16":
-            yield f"{self.device} computes no bf16 (compute capability below 8.0): take fp16."
+            yield f"{self.device} computes no bf16 (compute capability below 8.0): use fp16."
         if self.kind is not None and self.kind.lacks("fp8") and self.precision == "fp8":
             yield f"{self.device} computes no fp8 (compute capability below 8.9): weights are widened to 16 bits."
         if (self.devices or 1) > 1 and not self.stage:
-            yield f"Without --stage each of the {self.devices} devices holds all of it: nothing is sharded."
+            yield f"Without --stage each of the {self.devices} devices holds all of it."

@@ -1,7 +1,6 @@
 """Memory plans from a model's training step, traced with fake tensors at two batch sizes.
 
-Fake tensors have shapes but no values (``torch._subclasses.FakeTensorMode``). Autograd runs over them, so the trace
-shows exactly what the backward pass keeps and when it is freed.
+Autograd runs over fake tensors (shapes without values), so the trace shows which tensors the backward pass keeps.
 """
 
 from __future__ import annotations
@@ -34,11 +33,9 @@ from bssearch.planning.memory.request import MemoryRequest
 from bssearch.records import Configuration
 from bssearch.training.optimizers import build_optimizer
 
+# Rounding of PyTorch's CUDA allocator (kMinBlockSize in c10/cuda/CUDACachingAllocator). max_memory_allocated counts
+# blocks, as here; unused space in segments belongs to the headroom.
 CUDA_BLOCK_BYTES = 512
-"""Rounding of PyTorch's CUDA allocator (``kMinBlockSize`` in c10/cuda/CUDACachingAllocator).
-
-``torch.cuda.max_memory_allocated`` counts blocks, as here; unused space in segments belongs to the headroom.
-"""
 
 
 @dataclass(slots=True)
@@ -196,9 +193,7 @@ IN_FP32 = frozenset(
         "__rtruediv__",
     }
 )
-"""Operations that autocast runs in fp32 on CUDA but in 16 bits on the CPU (PyTorch: "CUDA Ops that can autocast to
-float32").
-"""
+# autocast runs these in fp32 on CUDA but in 16 bits on the CPU (PyTorch: "CUDA Ops that can autocast to float32")
 
 
 class CudaKernels(TorchFunctionMode):
@@ -211,7 +206,6 @@ class CudaKernels(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call a function of PyTorch, or its CUDA counterpart."""
         named = dict(kwargs or {})
         if func is functional.scaled_dot_product_attention:
             return self._attention(*args, **named)
@@ -232,7 +226,6 @@ class CudaKernels(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """Use flash attention (16 bits, no mask), else the memory-efficient kernel."""
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -250,12 +243,10 @@ class CudaKernels(TorchFunctionMode):
 
 
 def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Return a mask as a summand of the scores."""
     return torch.zeros_like(mask, dtype=query.dtype) if mask.dtype == torch.bool else mask.to(query.dtype)
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Use CUDA's dropout kernel, with a mask of one byte per element."""
     if not training or p == 0:
         return input
     kept: torch.Tensor = torch.native_dropout(input, p, True)[0]
@@ -276,6 +267,7 @@ _CONVOLUTIONS = {
     torch.ops.aten.mkldnn_convolution.default,
 }
 
+# term of a storage without a more specific one
 TERM_OF_PHASE = {
     "build": "weights",
     "inputs": "inputs",
@@ -283,7 +275,6 @@ TERM_OF_PHASE = {
     "backward": "activation_gradients",
     "optimizer": "foreach_temporaries",
 }
-"""Term of a storage without a more specific one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +297,7 @@ class Step:
 def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifetimes:
     """Return the lifetimes of a training step's storages, once the optimizer has state.
 
-    The model needs tensors of ``mode``. Gradients start as None, as after `zero_grad`. The model's errors pass through.
+    The model needs tensors of ``mode``. Gradients start as None.
     """
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error itself is raised
     model = step.model
@@ -344,7 +335,7 @@ def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifeti
 
 
 def _named(one: Allocation, logits: tuple[int, int] | None) -> Allocation:
-    """Name an allocation's term; those as large as the model's output are logits."""
+    # name an allocation's term; those as large as the model's output are logits
     if one.term is None and one.phase in ("forward", "backward") and logits is not None:
         width, elements = logits
         if one.width == width and 2 * one.elements > elements:
@@ -354,7 +345,6 @@ def _named(one: Allocation, logits: tuple[int, int] | None) -> Allocation:
 
 
 def _with_state(step: Step, recorder: _Recorder) -> torch.optim.Optimizer | None:
-    """Return the optimizer with state, after a step on zero gradients."""
     if step.optimizer is None:
         return None
     recorder.phase = "optimizer"
@@ -374,8 +364,6 @@ def _with_state(step: Step, recorder: _Recorder) -> torch.optim.Optimizer | None
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records each storage's creation and release."""
-
     def __init__(self, block_bytes: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.clock = 0
@@ -387,7 +375,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation and record its results."""
         result = func(*args, **(kwargs or {}))
         term = "autocast_copies" if func is torch.ops.aten._to_copy.default and self._is_weight(args[0]) else None
         for tensor in tree_iter(result):
@@ -427,7 +414,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return known is not None and known[0].term == "weights"
 
     def _note_workspace(self, args: tuple[Any, ...], result: Any) -> None:
-        """Record a convolution's temporary copies: oneDNN wants blocked layouts, cuDNN channels-last."""
+        # record a convolution's temporary copies: oneDNN wants blocked layouts, cuDNN channels-last
         tensors = args[:2] if isinstance(result, tuple) else (args[0], result)
         made = self._made(sum(one.numel() * one.element_size() for one in tensors), tensors[0])
         made.term = "workspaces"
@@ -494,7 +481,6 @@ def plan_model(asked: MemoryRequest) -> MemoryPlan:
 
 
 def _traces(asked: MemoryRequest, optimizer: str | None) -> tuple[StepLifetimes, StepLifetimes, nn.Module]:
-    """Return the sharded traces at both sizes, and the model."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = build_model(asked, mode, DTYPES[asked.precision] if asked.form.mixed == "pure" else None)
     if asked.checkpointing:
@@ -517,7 +503,7 @@ def _traced(step: Step, size: int, mode: FakeTensorMode, asked: MemoryRequest) -
         return trace(step, size, mode)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UsageError(
-            f"--model {asked.name} looks at values as it computes ({error.func}): what it needs depends on the data",
+            f"--model {asked.name} looks at values as it computes ({error.func}): its memory depends on the data",
             hint="bssearch probe memory SPEC measures it",
         ) from error
     except (Exception, SystemExit) as error:
@@ -536,7 +522,6 @@ def _optimizer(name: str | None) -> Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def _untraced(asked: MemoryRequest) -> ParameterBytes:
-    """Return the bytes of an untraced optimizer."""
     known = parameter_bytes(asked)
     return replace(known, optimizer_state=0, foreach=0) if asked.optimizer in _TRACED else known
 
@@ -558,7 +543,7 @@ def _fixed_terms(lifetimes: StepLifetimes, untraced: ParameterBytes) -> dict[str
 
 
 def _accumulated(small: StepLifetimes, large: StepLifetimes) -> PeakByBatch:
-    """Return the peak of an accumulating step, with gradients beside all activations."""
+    # the peak of an accumulating step, with gradients beside all activations
     return PeakByBatch(small.accumulating(), large.accumulating())
 
 
@@ -609,12 +594,12 @@ def _table(asked: MemoryRequest) -> Iterator[Choice]:
 def _notes(module: nn.Module, asked: MemoryRequest, gradients: int) -> Iterator[str]:
     yield (
         "The peak is that of a step of one micro-batch. Largest and safe micro-batch leave room for the gradients "
-        f"beside all activations, as accumulation needs: {gib(gradients)}, whatever the batch size."
+        f"beside all activations, as accumulation needs: {gib(gradients)} at every batch size."
     )
     if asked.stage == 3:
         yield "The layers whose shards stage 3 gathers, one or two at a time, are not in the trace."
     if any(isinstance(one, nn.RNNBase) for one in module.modules()):
-        yield "Recurrent kernels keep workspaces that no trace sees: bssearch probe memory measures them."
+        yield "Traces miss the workspaces of recurrent kernels; `bssearch probe memory` measures them."
     yield from asked.notes()
     if asked.kind is not None and asked.kind.is_cuda:
-        yield "Attention, autocast and dropout are as a GPU has them; workspaces of convolutions are estimates."
+        yield "Attention, autocast and dropout are those of a GPU; workspaces of convolutions are estimates."

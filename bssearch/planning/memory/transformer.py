@@ -13,12 +13,9 @@ from types import MappingProxyType
 
 from bssearch.planning.memory.parameters import FP32, Format
 
+# Tensors of the MLP's width that its backward pass needs, around the activation. gelu_new is GPT-2's, in five
+# operations; swiglu has gate, activation, other half and product (Shazeer 2020, arXiv 2002.05202).
 MLP_TENSORS: Mapping[str, int] = MappingProxyType({"gelu": 2, "relu": 2, "gelu_new": 5, "swiglu": 4})
-"""Tensors of the MLP's width that its backward pass needs, around the activation.
-
-``gelu_new`` is GPT-2's, in five operations; ``swiglu`` has gate, activation, other half and product (Shazeer 2020,
-arXiv 2002.05202).
-"""
 
 # per logit: log-probability, its gradient and the logit's own, each in fp32, as cross-entropy computes them
 LOGIT_BYTES = 3 * FP32
@@ -86,16 +83,13 @@ def _width(model: Transformer) -> int:
 
 
 def _stream_bytes(form: Format) -> int:
-    """Autocast keeps sums and norms in fp32."""
+    # autocast keeps sums and norms in fp32
     return FP32 if form.mixed == "autocast" else form.activation
 
 
 def _layer(model: Transformer, form: Format) -> int:
-    """Return a layer's bytes per sample, without attention scores.
-
-    Attention: input, queries, keys, values, projection input, dropout mask. MLP: input, tensors around the activation,
-    mask. Norms: their inputs, in the residual stream's precision.
-    """
+    # Attention: input, queries, keys, values, projection input, dropout mask. MLP: input, tensors around the
+    # activation, mask. Norms: their inputs, in the residual stream's precision. Without attention scores.
     tokens = model.sequence * model.hidden
     shared = (model.kv_heads or model.heads) / model.heads
     wide = model.sequence * _width(model) * MLP_TENSORS[model.mlp]
@@ -104,7 +98,6 @@ def _layer(model: Transformer, form: Format) -> int:
 
 
 def _scores(model: Transformer, form: Format) -> int:
-    """Return the bytes of scores after softmax, and with dropout of its mask and output."""
     rows = model.heads * model.sequence
     if model.fused_attention:
         return rows * FP32

@@ -72,7 +72,6 @@ def _measure(request: NoiseRequest, workload: Workload, data: Data, computation:
 
 
 def _train(request: NoiseRequest, trainer: Trainer, data: Data, computation: Computation) -> tuple[float, str | None]:
-    """Train until near the target or the end; return the metric and the reason of an early end."""
     approach, clock = Approach(request.target), clock_for(computation.device)
     while True:
         metric = trainer.evaluate(data.validation, request.target.metric)

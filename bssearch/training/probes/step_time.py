@@ -1,4 +1,4 @@
-"""Seconds of an optimizer step, of its update and of an evaluation, alone on the device."""
+"""Seconds of an optimizer step, its update and an evaluation, alone on the device."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ EVALUATION_SECONDS = 0.5
 
 
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
-    """Return the median seconds of a step with its interval, of its update, and of an evaluation.
+    """Return the median seconds of a step (with interval), its update and an evaluation.
 
     Steps run between evaluations as in a trial, because caches are then cold (10% or more). Short runs (`RUN_SECONDS`)
     are timed until the median's 95% interval is within the precision or the limit is reached. Runs on a slow core are
-    dropped unless few others remain: contended.
+    dropped unless few others remain: contended. A device at its power limit is timed again at its sustained clock. If
+    memory runs out, the result has ``out_of_memory`` and no times.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -116,7 +117,6 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
 
 
 def _sustain(clock: Clock, step: Callable[[], object]) -> None:
-    """Take steps until a device at its power limit reaches its sustained clock."""
     seconds = 0.0
     while seconds < SUSTAINED_SECONDS:
         seconds += _seconds(clock, "warmup", step)
@@ -273,7 +273,10 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return a distribution-free 95% interval of the median of independent values.
 
     From the k-th smallest to the k-th largest, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5%
-    (David & Nagaraja, Order Statistics, § 7.1). Needs six values.
+    (David & Nagaraja, Order Statistics, § 7.1).
+
+    Raises:
+        ValueError: There are fewer than six values.
     """
     k = _rank(len(values))
     if k < 1:
@@ -284,7 +287,6 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 @functools.cache
 def _rank(count: int) -> int:
-    """Return the largest k with P(Bin(count, ½) < k) ≤ 1/40, in integers."""
     below, ways = 0, 1
     for k in range(count):
         below += ways

@@ -30,7 +30,7 @@ class Text:
     tokens_per_sample = LENGTH  # may be left out: trials then count samples only
 
     def __init__(self, folder: str = sysconfig.get_path("stdlib"), pattern: str = "*.py") -> None:
-        """Take what the spec's workload_settings say; without any, this may be left out."""
+        """Take the spec's workload_settings; leave this out if it takes no settings."""
         self.folder = Path(folder).expanduser()
         self.pattern = pattern
 
