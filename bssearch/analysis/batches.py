@@ -70,9 +70,9 @@ def about_default_model(spec: StudySpec) -> Iterator[tuple[str, str]]:
     searched = ", ".join(spec.varied_in_model)
     yield (
         "default_model_timed",
-        f"space.model searches {searched}, but step times and memory are measured with the default's model alone "
-        f"({_in_words(spec.timed_model)}): what is predicted from them holds for that model; trials of others count "
-        "by their own seconds, and a row of another model has its runs' own step time",
+        f"space.model searches {searched}, but step times and memory are measured only with the default's model "
+        f"({_in_words(spec.timed_model)}). Predictions hold for that model; trials of other models count by their own "
+        "seconds",
     )
 
 
@@ -82,14 +82,14 @@ def about_models(spec: StudySpec, verdict: Verdict) -> Iterator[tuple[str, str]]
     if not are_of_one_model(spec, verdict):
         yield (
             MODELS_DIFFER,
-            f"the best configurations of the batch sizes have {len(_models(verdict))} different models: their steps do "
-            "not compare, so there is no law and no slope",
+            f"the best configurations of the batch sizes have {len(_models(verdict))} different models; their steps "
+            "cannot be compared, so there is no law and no slope",
         )
     elif spec.has_several_models and _models(verdict) != {spec.timed_model}:
         yield (
             LAW_NOT_TIMED,
-            "the best configuration of each batch size has the same model, not the default's, of which the step times "
-            "are: the law gives steps and no seconds",
+            "all batch sizes do best with one model, but step times are of the default's model; the law predicts steps "
+            "and no seconds",
         )
 
 

@@ -88,9 +88,7 @@ class Pooled(CommonSeconds):
     """Steps × the pooled step time of all trials of a kind, corrected for slowdowns; see `pool_paces`."""
 
     step_times: Mapping[Kind, PooledStepTime[Kind]]
-    in_words: ClassVar[str] = (
-        "steps × the seconds of a step without waits for a CPU, over those of a fixed piece of work meanwhile"
-    )
+    in_words: ClassVar[str] = "steps × step time, corrected for CPU wait and core speed"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
         """Return the step time of the trial's kind."""
