@@ -74,7 +74,7 @@ def plainly_missed(miss: PlainMiss) -> str:
     one = miss.configuration
     return (
         f"batch {one.batch_size} (lr {one.learning_rate:.3g}) reached the target in {miss.reached} of {miss.runs} runs "
-        f"with fresh seeds, at most {miss.at_most:.0%} in the long run (95 % confidence)"
+        f"with fresh seeds, so at most {miss.at_most:.0%} of its runs reach it (95 % confidence)"
     )
 
 

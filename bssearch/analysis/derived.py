@@ -44,8 +44,8 @@ def easier_target(target: Target, value: float) -> Target:
     if target.gain(value) > target.gain(target.value):
         sign = "≤" if target.goal is Goal.MAXIMIZE else "≥"
         raise UsageError(
-            f"target {value:g} is harder than {target.metric} {target.value:g}, at which the study's trials stopped; it "
-            f"must be {sign} {target.value:g}",
+            f"target {value:g} is harder than {target.metric} {target.value:g}, at which the study's trials stopped; "
+            f"it must be {sign} {target.value:g}",
             hint="run a new study, under a new name, for a harder target",
         )
     return replace(target, value=value)

@@ -167,8 +167,8 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "chosen_by_law",
             verdict.rule == "law",
-            f"batch {best} is predicted from steps and step times; batch {least} has the least median, but {known.runs} "
-            "runs cannot show a difference of 5 %",
+            f"batch {best} is predicted from steps and step times; batch {least} has the least median, but "
+            f"{known.runs} runs cannot show a difference of 5 %",
         ),
         (
             "smallest_within_5_percent",
@@ -267,8 +267,8 @@ def retargeted(target: Target) -> Notice:
     """Return the caveat of an answer for an easier target than the trials ran for."""
     return Notice(
         code="retargeted",
-        message=f"the search and its finalists aimed at {target.metric} {target.value:g}; it may have missed a batch size "
-        "that is better at the easier target",
+        message=f"the search aimed at {target.metric} {target.value:g}; it may have missed a batch size that is better at "
+        "the easier target",
     )
 
 
