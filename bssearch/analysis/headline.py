@@ -154,7 +154,7 @@ def speedup_shares(answer: Answer) -> str:
         return "all from retuning"
     if retuning.value == 1:
         return "all from the batch size"
-    return f"{number(retuning.value, 2)}× from retuning, {number(batch.value, 2)}× from batch size"
+    return f"{number(retuning.value, 2)}× by retuning, {number(batch.value, 2)}× by batch size"
 
 
 def about_law(answer: Answer) -> list[str]:

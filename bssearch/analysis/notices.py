@@ -267,8 +267,8 @@ def retargeted(target: Target) -> Notice:
     """Return the caveat of an answer for an easier target than the trials ran for."""
     return Notice(
         code="retargeted",
-        message=f"the search aimed at {target.metric} {target.value:g}; it may have missed a batch size that is better at "
-        "the easier target",
+        message=f"the search aimed at {target.metric} {target.value:g}; it may have missed a batch size that is better "
+        "at the easier target",
     )
 
 
@@ -323,7 +323,7 @@ def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Interval, targe
     reached = f"{target.metric} {harder.final_metric:.4g}"
     if found.closed:
         return f"{text}. {how} closes the gap ({reached}); use it at this batch size, or {advice}"
-    return f"{text}. {how} does not close the gap ({reached}); {advice}, or retune it further"
+    return f"{text}. {how} does not close the gap ({reached}); {advice}, or retune the regularisation"
 
 
 def _certainty(gap: Interval) -> str:
@@ -377,7 +377,7 @@ def _told(
         wanting = _wanting(probes, law)
         found = None if wanting or law is None else device_optimum(probes, law)
         if found is not None:
-            yield f"Without that limit the law predicts the optimum at {_in_words(found, size)}"
+            yield f"Without that limit the optimum would {_in_words(found, size)}, by the law"
         else:
             yield f"The optimum without that limit is unknown: {wanting or NO_LINE}"
     if compile_mode not in WITH_CUDA_GRAPHS:
@@ -401,8 +401,8 @@ def _wanting(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
 def _in_words(found: Predicted, size: int) -> str:
     interval = "" if found.interval is None else f" [{found.interval[0]}, {found.interval[1]}]"
     if found.batch_size == size:
-        return f"the same batch {size}{interval}"
-    return f"about batch {found.batch_size}{interval}"
+        return f"still be batch {size}{interval}"
+    return f"be about batch {found.batch_size}{interval}"
 
 
 def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:

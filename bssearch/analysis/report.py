@@ -342,10 +342,10 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
     best = max(candidates, key=lambda one: (one.estimate.reached / len(one.runs), len(one.runs)))
     reached, runs, target = best.estimate.reached, len(best.runs), study.target
     one_in = 1 / at_most(reached, runs)
-    so = f"at most one in {one_in:.2g} (95 % confidence)" if one_in >= TOLD else "too few runs to tell"
+    so = f"at most one in {one_in:.2g} does (95 % confidence)" if one_in >= TOLD else "too few runs to tell"
     return TargetNotReachedError(
         f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; the best, "
-        f"batch {best.configuration.batch_size}, did in {reached} of {runs} ({so})",
+        f"batch {best.configuration.batch_size}, did in {reached} of {runs}; {so}",
         hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )
 
@@ -413,7 +413,7 @@ def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | No
     sets = f"--set {shlex.quote(f'name={spec.name}-wider')} --set {shlex.quote(f'space.batch_size={wider}')}"
     return NextStep(
         command=f"bssearch run {_spec_of(spec)} {sets}",
-        why=f"batch {best} is the last one tried in that direction; the optimum may be beyond it",
+        why=f"batch {best} is the {'largest' if best == max(sizes) else 'smallest'} tried; the optimum may be beyond it",
     )
 
 

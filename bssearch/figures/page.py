@@ -168,7 +168,7 @@ def _front(picture: StudyPicture) -> Section:
     return Section(
         name="front",
         title="Trade-offs: time, cost, memory, generalisation",
-        text=f"Along the line, less time costs more; a batch size off the line is worse in both. {cost}"
+        text=f"Along the line, less time costs more; every batch size off the line is beaten in both by one on it. {cost}"
         if answer.front
         else absent,
         absent=absent,
@@ -395,8 +395,8 @@ def trained_for_the_same_time(answer: Answer) -> Section | None:
     return Section(
         name="generalisation",
         title="Trained for the same time",
-        text=f"Each batch size trained for {number(found.train_seconds)} s, even after the target: median final metrics, "
-        "and their distance to the best with a 95 % interval.",
+        text=f"Each batch size trained for {number(found.train_seconds)} s, even after the target: median final "
+        "metrics, and their distance to the best with a 95 % interval.",
         table=Table(
             ["Batch", f"Validation {answer.target.metric}", f"Test {answer.target.metric}", "Worse by", "Runs"],
             [Row(cells, index == best) for index, cells in enumerate(final_rows(found))],

@@ -84,7 +84,7 @@ def about_memory(
         return Evidence(size, Judgement("held", f"{where}: it is the optimum", NONE), numbers)
     for one in (tuned, there):
         if not one.is_confirmed:
-            return _not_run(size, f"{where}; batch {one.configuration.batch_size} has no complete confirmation")
+            return _not_run(size, f"{where}; batch {one.configuration.batch_size} is not fully confirmed")
     judgement = judge(there, tuned, step_seconds, wanted=len(there.runs), limit=spec.budget.trial_train_seconds)
     reason = f"{judgement.reason}; {where}, against the optimum's batch {answer.optimal.batch_size}"
     return Evidence(size, Judgement(judgement.finding, reason, judgement.regret), numbers)
@@ -220,10 +220,8 @@ def _cost(whole: StepTime, split: StepTime, again: str) -> Evidence:
     is_apart = high < COSTS[0] or low > COSTS[1]
     finding: Finding = "broke" if is_apart else "held" if COSTS[0] <= low and high <= COSTS[1] else "undecided"
     count, micro = split.batch_size // split.micro_batch_size, split.micro_batch_size
-    seconds = f"{1000 * split.step_seconds:.3g} ms for {1000 * whole.step_seconds:.3g} ms"
-    return Evidence(
-        whole.batch_size, Judgement(finding, f"{count} micro-batches of {micro}: {seconds} per step", ratio)
-    )
+    seconds = f"{1000 * split.step_seconds:.3g} ms for {1000 * whole.step_seconds:.3g} ms per step"
+    return Evidence(whole.batch_size, Judgement(finding, f"{count} micro-batches of {micro}: {seconds}", ratio))
 
 
 def _not_run(batch_size: int | None, reason: str) -> Evidence:
