@@ -47,7 +47,7 @@ def is_timed(spec: StudySpec, candidate: Candidate | None) -> bool:
 
 
 def are_of_one_model(spec: StudySpec, verdict: Verdict) -> bool:
-    """True if the best configurations of all batch sizes have one model, so that their steps compare."""
+    """True if the best configurations of all batch sizes have the same model."""
     return not spec.has_several_models or len(_models(verdict)) < 2
 
 
@@ -57,7 +57,7 @@ def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRe
 
 
 def own_step_seconds(candidate: Candidate) -> float | None:
-    """Return the median step seconds of a candidate's own runs, without CPU waits if known."""
+    """Return the median step seconds of a candidate's runs, without CPU waits if known."""
     outcomes = [run.outcome for run in candidate.runs if run.outcome is not None and run.outcome.steps]
     paces = [(one.undelayed_train_seconds or one.train_seconds) / one.steps for one in outcomes]
     return statistics.median(paces) if paces else None
@@ -224,7 +224,7 @@ def batch_rows(
 ) -> list[Batch]:
     """Return a row for every batch size that was run or timed, ascending.
 
-    A row with another model than the timed one has the step time of its own runs.
+    Rows of another model than the timed one have their runs' step time.
     """
     rows = []
     for size in sorted({*probes, *verdict.by_batch}):

@@ -98,7 +98,7 @@ def has_grown(trial: TrialRecord) -> bool:
 def growing_batch(
     spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate, found: BatchScheduleAnswer | None
 ) -> Configuration | str:
-    """Return the best schedule found, else doubling around the ``tuned`` batch size, or a sentence why there is none.
+    """Return the best schedule found, else doubling around the ``tuned`` batch size, or the reason against it.
 
     Doubling goes from half the batch size to twice, each for a third of the samples to the target.
     """

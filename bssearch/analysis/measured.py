@@ -69,7 +69,7 @@ class NoiseAnswer(NoiseFigures):
 class BatchNoise(NoiseFigures):
     """The gradient noise scale near the target, pooled over ``trials``: moments are averaged over passes.
 
-    The interval rests on differences between trials. Below three trials it is one trial's own.
+    The interval is from differences between trials, or one trial's below three trials.
     """
 
     trials: int

@@ -413,7 +413,8 @@ def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | No
     sets = f"--set {shlex.quote(f'name={spec.name}-wider')} --set {shlex.quote(f'space.batch_size={wider}')}"
     return NextStep(
         command=f"bssearch run {_spec_of(spec)} {sets}",
-        why=f"batch {best} is the {'largest' if best == max(sizes) else 'smallest'} tried; the optimum may be beyond it",
+        why=f"batch {best} is the {'largest' if best == max(sizes) else 'smallest'} tried; the optimum may be "
+        "beyond it",
     )
 
 

@@ -168,7 +168,7 @@ def _front(picture: StudyPicture) -> Section:
     return Section(
         name="front",
         title="Trade-offs: time, cost, memory, generalisation",
-        text=f"Along the line, less time costs more; every batch size off the line is beaten in both by one on it. {cost}"
+        text=f"Along the line, less time costs more; each batch size off it is beaten in both by one on it. {cost}"
         if answer.front
         else absent,
         absent=absent,

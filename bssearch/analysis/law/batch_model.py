@@ -1,7 +1,7 @@
 """How many steps a batch size needs: the law, its likelihood and fit, and the optimum it predicts.
 
 S(B) = S_min (1 + B_crit / B) steps and E(B) = B·S(B) = E_min (1 + B / B_crit) samples, with E_min = S_min·B_crit
-(McCandlish et al. 2018, arXiv 1812.06162). Samples may be in any unit, epochs too; then so are E_min and S_min.
+(McCandlish et al. 2018, arXiv 1812.06162). Samples may be in any unit, such as epochs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, st
 
 @dataclass(frozen=True, slots=True)
 class LawPoint:
-    """Runs of a batch size's best configuration: samples to the target, and samples at the last miss of the others."""
+    """Samples to the target of a batch size's runs, and samples at the last miss of runs that missed."""
 
     batch_size: int
     samples: tuple[float, ...]
@@ -38,7 +38,7 @@ def law_point(batch_size: int, runs: Iterable[TrialRecord]) -> LawPoint:
 
 
 BEYOND = 1e4
-"""B_crit is sought from the smallest batch size over this to the largest times this."""
+"""B_crit is sought from the smallest batch size / this to the largest × this."""
 
 GRID = 0.25
 """Grid step of log B_crit; the law bends over about 1."""
@@ -223,7 +223,7 @@ STEPS_CONFIDENCE = 0.95
 
 LARGE_RESIDUAL = 0.10
 STANDARD_ERRORS = 3
-"""Residual, and standard errors of it, that a batch size off the law must both exceed."""
+"""A batch size is off the law if its residual exceeds both."""
 
 RISE = 1.1
 """Ratio of steps that counts as a rise if runs are too few for an interval."""
@@ -265,7 +265,7 @@ class LawFit:
         return max(map(abs, self.residuals.values()))
 
     def steps(self, batch_size: int) -> float:
-        """Return S(B). Raises ValueError above the largest batch size run: the law is known to fail there."""
+        """Return S(B). Raises ValueError above the largest batch size run: the law fails there."""
         self._check(batch_size)
         return self.s_min * (1 + self.b_crit / batch_size)
 
@@ -304,7 +304,7 @@ class LawFit:
 
 @dataclass(frozen=True, slots=True)
 class RunnableStep:
-    """A batch size that can be run in micro-batches of a size, and the seconds of one step."""
+    """A batch size with its micro-batch size and the seconds of a step."""
 
     batch_size: int
     micro_batch_size: int
