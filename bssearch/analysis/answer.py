@@ -28,8 +28,8 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 class Device(Model):
     """The device on which the study ran.
 
-    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` is eager, ``own`` a program's, ``unknown`` of imported
-    runs. In a predicted answer only the name is known.
+    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` is eager, ``own`` a program's, ``unknown`` if
+    imported. In a predicted answer only the name is known.
     """
 
     name: str

@@ -110,7 +110,7 @@ def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Con
 
 
 def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> bool:
-    """True if the learning rate of a batch size's best configuration is at an end of its range.
+    """True if the learning rate of a batch size's best configuration is at an end of the range.
 
     For imported runs: the least or greatest tried at the batch size, or if only one was tried there, at all batch
     sizes. False if each batch size was run at a single rate.

@@ -118,7 +118,7 @@ def certainty(
 
 
 def _what_settles(posterior: _Posterior) -> tuple[Settles, int | None]:
-    """Return what would bring the answer to `ENOUGH`: up to `MOST_RUNS` runs, else the larger obstacle."""
+    """Return the remedy that brings the answer to `ENOUGH`: up to `MOST_RUNS` runs, else the larger obstacle."""
     runs = float(posterior.runs.max()) + 1
     while runs <= MOST_RUNS:
         if posterior.share_after(runs) >= ENOUGH:
@@ -134,7 +134,7 @@ class _Posterior:
     """Posterior of the log figure of each batch size: means, and errors from seeds and step times, each (sizes,).
 
     ``shortfalls`` (`DRAWS`, sizes): gains from better tuning. ``untried``: for each batch size without a figure, the
-    indices of its neighbours, the share of the way between them, and the law's penalty. ``deviation``: of a single run.
+    indices of both neighbours, the share of the way between them, and the law's penalty. ``deviation``: of a single run.
     """
 
     means: Numbers

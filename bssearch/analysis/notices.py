@@ -86,7 +86,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "confirmation_missed",
             confirming and not verdict.confirmed and not lacks_runs,
-            "no finalist reached the target in at least half of its confirmation runs",
+            "no finalist reached the target in at least half of the confirmation runs",
         ),
         *(
             ("confirmation_stopped", True, f"{plainly_missed(one)}; its confirmation was stopped")
@@ -140,7 +140,7 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
             is_at_end(spec, trials, optimal.configuration),
             "the best learning rate is the lowest or highest tried; try values beyond it"
             if spec.is_imported
-            else "the best learning rate is at the edge of its range; widen space.learning_rate",
+            else "the best learning rate is at the edge of the range; widen space.learning_rate",
         ),
         (
             "few_runs",

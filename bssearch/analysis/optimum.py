@@ -267,7 +267,7 @@ def _without_refused(trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
 def _before_the_neighbours(
     trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective, step_seconds: StepSeconds
 ) -> Verdict | None:
-    """Return the verdict without late neighbours of its recommendation, if only those lack runs."""
+    """Return the verdict without late neighbours of the optimum, if only they lack runs."""
     late = begun_late(trials, confirmation_runs, objective)
     others = [trial for trial in trials if trial.phase is not Phase.CONFIRM or trial.configuration.key not in late]
     found = decide(others, confirmation_runs, objective, step_seconds) if late else None

@@ -19,7 +19,7 @@ STOPS = 4
 """Colours of the sequence in ``colours.css``: ``--sequence-0`` is the best, ``--sequence-3`` the worst."""
 
 PADDING = 0.06
-"""Empty space at each end of an axis, as a share of its length."""
+"""Empty space at each end of an axis, as a share of the length."""
 
 MOST_TICKS = 7
 LONGEST_NAME = 40

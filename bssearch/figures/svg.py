@@ -63,7 +63,7 @@ PICTURE_STYLE = "svg.bssearch-chart { max-width: 100%; height: auto; }\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Width of a chart, height of its plot and font size, in the same unit."""
+    """Width of a chart, height of the plot and font size, in the same unit."""
 
     kind: str
     width: float

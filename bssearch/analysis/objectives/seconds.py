@@ -28,7 +28,7 @@ FEW = 0.25
 """Largest contended share of a configuration's runs: with a step time 10 % off, a geometric mean moves below 3 %."""
 
 WHOLE = 0.98
-"""Share of its limit at which a run counts as whole; device and host clocks differ by less."""
+"""Share of the limit at which a run counts as whole; device and host clocks differ by less."""
 
 
 def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:

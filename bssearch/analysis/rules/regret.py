@@ -43,7 +43,7 @@ class Judgement:
     regret: Regret | None = None
 
     def reversed(self) -> Judgement:
-        """Return the judgement of the rule that advises against what was run."""
+        """Return the judgement of the opposite rule."""
         other: dict[Finding, Finding] = {"held": "broke", "broke": "held"}
         return Judgement(other.get(self.finding, self.finding), self.reason, self.regret)
 
