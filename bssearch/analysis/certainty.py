@@ -134,7 +134,7 @@ class _Posterior:
     """Posterior of the log figure of each batch size: means, and errors from seeds and step times, each (sizes,).
 
     ``shortfalls`` (`DRAWS`, sizes): gains from better tuning. ``untried``: for each batch size without a figure, the
-    indices of both neighbours, the share of the way between them, and the law's penalty. ``deviation``: of a single run.
+    indices of both neighbours, the share of the way between them, and the law's penalty. ``deviation``: of one run.
     """
 
     means: Numbers
