@@ -28,8 +28,8 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 class Device(Model):
     """The device on which the study ran.
 
-    ``threads``: CPU threads of each trial. ``compile_mode``: ``none`` is eager, ``own`` a program's own, ``unknown``
-    for imported runs. A predicted answer knows only the name; its type is ``unknown``.
+    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` is eager, ``own`` a program's, ``unknown`` if
+    imported. In a predicted answer only the name is known.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Optimal(Model):
 class Largest(Model):
     """The largest batch size that ran without accumulation.
 
-    With ``bounded_by_memory`` at most twice as many samples ran out of memory; otherwise it is only the largest tried.
+    ``bounded_by_memory``: at most twice as many samples ran out of memory; else it is only the largest tried.
     """
 
     batch_size: int
@@ -158,12 +158,10 @@ class BestTrial(Model):
 class Batch(Model):
     """One batch size: medians over the runs of its best configuration.
 
-    ``untuned_because``: the learning rate is at an end of its range, the steps rise from the next smaller batch size,
-    or only one configuration reached the target. ``lower_bound_s``: last moment at which the target was seen to be
-    missed. ``restricted``: set if some of several runs missed the target. ``energy_joules``: of the device, to the
-    target. ``predicted_s``: law × step time, if the law fits. ``host_bound_share``: share of the train seconds, 0 to 1,
-    in which the host did not wait for a CUDA device. ``slope``: of log steps over log batch from the next smaller batch
-    size; −1 if steps halve as the batch doubles.
+    ``lower_bound_s``: time of the last miss. ``restricted``: set if some runs missed the target. ``energy_joules``: of
+    the device, to the target. ``predicted_s``: law × step time, if the law fits. ``host_bound_share``: share of train
+    seconds, 0 to 1, in which the host did not wait for a CUDA device. ``slope``: of log steps over log batch from the
+    next smaller batch size; −1 if steps halve as the batch doubles.
     """
 
     batch_size: int
@@ -220,8 +218,8 @@ class Settle(Model):
 class FrontPoint(Model):
     """Time and cost of a batch size; ``on_front`` if no other is better in both.
 
-    The cost is the price of the device-hours, or the samples if the spec gives no price. Once batch sizes are
-    confirmed, only those are compared.
+    Cost: the price of device-hours, or samples without a price. Once batch sizes are confirmed, only these are
+    compared.
     """
 
     batch_size: int
@@ -278,10 +276,9 @@ class BatchScheduleAnswer(Model):
 class Answer(Model):
     """The optimal batch size, and the evidence.
 
-    ``tied`` are shown to be within 5 % of the least, ``worse`` are shown not to be. ``within_5_percent``: probability
-    that the recommendation costs at most 5 % more than the best; below 0.9 the answer is ``provisional``.
-    ``would_settle`` says what would help most, ``runs_to_settle`` the runs per batch size in total. Costs are in the
-    currency of ``price_per_device_hour``, or in device-hours if null.
+    ``tied`` and ``worse``: batch sizes shown to be within 5 % of the least, or not to be. ``within_5_percent``:
+    probability that the recommendation costs at most 5 % more than the best; below 0.9 the answer is ``provisional``.
+    ``runs_to_settle``: total runs per batch size. Costs: currency of ``price_per_device_hour``; device-hours if null.
 
     `bssearch.commands.answer` adds ``plot``, ``frame`` and the notebook view.
     """
@@ -337,7 +334,7 @@ class Answer(Model):
 
 
 NO_NEXT_STEP: Mapping[str, object] = {"next": [], "would_settle": None, "runs_to_settle": None}
-"""Fields to reset in derived answers, whose commands would be about another question."""
+"""Fields to reset in derived answers, whose commands would not apply."""
 
 
 def objective_in(answer: Answer) -> Objective:

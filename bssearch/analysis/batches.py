@@ -47,7 +47,7 @@ def is_timed(spec: StudySpec, candidate: Candidate | None) -> bool:
 
 
 def are_of_one_model(spec: StudySpec, verdict: Verdict) -> bool:
-    """True if the best configurations of all batch sizes have one model, so that their steps compare."""
+    """True if the best configurations of all batch sizes have the same model."""
     return not spec.has_several_models or len(_models(verdict)) < 2
 
 
@@ -57,7 +57,7 @@ def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRe
 
 
 def own_step_seconds(candidate: Candidate) -> float | None:
-    """Return the median step seconds of a candidate's own runs, without CPU waits if known."""
+    """Return the median step seconds of a candidate's runs, without CPU waits if known."""
     outcomes = [run.outcome for run in candidate.runs if run.outcome is not None and run.outcome.steps]
     paces = [(one.undelayed_train_seconds or one.train_seconds) / one.steps for one in outcomes]
     return statistics.median(paces) if paces else None
@@ -70,9 +70,9 @@ def about_default_model(spec: StudySpec) -> Iterator[tuple[str, str]]:
     searched = ", ".join(spec.varied_in_model)
     yield (
         "default_model_timed",
-        f"space.model searches {searched}, but step times and memory are measured with the default's model alone "
-        f"({_in_words(spec.timed_model)}): what is predicted from them holds for that model; trials of others count "
-        "by their own seconds, and a row of another model has its runs' own step time",
+        f"space.model searches {searched}, but step times and memory are measured only with the default's model "
+        f"({_in_words(spec.timed_model)}). Predictions hold for that model; trials of other models count by their own "
+        "seconds",
     )
 
 
@@ -82,14 +82,14 @@ def about_models(spec: StudySpec, verdict: Verdict) -> Iterator[tuple[str, str]]
     if not are_of_one_model(spec, verdict):
         yield (
             MODELS_DIFFER,
-            f"the best configurations of the batch sizes have {len(_models(verdict))} different models: their steps do "
-            "not compare, so there is no law and no slope",
+            f"the best configurations of the batch sizes have {len(_models(verdict))} different models; their steps "
+            "cannot be compared, so there is no law and no slope",
         )
     elif spec.has_several_models and _models(verdict) != {spec.timed_model}:
         yield (
             LAW_NOT_TIMED,
-            "the best configuration of each batch size has the same model, not the default's, of which the step times "
-            "are: the law gives steps and no seconds",
+            "all batch sizes do best with one model, but step times are of the default's model; the law predicts steps "
+            "and no seconds",
         )
 
 
@@ -110,7 +110,7 @@ def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Con
 
 
 def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> bool:
-    """True if the learning rate of a batch size's best configuration is at an end of its range.
+    """True if the learning rate of a batch size's best configuration is at an end of the range.
 
     For imported runs: the least or greatest tried at the batch size, or if only one was tried there, at all batch
     sizes. False if each batch size was run at a single rate.
@@ -224,7 +224,7 @@ def batch_rows(
 ) -> list[Batch]:
     """Return a row for every batch size that was run or timed, ascending.
 
-    A row with another model than the timed one has the step time of its own runs.
+    Rows of another model than the timed one have their runs' step time.
     """
     rows = []
     for size in sorted({*probes, *verdict.by_batch}):

@@ -20,7 +20,7 @@ ENOUGH = 0.9
 """Below this probability an answer is provisional."""
 
 DRAWS = 4000
-"""Draws from the posterior: a probability of 0.9 is then known to half a percent."""
+"""Draws from the posterior: a probability of 0.9 is known to half a percent."""
 
 OPTIMUM_GAP = 0.08
 """Mean log gain from better tuning of the recommended batch size; `TUNING_GAP` for the others.
@@ -118,7 +118,7 @@ def certainty(
 
 
 def _what_settles(posterior: _Posterior) -> tuple[Settles, int | None]:
-    """Return what would bring the answer to `ENOUGH`: up to `MOST_RUNS` runs, else the larger obstacle."""
+    """Return the remedy that brings the answer to `ENOUGH`: up to `MOST_RUNS` runs, else the larger obstacle."""
     runs = float(posterior.runs.max()) + 1
     while runs <= MOST_RUNS:
         if posterior.share_after(runs) >= ENOUGH:
@@ -134,7 +134,7 @@ class _Posterior:
     """Posterior of the log figure of each batch size: means, and errors from seeds and step times, each (sizes,).
 
     ``shortfalls`` (`DRAWS`, sizes): gains from better tuning. ``untried``: for each batch size without a figure, the
-    indices of its neighbours, the share of the way between them, and the law's penalty. ``deviation``: of a single run.
+    indices of both neighbours, the share of the way between them, and the law's penalty. ``deviation``: of one run.
     """
 
     means: Numbers
@@ -195,7 +195,7 @@ def _slower(verdict: Verdict) -> set[int]:
 def _untried(
     known: Sequence[int], batch_sizes: Collection[int], law: Mapping[int, float]
 ) -> list[tuple[int, int, float, float]]:
-    """Return `_Posterior.untried`; a size beyond the known ones takes the last known, plus the law's penalty."""
+    """Return `_Posterior.untried`; a size beyond the known ones takes the last known."""
     found = []
     for size in sorted({*batch_sizes} - {*known}):
         high = sum(one < size for one in known)
@@ -261,7 +261,7 @@ def _drawn_to_law(means: Numbers, errors: Numbers, law: Numbers) -> tuple[Number
 
 @dataclass(frozen=True)
 class Standing:
-    """State of the confirmation: the recommendation so far, and the candidates that could change it, ascending."""
+    """The recommendation so far, and the candidates that could change it, ascending."""
 
     least: Candidate
     recommended: Candidate
@@ -293,14 +293,12 @@ class Standing:
 def standing(verdict: Verdict) -> Standing | None:
     """Return the state of the confirmation; None before any confirmation run decides.
 
-    With the 95 % interval [low, high] of a ratio (Welch, on logarithms), L the least and R the recommended, a batch
-    size b is undecided if
+    L is the least, R the recommended batch size, [low, high] the 95 % interval of a ratio (Welch, on logarithms). A
+    batch size b is undecided if
 
-    * b < R and low(b / L) ≤ 1.05 < high(b / L): b might become the recommended one;
-    * low(b / L) < 1 and high(R / b) > 1.05: b might be the least, and R not within 5 % of it;
-    * it has no interval: fewer than three runs, or a missed run.
-
-    Two equally good batch sizes settle once each is shown to be within 5 % of the other.
+    * b < R and low(b / L) ≤ 1.05 < high(b / L): b could become the recommendation;
+    * low(b / L) < 1 and high(R / b) > 1.05: b could be the least, with R not within 5 %;
+    * b has no interval: fewer than three runs, or a missed run.
     """
     if not verdict.confirmed:
         return None

@@ -74,19 +74,19 @@ def plainly_missed(miss: PlainMiss) -> str:
     one = miss.configuration
     return (
         f"batch {one.batch_size} (lr {one.learning_rate:.3g}) reached the target in {miss.reached} of {miss.runs} runs "
-        f"with fresh seeds, so that at most {miss.at_most:.0%} of them do (95 % confidence)"
+        f"with fresh seeds, so at most {miss.at_most:.0%} of its runs reach it (95 % confidence)"
     )
 
 
 def too_few_runs(runs: int, wanted: int | None) -> str:
     """Return a sentence about too few runs for an interval; ``wanted`` is None for imported studies."""
     made = f"the optimum has {runs} confirmation run{'s' if runs > 1 else ''}"
-    none = f"no interval, which takes {ENOUGH_RUNS}"
+    none = f"an interval needs {ENOUGH_RUNS}"
     if wanted is None:
-        return f"{made}: {none}"
+        return f"{made}; {none}"
     if wanted < ENOUGH_RUNS:
-        return f"{made}, as confirm.runs = {wanted} asks: {none}; `confirm.runs: {ENOUGH_RUNS}` gives one"
-    return f"{made} that ended by themselves: {none}; bssearch study confirm adds runs"
+        return f"{made}, as confirm.runs = {wanted} asks; {none}: set `confirm.runs: {ENOUGH_RUNS}`"
+    return f"{made} that finished; {none}: `bssearch study confirm` adds runs"
 
 
 def says_something(trial: TrialRecord) -> bool:

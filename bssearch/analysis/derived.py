@@ -31,9 +31,9 @@ def refuse_another_target(objective: Objective) -> None:
     """Raise `UsageError` if an objective's figure does not depend on a target."""
     if not objective.stops_at_target:
         raise UsageError(
-            f"a study of {objective.name} has no answer for another target: its batch sizes are compared by the best "
-            "metric in the same train seconds, whether or not it meets a target",
-            hint="leave the target out; when a metric was first reached takes a study of time_to_target",
+            f"a study of {objective.name} has no answer for another target: it compares the best metric in equal train "
+            "seconds",
+            hint="omit the target, or run a study with objective time_to_target",
         )
 
 
@@ -44,9 +44,9 @@ def easier_target(target: Target, value: float) -> Target:
     if target.gain(value) > target.gain(target.value):
         sign = "≤" if target.goal is Goal.MAXIMIZE else "≥"
         raise UsageError(
-            f"target {value:g} is harder than the study's {target.metric} of {target.value:g}, where its trials "
-            f"stopped; it must be {sign} {target.value:g}",
-            hint="a harder target takes a study of its own, under a new name",
+            f"target {value:g} is harder than {target.metric} {target.value:g}, at which the study's trials stopped; "
+            f"it must be {sign} {target.value:g}",
+            hint="run a new study, under a new name, for a harder target",
         )
     return replace(target, value=value)
 
@@ -120,8 +120,8 @@ def predict_for_device(
     if not sizes & step_times.keys():
         ran, timed = (_listed(sorted(some)) for some in (sizes, step_times))
         raise UsageError(
-            f"none of the step times is of a batch size that study {study.name!r} ran: it has {ran or 'no trials'}; "
-            f"they are of {timed}"
+            f"no step time is of a batch size that study {study.name!r} ran: it ran {ran or 'no trials'}; step times "
+            f"are of {timed}"
         )
     _check_reached(study, trials, step_times, " with the default's model" if others else "")
     moved = [
@@ -141,15 +141,15 @@ def predict_for_device(
         (
             "predicted",
             True,
-            f"predicted for {device_name}: the steps were measured on {measured_on}, no trial ran on {device_name}",
+            f"predicted for {device_name} from steps measured on {measured_on}; no trial ran on {device_name}",
         ),
-        ("no_step_time", left_out, f"batch {_listed(left_out)} left out: they have no step time"),
+        ("no_step_time", left_out, f"batch {_listed(left_out)} left out: no step time"),
         (
             "other_models_left_out",
             others,
-            f"{others} trials with another model than the default's left out: the step times are of that one",
+            f"{others} trials left out: step times are of the default's model only",
         ),
-        ("growing_batches_left_out", grown, f"{grown} trials whose batch grows left out"),
+        ("growing_batches_left_out", grown, f"{grown} trials left out: their batch grows"),
     ]
     notices = [Notice(code=code, message=message) for code, holds, message in told if holds]
     kept = [notice for notice in found.warnings if notice.code not in OF_THE_STUDYS_DEVICE]
@@ -182,7 +182,7 @@ def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
         first_hit_seconds=None if outcome.first_hit_step is None else outcome.first_hit_step * step_seconds,
         peak_memory_bytes=None,
         peak_memory_basis=None,
-        contended=reached is not None,  # so that steps × step time is what counts
+        contended=reached is not None,  # makes steps × step time count
         device_use=type(outcome.device_use)(),
         warnings=(),
     )
@@ -197,8 +197,8 @@ def _check_reached(study: StudyRecord, trials: Sequence[TrialRecord], timed: Col
     }
     if not reached:
         raise TargetNotReachedError(
-            f"no trial of study {study.name!r}{of_model} has a known number of steps to the target to predict from",
-            hint=f"bssearch trial list {study.name} shows how they ended",
+            f"no trial of study {study.name!r}{of_model} has a known number of steps to the target",
+            hint=f"`bssearch trial list {study.name}` shows how they ended",
         )
     if reached.isdisjoint(timed):
         ran = sorted({trial.configuration.batch_size for trial in trials} & set(timed))

@@ -86,7 +86,7 @@ def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> Tr
 
 
 def has_grown(trial: TrialRecord) -> bool:
-    """True if a trial took a step of its second stage before the target or its end."""
+    """True if a trial took a step of the second stage before the target or its end."""
     schedule, outcome = batch_schedule_of(trial.configuration), trial.outcome
     if schedule is None or outcome is None:
         return False
@@ -98,7 +98,7 @@ def has_grown(trial: TrialRecord) -> bool:
 def growing_batch(
     spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate, found: BatchScheduleAnswer | None
 ) -> Configuration | str:
-    """Return the best schedule found, else doubling around the ``tuned`` batch size, or a sentence why there is none.
+    """Return the best schedule found, else doubling around the ``tuned`` batch size, or the reason against it.
 
     Doubling goes from half the batch size to twice, each for a third of the samples to the target.
     """

@@ -59,10 +59,10 @@ def about_growing(answer: Answer) -> str:
     if grown is None:
         return ""
     saves = {
-        "yes": "A batch that grows saves time",
-        "no": "A batch that grows saves no time",
-        "undecided": "Whether a batch that grows saves time is undecided",
-        "not_run": "Whether a batch that grows saves time is not known, for no other seed repeats it",
+        "yes": "A growing batch saves time",
+        "no": "A growing batch saves no time",
+        "undecided": "Whether a growing batch saves time is undecided",
+        "not_run": "Whether a growing batch saves time is unknown, because no other seed repeated it",
     }[grown.saves_time]
     if grown.ratio is not None:
         bound = "≥ " if grown.ratio.at_least else ""
@@ -102,8 +102,8 @@ def what_else(answer: Answer) -> str:
         least = answer.recommendation.least_batch_size
         median = number(figures[least].median) + objective.unit
         return (
-            f"Batch {least} has the least median, {median}, but {best.runs} runs are too few to tell the two apart; "
-            "over all batch sizes together, steps and step times speak for this one."
+            f"Batch {least} has the least median, {median}, but {best.runs} runs cannot tell the two apart; steps and "
+            "step times of all batch sizes favour this one."
         )
     low, high = answer.flat_range
     if low < high:
@@ -118,9 +118,9 @@ def what_else(answer: Answer) -> str:
     }
     near = [str(size) for size, figure in rivals.items() if objective.is_flat(figure.median, min(lowest, best.median))]
     if near:
-        return f"The median of batch {', '.join(near)} is within 5 %, too."
+        return f"The median of batch {', '.join(near)} is also within 5 %."
     is_shown = rivals.keys() <= {*answer.worse} and not answer.provisional
-    return "No other batch size confirmed is within 5 %." if rivals and is_shown else ""
+    return "No other confirmed batch size is within 5 %." if rivals and is_shown else ""
 
 
 def _compared(ratio: Ratio | None, versus: str, objective: Objective) -> str:
@@ -151,9 +151,9 @@ def speedup_shares(answer: Answer) -> str:
     if default is None or retuning is None or batch is None or default.at_least or default.value < 1.005:
         return ""
     if batch.value == 1:
-        return "all of it from retuning"
+        return "all from retuning"
     if retuning.value == 1:
-        return "all of it from the batch size"
+        return "all from the batch size"
     return f"{number(retuning.value, 2)}× by retuning, {number(batch.value, 2)}× by batch size"
 
 
@@ -161,11 +161,11 @@ def about_law(answer: Answer) -> list[str]:
     """Return sentences about the law and its fit."""
     fit = answer.fit
     if fit is None and any(one.code == MODELS_DIFFER for one in answer.warnings):
-        return ["There is no law: the best configurations of the batch sizes have different models."]
+        return ["No law: the best configurations of the batch sizes have different models."]
     if fit is None:
-        return ["There is no law: fewer than two batch sizes reached the target."]
+        return ["No law: fewer than two batch sizes reached the target."]
     if fit.verdict == "too_few_points":
-        return ["There is no law yet: it takes three tuned batch sizes."]
+        return ["No law yet: it needs three tuned batch sizes."]
     fits, ratio = "fits" if fit.verdict == "fits" else "fits poorly", fit.noise_scale_ratio
     noise = "" if ratio is None else f"; the gradient noise scale is {number(ratio)} times B_crit"
     parts = [
@@ -173,11 +173,9 @@ def about_law(answer: Answer) -> list[str]:
         f"largest residual {number(100 * fit.max_residual)} %{noise}."
     ]
     if fit.predicted is not None and fit.verdict == "fits":
-        parts.append(f"With the step times measured it predicts the least time at {fit.predicted.in_words}.")
+        parts.append(f"With the measured step times it predicts the least time at {fit.predicted.in_words}.")
     if fit.including_untuned is not None:
-        parts.append(
-            f"With the batch sizes that are not well tuned B_crit is {number(fit.including_untuned.b_crit.estimate)}."
-        )
+        parts.append(f"Including untuned batch sizes, B_crit is {number(fit.including_untuned.b_crit.estimate)}.")
     return parts
 
 
@@ -187,7 +185,7 @@ def about_device(answer: Answer) -> str:
     told = []
     if step is not None:
         told.append(
-            f"A step takes {number(1e3 * step.alpha_s)} ms and {number(1e3 * step.beta_s)} ms a sample (within "
+            f"A step takes {number(1e3 * step.alpha_s)} ms plus {number(1e3 * step.beta_s)} ms per sample (within "
             f"{number(100 * step.max_residual, 2)} %); batch {step.throughput_knee} has 90 % of the highest throughput."
         )
     if memory is not None and memory.smallest_that_does_not is not None:

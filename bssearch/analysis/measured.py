@@ -69,7 +69,7 @@ class NoiseAnswer(NoiseFigures):
 class BatchNoise(NoiseFigures):
     """The gradient noise scale near the target, pooled over ``trials``: moments are averaged over passes.
 
-    The interval rests on differences between trials. Below three trials it is one trial's own.
+    The interval is from differences between trials, or one trial's below three trials.
     """
 
     trials: int
@@ -194,6 +194,6 @@ def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
         if counts[device] >= FEWEST_TRIALS and median(found) >= FLAT_RATIO:
             yield (
                 "device_slower",
-                f"steps on device {device} take {median(found):.3g} times as long as on the others: its trials are "
-                "slower for that, and CUDA_VISIBLE_DEVICES can leave it out",
+                f"steps on device {device} take {median(found):.3g} times as long as on the others; set "
+                "CUDA_VISIBLE_DEVICES to leave it out",
             )

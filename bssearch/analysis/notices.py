@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator, Sequence
 
 from bssearch.analysis.answer import Batch
@@ -56,39 +57,39 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
     made = fewest_runs(trials, wanted, objective)
     late = begun_late(trials, wanted, objective) if verdict.confirmed else {}
     lacks_runs = confirming and made < wanted
+    confirm = f"bssearch study confirm {shlex.quote(spec.name)}"
     return [
         (
             "running",
             any(trial.state is TrialState.RUNNING for trial in trials),
             "trials are still running; the answer may change",
         ),
-        ("queued", queued, f"{queued} enqueued trials have not run; run them with `bssearch run`"),
+        ("queued", queued, f"{queued} enqueued trials have not run; `bssearch run` runs them"),
         (
             "unconfirmed",
             not verdict.confirmed,
-            "from single runs: the best of many is partly luck; repeats with other seeds would show how much"
+            "based on single runs, and the best of many is partly luck; repeat it with other seeds"
             if spec.is_imported
-            else "from single search trials: the best of many is partly luck until it is confirmed",
+            else "based on single search trials, and the best of many is partly luck until it is confirmed",
         ),
         (
             "confirmation_incomplete",
             late,
-            f"its neighbours are not confirmed yet (batch {', '.join(map(str, sorted({*late.values()})))}: {made} of "
-            f"{wanted} runs); bssearch run completes it",
+            f"neighbours are not confirmed yet (batch {', '.join(map(str, sorted({*late.values()})))}: {made} of "
+            f"{wanted} runs); `{confirm}` completes them",
         ),
         (
             "confirmation_incomplete",
             lacks_runs and not late,
-            f"its confirmation is not complete ({made} of {wanted} runs of each configuration); bssearch run completes "
-            "it",
+            f"confirmation is incomplete ({made} of {wanted} runs per configuration); `{confirm}` completes it",
         ),
         (
             "confirmation_missed",
             confirming and not verdict.confirmed and not lacks_runs,
-            "no finalist reached the target in half of its confirmation runs or more",
+            "no finalist reached the target in at least half of the confirmation runs",
         ),
         *(
-            ("confirmation_stopped", True, f"{plainly_missed(one)}: it has had no more confirmation runs")
+            ("confirmation_stopped", True, f"{plainly_missed(one)}; its confirmation was stopped")
             for one in plain_misses(trials, objective)
         ),
     ]
@@ -110,18 +111,18 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "wall_seconds",
             SecondsBasis.WALL in bases,
-            "times are wall-clock seconds from the program's first report, evaluations included; do not compare them "
+            "times are wall-clock seconds from the program's first report, including evaluations; do not compare them "
             "with measured times",
         ),
         (
             "reported_seconds",
             SecondsBasis.REPORTED in bases,
-            "times are the seconds of training that the program reports of itself",
+            "times are the training seconds that the program reports",
         ),
         (
             "seconds_mixed",
             len(bases) > 1,
-            "only some trials report their own seconds; times of the two kinds do not compare",
+            "only some trials report their own seconds; do not compare reported with measured times",
         ),
         (
             "only_one_batch_size",
@@ -131,15 +132,15 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "optimum_at_edge",
             len(sizes) > 1 and best in (min(sizes), max(sizes)),
-            f"batch {best} is the {'smallest' if best == min(sizes) else 'largest'} of the study; the optimum may lie "
-            "beyond",
+            f"batch {best} is the {'smallest' if best == min(sizes) else 'largest'} of the study; the optimum may be "
+            "beyond it",
         ),
         (
             "learning_rate_at_edge",
             is_at_end(spec, trials, optimal.configuration),
-            "the best learning rate is the least or the greatest that was tried; try others beyond it"
+            "the best learning rate is the lowest or highest tried; try values beyond it"
             if spec.is_imported
-            else "the best learning rate lies at the edge of its range or beyond; widen it",
+            else "the best learning rate is at the edge of the range; widen space.learning_rate",
         ),
         (
             "few_runs",
@@ -149,8 +150,7 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "equal_runs",
             known.runs == known.reached >= ENOUGH_RUNS and known.low is None,
-            f"the {known.runs} runs of the optimum are equal to the last digit, as where they are evaluated seldom: no "
-            "interval",
+            f"the {known.runs} runs of the optimum have equal results, so there is no interval; evaluate more often",
         ),
         (
             "seeds_ignored",
@@ -167,15 +167,19 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "chosen_by_law",
             verdict.rule == "law",
-            f"steps and step times of all batch sizes together speak for batch {best}; batch {least} has the least "
-            f"median, but {known.runs} runs cannot tell 5 % here",
+            f"batch {best} is predicted from steps and step times; batch {least} has the least median, but "
+            f"{known.runs} runs cannot show a difference of 5 %",
         ),
         (
             "smallest_within_5_percent",
             verdict.rule == "smallest_shown_within_5_percent",
             f"batch {least} has the least median; {best} is the smallest batch size shown to be within 5 % of it",
         ),
-        ("not_separated", overlapping, f"the intervals of batch {', '.join(overlapping)} overlap that of {best}"),
+        (
+            "not_separated",
+            overlapping,
+            f"the intervals of batch {', '.join(overlapping)} overlap the interval of batch {best}",
+        ),
         (
             "unconfirmed_rival",
             single,
@@ -183,7 +187,7 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
             + (
                 "run, which is partly luck; repeat it with other seeds"
                 if spec.is_imported
-                else "search trial, which is partly luck; a larger confirm.top confirms it too"
+                else "search trial, which is partly luck; raise confirm.top to confirm it too"
             ),
         ),
         (
@@ -197,7 +201,7 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
 def _of(runs: Sequence[TrialRecord], spec: StudySpec) -> str:
     bests = [run.outcome.best_metric for run in runs if run.outcome is not None and run.outcome.best_metric is not None]
     nearest = min(bests, key=spec.record_target.shortfall, default=None)
-    came = "" if nearest is None else f", the best came to {spec.target.metric} {nearest:.4g}"
+    came = "" if nearest is None else f", best {spec.target.metric} {nearest:.4g}"
     return f" ({len(runs)} run{'s' if len(runs) > 1 else ''}{came})"
 
 
@@ -213,34 +217,34 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
         (
             "contended",
             shared,
-            f"in {shared} of {len(compared)} {'confirmation runs' if verdict.confirmed else 'runs of the optimum'} "
-            "something else used the device: "
+            f"{shared} of {len(compared)} {'confirmation runs' if verdict.confirmed else 'runs of the optimum'} "
+            "shared the device with other work; "
             + (
-                f"all of them are compared by {optimal.objective.common.in_words}"
+                f"all are compared by {optimal.objective.common.in_words}"
                 if optimal.objective.common is not None
-                else "such a run counts with steps × step time measured in isolation, where its model was timed"
+                else "if the model was timed, such a run counts as steps × step time measured in isolation"
                 if spec.has_several_models
-                else "such a run counts with steps × step time measured in isolation"
+                else "such a run counts as steps × step time measured in isolation"
             ),
         ),
         (
             "coarse_evaluation",
             hits and all(outcome.last_miss_step == 0 for outcome in hits),
-            f"batch {best} met the target at its first evaluation: the time is interpolated from step 0; "
-            "a smaller budget.trial_train_seconds under a new name evaluates more often, or ask for a harder target",
+            f"batch {best} met the target at its first evaluation, so the time is interpolated from step 0. In a new "
+            "study, lower budget.trial_train_seconds to evaluate more often, or set a harder target",
         ),
         (
             "incomplete_batch_dropped",
             dropped,
-            f"batch {best} leaves {dropped} samples of each epoch out (incomplete batch)",
+            f"batch {best} drops {dropped} samples per epoch (incomplete last batch)",
         ),
-        ("failed_trials", failed, f"{failed} trials failed; bssearch trial list {spec.name} shows them"),
+        ("failed_trials", failed, f"{failed} trials failed; `bssearch trial list {spec.name}` shows them"),
         (
             "default_outside_space",
             not spec.is_imported
             and spec.space.encode(default_configuration(spec, trials)) is None
             and any(trial.phase is Phase.SEARCH for trial in trials),
-            "the default configuration lies outside the search space",
+            "the default configuration is outside the search space",
         ),
     ]
 
@@ -253,7 +257,7 @@ def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> li
         (
             "step_times_contended",
             contended,
-            f"the step times of batch {', '.join(contended)} were not measured alone; bssearch probe step-time "
+            f"the step times of batch {', '.join(contended)} were not measured alone; `bssearch probe step-time` "
             "measures them again",
         ),
     ]
@@ -263,8 +267,8 @@ def retargeted(target: Target) -> Notice:
     """Return the caveat of an answer for an easier target than the trials ran for."""
     return Notice(
         code="retargeted",
-        message=f"from the curves of trials that ran for {target.metric} {target.value:g}: the search and the choice "
-        "of finalists followed that target, so a batch size that is best at this one may have been passed over",
+        message=f"the search aimed at {target.metric} {target.value:g}; it may have missed a batch size that is better "
+        "at the easier target",
     )
 
 
@@ -287,8 +291,8 @@ def about_generalisation(found: Generalisation | None, target: Target) -> list[N
     shared, runs = (sum(counts) for counts in zip(*((row.contended, row.runs) for row in found.batches), strict=True))
     unlike = Notice(
         code="generalisation_contended",
-        message=f"in {shared} of {runs} runs of {found.train_seconds:g} s something else used the device: they came "
-        "less far in the same seconds",
+        message=f"{shared} of {runs} runs of {found.train_seconds:g} s shared the device with other work and trained "
+        "for fewer steps in that time",
     )
     return [unlike] * bool(shared) + [
         Notice(code="generalisation_gap", message=_gap_sentence(found, row, row.gap, target))
@@ -300,7 +304,7 @@ def about_generalisation(found: Generalisation | None, target: Target) -> list[N
 def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Interval, target: Target) -> str:
     size, best = row.batch_size, found.best_batch_size
     text = (
-        f"trained for the same {found.train_seconds:g} s, batch {size} comes to {target.metric} "
+        f"trained for the same {found.train_seconds:g} s, batch {size} reaches {target.metric} "
         f"{row.final_metric:.4g}, {gap.value:.3g} worse than batch {best} ({_certainty(gap)})"
     )
     near = [
@@ -309,24 +313,24 @@ def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Interval, targe
         if one.batch_size == best or (one.gap is not None and one.gap.value <= found.notable_gap)
     ]
     if size < best:
-        return f"{text}: train it for longer, or take batch {min(one for one in near if one > size)} or more"
+        return f"{text}. Train it for longer, or use batch {min(one for one in near if one > size)} or more"
     advice = f"stay at or below batch {max(one for one in near if one < size)}"
     harder = found.more_regularised
     if harder is None or harder.batch_size != size or found.closed is None:
-        return f"{text}: retune dropout, weight decay and label smoothing at that batch size, or {advice}"
+        return f"{text}. Retune dropout, weight decay and label smoothing at that batch size, or {advice}"
     changed = {name: value for name, value in harder.parameters.items() if value != row.parameters[name]}
-    how = f"more regularisation ({', '.join(f'{name} {value:.3g}' for name, value in changed.items())})"
+    how = f"More regularisation ({', '.join(f'{name} {value:.3g}' for name, value in changed.items())})"
     reached = f"{target.metric} {harder.final_metric:.4g}"
     if found.closed:
-        return f"{text}: {how} closes it ({reached}); train with that at this batch size, or {advice}"
-    return f"{text}: {how} does not close it ({reached}); {advice}, or retune the regularisation further"
+        return f"{text}. {how} closes the gap ({reached}); use it at this batch size, or {advice}"
+    return f"{text}. {how} does not close the gap ({reached}); {advice}, or retune the regularisation"
 
 
 def _certainty(gap: Interval) -> str:
     if gap.low is None or gap.high is None:
-        return "no interval below three runs a side"
+        return "no interval: it needs three runs per batch size"
     interval = f"95 % interval [{gap.low:.3g}, {gap.high:.3g}]"
-    return f"{interval} excludes 0" if gap.low > 0 else f"{interval} includes 0: it may be chance"
+    return f"{interval} excludes 0" if gap.low > 0 else f"{interval} includes 0; it may be chance"
 
 
 def _overlap(one: Estimate, other: Estimate) -> bool:
@@ -354,7 +358,7 @@ def about_the_host(
     share = next((row.host_bound_share for row in batches if row.batch_size == size), None)
     if share is None or share <= HOST_BOUND:
         return []
-    return [Notice(code="host_bound", message="; ".join(_told(size, share, optimal, probes, law, compile_mode)))]
+    return [Notice(code="host_bound", message=". ".join(_told(size, share, optimal, probes, law, compile_mode)))]
 
 
 def _told(
@@ -366,39 +370,39 @@ def _told(
     compile_mode: str,
 ) -> Iterator[str]:
     yield (
-        f"the host may not keep the device busy at the optimum: at batch {size} its host-bound share is {share:.0%} "
-        f"(above {HOST_BOUND:.0%}), so that up to as much of a step is the program's time and not the device's"
+        f"the host may not keep the device busy at batch {size}: its host-bound share is {share:.0%}, above "
+        f"{HOST_BOUND:.0%}"
     )
     if optimal.objective.trials_race:
         wanting = _wanting(probes, law)
         found = None if wanting or law is None else device_optimum(probes, law)
         if found is not None:
-            yield f"with steps of the device's own time, {_in_words(found, size)}, by the law of steps"
+            yield f"Without that limit the optimum would {_in_words(found, size)}, by the law"
         else:
-            yield f"where it would be with steps of the device's own time cannot be told: {wanting or NO_LINE}"
+            yield f"The optimum without that limit is unknown: {wanting or NO_LINE}"
     if compile_mode not in WITH_CUDA_GRAPHS:
-        yield "training: {compile: reduce-overhead} runs the model as CUDA graphs, under a new name"
+        yield "In a new study, set training: {compile: reduce-overhead} to run the model as CUDA graphs"
 
 
-NO_LINE = "a larger batch is no slower among those that are not host-bound"
+NO_LINE = "among the batch sizes that are not host-bound, a larger batch is no slower"
 
 
 def _wanting(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
     """Return the reason why no optimum can be predicted; None if one can."""
     sizes = [one.batch_size for one in device_bound(probes)]
     if len(sizes) < FEWEST_SIZES:
-        known = f"only batch {sizes[0]} has" if sizes else "none has"
-        return f"that takes step times of two batch sizes with a share of at most {HOST_BOUND:.0%}, and {known}"
+        known = f"only batch {sizes[0]} has one" if sizes else "no batch size has one"
+        return f"it needs step times of two batch sizes with a share of at most {HOST_BOUND:.0%}, and {known}"
     if law is None or law.verdict != "fits":
-        return "the law of steps does not fit, or has too few batch sizes"
+        return "the law does not fit, or too few batch sizes were tuned"
     return None
 
 
 def _in_words(found: Predicted, size: int) -> str:
     interval = "" if found.interval is None else f" [{found.interval[0]}, {found.interval[1]}]"
     if found.batch_size == size:
-        return f"it would still be batch {size}{interval}"
-    return f"it would be about batch {found.batch_size}{interval}"
+        return f"still be batch {size}{interval}"
+    return f"be about batch {found.batch_size}{interval}"
 
 
 def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:

@@ -24,7 +24,7 @@ from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.step_times import StepSeconds
 
 BOOTSTRAPS = 1000
-"""Bootstrap draws: a bias of a few per cent is then known to a tenth of a per cent."""
+"""Bootstrap draws: a bias of a few per cent is known to a tenth of a per cent."""
 
 LAW_MISFIT = 0.03
 """Least standard deviation of log figures about the law."""
@@ -145,8 +145,7 @@ class Verdict:
 
     @cached_property
     def seed_deviation(self) -> float | None:
-        """Return the seed-to-seed standard deviation of the log figure, pooled over confirmed configurations; else
-        None."""
+        """Return the seed-to-seed standard deviation of the log figure, pooled over confirmed configurations."""
         return pooled_deviation(one.estimate for one in self.by_batch.values() if one.is_confirmed)
 
     @cached_property
@@ -211,12 +210,12 @@ def decide(
 ) -> Verdict | None:
     """Return the verdict over a study's trials; None if no trial reached the target.
 
-    Confirmation runs alone decide once every finalist has `ENOUGH_RUNS` (or all) of them. Until then search trials do,
-    so that a confirmation that just began decides nothing. Neighbours that begin late are ignored until complete. A
-    configuration whose fresh seeds missed the target is not recommended for the search trial that reached it.
+    Only confirmation runs decide once every finalist has `ENOUGH_RUNS` (or all) of them; until then search trials do.
+    Late neighbours are ignored until complete. A configuration whose fresh seeds missed the target is not recommended
+    for its search trial.
 
     Recommended is the smallest batch size shown to be within 5 % of the least median, else the least. If many
-    confirmation runs were contended, all are compared by steps × ``step_seconds`` (see `Objective.between`).
+    confirmation runs were contended, all are compared by steps × ``step_seconds``; see `Objective.between`.
     """
     trials = _without_refused(trials)
     counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
@@ -268,7 +267,7 @@ def _without_refused(trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
 def _before_the_neighbours(
     trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective, step_seconds: StepSeconds
 ) -> Verdict | None:
-    """Return the verdict without late neighbours of its recommendation, if only those lack runs."""
+    """Return the verdict without late neighbours of the optimum, if only they lack runs."""
     late = begun_late(trials, confirmation_runs, objective)
     others = [trial for trial in trials if trial.phase is not Phase.CONFIRM or trial.configuration.key not in late]
     found = decide(others, confirmation_runs, objective, step_seconds) if late else None
@@ -280,7 +279,7 @@ def _before_the_neighbours(
 
 
 def _selection_bias(candidates: Sequence[Candidate]) -> float:
-    """Return the mean selection bias of the least log figure, by the parametric bootstrap; 0 without known noise."""
+    """Return the mean selection bias of the least log figure by parametric bootstrap; 0 if noise is unknown."""
     known = [one.estimate for one in candidates]
     deviation = pooled_deviation(known)
     if len(known) < 2 or deviation is None:
@@ -321,7 +320,7 @@ def runs_to_settle(log_deviation: float, ratio: float) -> int:
     runs = 2
     while math.isfinite(effect) and runs < 100_000:
         freedom = 2 * (runs - 1)
-        # NaN where the effect is huge
+        # NaN if the effect is huge
         if not nctdtr(freedom, effect * math.sqrt(runs / 2), stdtrit(freedom, 0.975)) > 0.2:
             break
         runs += max(1, runs // 50)

@@ -62,14 +62,14 @@ from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 NEXT = 2
-"""The largest batch size counts as fitting memory if this many times as many samples do not; ladders double."""
+"""The largest batch size counts as bounded by memory if this many times as many samples do not fit; ladders double."""
 
 TOLD = 1.2
-"""At most 1 in 1.2 or less says nothing about the reached share."""
+"""An upper limit of 1 in 1.2 or more on the reached share is not worth printing."""
 
 EASIER = (
-    "raise budget.trial_train_seconds, ask for an easier target under a new name (`bssearch check --suggest-target` "
-    "proposes one), or widen the space"
+    "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (`bssearch check "
+    "--suggest-target` proposes one)"
 )
 IMPORTED_EASIER = "import them with an easier target"
 
@@ -169,7 +169,7 @@ def _surer(by_law: Verdict, by_runs: Verdict, sure_of: Callable[[Verdict], Certa
 
 
 def _told_of(spec: StudySpec, parameters: Parameters) -> Parameters:
-    """Return the parameters that a program's study sets; all of them for other workloads."""
+    """Return the parameters that a program's study sets; all parameters for other workloads."""
     if not spec.is_program:
         return parameters
     told = {"learning_rate", *spec.set_parameters}
@@ -252,7 +252,7 @@ def _speedup(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, l
     default = _default(spec, trials, optimal.objective)
     retuned = None if default is None else verdict.by_batch.get(default.configuration.batch_size)
     if default is not None and retuned is not None and retuned.configuration.trains_like(default.configuration):
-        default = retuned  # one configuration, of which nothing can be from retuning
+        default = retuned  # one configuration: no gain from retuning
     return Speedup(
         over_largest=_ratio(verdict.by_batch.get(largest.batch_size), optimal),
         over_default=_ratio(default, optimal),
@@ -295,17 +295,17 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
         if trial.outcome is not None and trial.outcome.best_metric is not None
     ]
     if not trials:
-        return TargetNotReachedError(f"study {study.name!r} has no trial yet", hint="bssearch run goes on with it")
+        return TargetNotReachedError(f"study {study.name!r} has no trial yet", hint=_continue(study))
     if not tried:
         ended = ", ".join(f"{count} {state.value}" for state, count in Counter(trial.state for trial in trials).items())
         return TargetNotReachedError(
             f"no trial of study {study.name!r} measured anything: {ended}",
-            hint=f"bssearch trial show {study.name} {trials[-1].number} says why one ended",
+            hint=f"`bssearch trial show {study.name} {trials[-1].number}` shows why a trial ended",
         )
     if not objective.stops_at_target:
         return TargetNotReachedError(
-            f"no trial of study {study.name!r} trained to its full limit, where {target.metric} counts",
-            hint="bssearch run goes on with it",
+            f"no trial of study {study.name!r} trained to its full limit, at which {target.metric} counts",
+            hint=_continue(study),
         )
     if any(objective.figure(trial) is not None for trial in trials):
         said = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
@@ -313,25 +313,28 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
     reached = sum(trial.state is TrialState.REACHED for trial in trials)
     if reached:
         return TargetNotReachedError(
-            f"{reached} trials of study {study.name!r} reached the target, but none has a figure of {study.objective}: "
-            "what it is made of was not measured",
-            hint="energy takes a device that reports its power; samples_to_target takes steps alone",
+            f"{reached} trials of study {study.name!r} reached the target, but {study.objective} was not measured",
+            hint="energy needs a device that reports its power; samples_to_target needs only steps",
         )
     nearest: Any = min(tried)[2]
     one = "run" if nearest.is_imported else "trial"
     return TargetNotReachedError(
-        f"none of {len(tried)} {one}s reached {target.metric} {target.value:g}; nearest came {one} {nearest.number} "
+        f"none of {len(tried)} {one}s reached {target.metric} {target.value:g}; nearest: {one} {nearest.number} "
         f"(batch {nearest.configuration.batch_size}) with {nearest.outcome.best_metric:.4g} "
         f"after {nearest.outcome.train_seconds:.3g} s",
         hint=_easier([one for *_, one in tried]),
     )
 
 
+def _continue(study: StudyRecord) -> str:
+    return f"`bssearch run {shlex.quote(study.name) if study.name in shipped_studies() else SPEC}` continues it"
+
+
 def _easier(trials: Sequence[TrialRecord]) -> str:
     if all(trial.is_imported for trial in trials):
         return IMPORTED_EASIER
     if all(trial.state is TrialState.DIVERGED for trial in trials):
-        return "every one of them diverged: lower space.learning_rate and default.learning_rate, under a new name"
+        return "all diverged: lower space.learning_rate and default.learning_rate, under a new name"
     return EASIER
 
 
@@ -339,10 +342,10 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
     best = max(candidates, key=lambda one: (one.estimate.reached / len(one.runs), len(one.runs)))
     reached, runs, target = best.estimate.reached, len(best.runs), study.target
     one_in = 1 / at_most(reached, runs)
-    so = f"so that at most one in {one_in:.2g} does (95 % confidence)" if one_in >= TOLD else "too few runs to go by"
+    so = f"at most one in {one_in:.2g} does (95 % confidence)" if one_in >= TOLD else "too few runs to tell"
     return TargetNotReachedError(
-        f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most of its runs: of "
-        f"the best, at batch {best.configuration.batch_size}, {reached} of {runs} did, {so}",
+        f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most runs; the best, "
+        f"batch {best.configuration.batch_size}, did in {reached} of {runs}; {so}",
         hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )
 
@@ -370,13 +373,13 @@ def _proposed(
     name = shlex.quote(spec.name)
     if not spec.is_imported:
         if not verdict.confirmed:
-            yield NextStep(command=f"bssearch study confirm {name}", why="runs the best again with fresh seeds")
+            yield NextStep(command=f"bssearch study confirm {name}", why="repeats the best with fresh seeds")
         elif sure is not None and sure.is_provisional:
             yield _settling(spec, sure, trials)
         if (wider := _wider(spec, verdict, largest)) is not None:
             yield wider
-    yield NextStep(command=f"bssearch best {name} --export yaml", why="writes these values for your own training")
-    yield NextStep(command=f"bssearch report {name} --html {name}.html", why="shows every figure behind them")
+    yield NextStep(command=f"bssearch best {name} --export yaml", why="writes these values for your training")
+    yield NextStep(command=f"bssearch report {name} --html {name}.html", why="shows all results")
 
 
 def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
@@ -388,12 +391,12 @@ def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
     if sure.settles == "step_times":
         return NextStep(
             command=f"bssearch probe step-time {_spec_of(spec)}",
-            why="the step times are not known well enough; each visit adds to them",
+            why="step times are too uncertain; each run of this command adds measurements",
         )
     more = max(spec.budget.trials + 1, math.ceil(MORE_TRIALS * max(trials, 1)))
     return NextStep(
         command=f"bssearch run {_spec_of(spec)} --set budget.trials={more}",
-        why="a batch size may not be tuned in full yet, which more runs of the same configurations cannot tell",
+        why="a batch size may not be fully tuned; more search trials would show it",
     )
 
 
@@ -410,7 +413,8 @@ def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | No
     sets = f"--set {shlex.quote(f'name={spec.name}-wider')} --set {shlex.quote(f'space.batch_size={wider}')}"
     return NextStep(
         command=f"bssearch run {_spec_of(spec)} {sets}",
-        why=f"batch {best} is at the end of what was tried; the optimum may lie beyond",
+        why=f"batch {best} is the {'largest' if best == max(sizes) else 'smallest'} tried; the optimum may be "
+        "beyond it",
     )
 
 

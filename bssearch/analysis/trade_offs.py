@@ -78,8 +78,8 @@ def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed:
     parts = list(_cheaper(best, list(compared.values()), own, noun))
     if not parts:
         return []
-    among = " among the batch sizes confirmed," if confirmed else ""
-    message = f"batch {best.batch_size} is recommended for its {noun} alone:{among} {'; '.join(parts)}"
+    among = " among the confirmed batch sizes," if confirmed else ""
+    message = f"batch {best.batch_size} is recommended for its {noun} only:{among} {'; '.join(parts)}"
     return [Notice(code="trade_off", message=message)]
 
 
@@ -161,20 +161,20 @@ def about_columns(answer: Answer) -> list[str]:
     bases = {row.peak_memory_basis for row in rows if row.peak_memory_basis is not None}
     parts = {row.generalisation.part for row in rows if row.generalisation is not None}
     on_device = MemoryBasis.DEVICE in bases
-    how = " (sampled, so that a short peak may be missed)" if MemoryBasis.RESIDENT_SAMPLED in bases else ""
+    how = " (sampled; a short peak may be missed)" if MemoryBasis.RESIDENT_SAMPLED in bases else ""
     said = [
-        (on_device, "Peak memory: the most that tensors held on the device."),
+        (on_device, "Peak memory: the most that tensors occupied on the device."),
         (
             bases and not on_device,
-            f"Peak memory: how far the process’s resident memory grew over the trial{how}.",
+            f"Peak memory: growth of the process’s resident memory over the trial{how}.",
         ),
         (
             "test" in parts,
-            "Test metric: on samples that neither trained nor stopped a run, at its end; ± is over seeds.",
+            "Test metric: at the end of a run, on samples used neither to train nor to stop it; ± is over seeds.",
         ),
         (
             "validation" in parts,
-            "Validation metric: the best of a run, on the samples that end it at the target; ± is over seeds.",
+            "Validation metric: the best of a run, on the samples that stop it at the target; ± is over seeds.",
         ),
         (
             any(row.noise_scale is not None for row in rows),

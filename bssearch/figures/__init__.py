@@ -1,1 +1,1 @@
-"""What people look at: the page of a study and its plots."""
+"""The page of a study and its plots."""

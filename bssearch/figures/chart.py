@@ -1,4 +1,4 @@
-"""What a chart shows: series of points on two axes, without pixels. `bssearch.figures.svg` draws it.
+"""A chart as data: series of points on two axes, without pixels. `bssearch.figures.svg` draws it.
 
 Colours are variables of ``colours.css``, which has values for light and for dark screens.
 """
@@ -16,10 +16,10 @@ INK, MUTED, PAGE = "var(--ink)", "var(--muted)", "var(--page)"
 ACCENT, SECOND, THIRD, BAND = "var(--accent)", "var(--second)", "var(--third)", "var(--band)"
 
 STOPS = 4
-"""``colours.css`` has a sequence of four colours, ``--sequence-0`` for the best to ``--sequence-3`` for the worst."""
+"""Colours of the sequence in ``colours.css``: ``--sequence-0`` is the best, ``--sequence-3`` the worst."""
 
 PADDING = 0.06
-"""Empty room at either end of an axis, as a share of its length."""
+"""Empty space at each end of an axis, as a share of the length."""
 
 MOST_TICKS = 7
 LONGEST_NAME = 40
@@ -32,7 +32,7 @@ Shape = Literal["straight", "hv", "vh"]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis from ``low`` to ``high``. Ticks are named as far as there is room."""
+    """An axis from ``low`` to ``high``; ticks without room lose their labels."""
 
     title: str
     low: float
@@ -42,19 +42,19 @@ class Axis:
     has_grid: bool = True
 
     def share(self, value: float) -> float:
-        """Return the place of a value: 0 at the low end, 1 at the high end."""
+        """Return the position of a value: 0 at the low end, 1 at the high end."""
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def clamped(self, value: float) -> float:
-        """Return the value of the axis that is nearest to a value."""
+        """Return a value limited to the axis."""
         return min(max(value, self.low), self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point with its interval, the tooltip ``about`` and the text beside it; each may be absent."""
+    """A point with an optional interval, tooltip (``about``) and label."""
 
     x: float
     y: float
@@ -67,9 +67,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points drawn as a line of some width, as symbols, or as both. A series without a name is not in the legend.
+    """Points drawn as a line, symbols or both; a series without a name is not in the legend.
 
-    The shape ``hv`` goes across and then up or down to the next point, ``vh`` the other way round.
+    Shape ``hv`` steps horizontally, then vertically to the next point; ``vh`` the other way round.
     """
 
     points: Sequence[Point]
@@ -85,7 +85,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A range of the x axis, shaded over the height of the plot."""
+    """A shaded range of the x axis."""
 
     name: str
     low: float
@@ -94,7 +94,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A named dotted line across the plot at a value of the y axis, or of the x axis if it is upright."""
+    """A named dotted line at a value of the y axis, or of the x axis if upright."""
 
     at: float
     name: str = ""
@@ -104,7 +104,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class ColourScale:
-    """What the colours of points mean: texts at shares of the sequence of colours."""
+    """The legend of point colours: labels at shares of the colour sequence."""
 
     title: str
     ticks: Sequence[Tick]
@@ -112,7 +112,7 @@ class ColourScale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Series on two axes: symbols over lines, later symbols over earlier ones, and wider lines over narrower ones."""
+    """Series on two axes. Symbols cover lines, later symbols earlier ones, wider lines narrower ones."""
 
     x: Axis
     y: Axis
@@ -123,14 +123,14 @@ class Chart:
 
 
 def batch_axis(sizes: Sequence[int], title: str = "batch size") -> Axis:
-    """Return a logarithmic axis with a tick at each of the ascending batch sizes."""
+    """Return a logarithmic axis with a tick at each batch size (ascending)."""
     room = max(10**0.1, (sizes[-1] / sizes[0]) ** PADDING)
     ticks = [(float(size), str(size)) for size in sizes]
     return Axis(title, sizes[0] / room, sizes[-1] * room, ticks, is_log=True, has_grid=False)
 
 
 def value_axis(title: str, values: Iterable[float], *, log: bool, room: float = PADDING) -> Axis:
-    """Return an axis that is wide enough for the values, with ticks at round numbers."""
+    """Return an axis that contains the values, with ticks at round numbers."""
     known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     low, high = min(known), max(known)
     if log:
@@ -143,13 +143,13 @@ def value_axis(title: str, values: Iterable[float], *, log: bool, room: float = 
 
 
 def extent(series: Iterable[Series]) -> list[float]:
-    """Return the values of the y axis for which an axis must have room: points and the ends of their intervals."""
+    """Return the y values of points and of the ends of their intervals."""
     points = (point for one in series for point in one.points)
     return [value for point in points for value in (point.y, point.low, point.high) if value is not None]
 
 
 def linear_ticks(low: float, high: float) -> list[Tick]:
-    """Return the multiples of 1, 2 or 5 times a power of ten between low and high: at most `MOST_TICKS`."""
+    """Return at most `MOST_TICKS` multiples of 1, 2 or 5 times a power of ten between low and high."""
     least = (high - low) / MOST_TICKS
     power = 10 ** math.floor(math.log10(least))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
@@ -171,7 +171,7 @@ def round_numbers(low: float, high: float) -> list[float]:
 
 
 def sequence_colour(share: float) -> str:
-    """Return the colour at a share of the sequence, in whole per cents; 0 is the best."""
+    """Return the colour at a share of the sequence; 0 is the best."""
     place = round(min(1.0, max(0.0, share)), 2) * (STOPS - 1)
     before = min(int(place), STOPS - 2)
     percent = round(100 * (place - before))
@@ -179,6 +179,6 @@ def sequence_colour(share: float) -> str:
 
 
 def short_name(text: object) -> str:
-    """Return a name that a user chose, on one line and cut to `LONGEST_NAME` characters."""
+    """Return a user's name on one line, cut to `LONGEST_NAME` characters."""
     words = " ".join(str(text).split())
     return words if len(words) <= LONGEST_NAME else f"{words[: LONGEST_NAME - 1]}…"

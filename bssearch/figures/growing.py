@@ -24,7 +24,7 @@ Run = tuple[TrialRecord, Sequence[Observation]]
 def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> Section | None:
     """Return the section of the best schedule; None if no schedule reached the target.
 
-    ``run``: a trial of it with its curve; ``optimum``: the curve of a trial of the optimum.
+    ``run``: a trial of the schedule with its curve; ``optimum``: the curve of a trial of the optimum.
     """
     found = answer.batch_schedule
     if found is None:
@@ -32,7 +32,7 @@ def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> 
     stages = [] if run is None else run_stages(*run)
     return Section(
         name="growing",
-        title="A batch that grows",
+        title="Growing batch",
         text=about_growing(answer),
         charts={
             "batch-growth": batch_growth_chart(answer, stages),
@@ -44,7 +44,7 @@ def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> 
 
 
 def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart | None:
-    """Return the batch size over the samples seen, in steps, beside that of the optimum and the noise scale."""
+    """Return batch size over samples seen, beside the optimum's and the noise scale."""
     if not stages:
         return None
     noise, best = answer.measured.noise_scale, answer.optimal.batch_size
@@ -52,7 +52,7 @@ def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart | No
     constant = next((row.samples_to_target for row in answer.batches if row.batch_size == best), None) or end
     last = max(end, constant)
     series = [
-        _constant([(0.0, best), (constant, best)], f"batch {best}, the best that stays"),
+        _constant([(0.0, best), (constant, best)], f"batch {best}, the best constant size"),
         _stairs([(one.start_samples, one.batch_size) for one in stages], end),
     ]
     if noise is not None and noise.scale:
@@ -69,15 +69,15 @@ def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart | No
 def rate_growth_chart(
     curve: Sequence[Observation], stages: Sequence[RunStage], optimum: Sequence[Observation]
 ) -> Chart | None:
-    """Return the learning rate over the samples seen, of the schedule's run and of the optimum's.
+    """Return learning rate over samples seen, for the schedule's run and the optimum's.
 
-    The rate is that of each evaluation's last step, after warmup and decay; without evaluations that of the stage.
+    Rates are from each evaluation's last step, after warmup and decay; without evaluations, from the stage.
     """
     if not stages:
         return None
     end = stages[-1].start_samples + stages[-1].samples
     points, constant = _rates(curve), _rates(optimum)
-    series = [_constant(constant, "the best that stays")] if constant else []
+    series = [_constant(constant, "the best constant size")] if constant else []
     if points:
         series.append(_grown(points, "vh"))
     else:
@@ -105,9 +105,9 @@ def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objec
     rows = [Row(_cells(group, objective), any(one.number in best for one in group)) for group in ranked]
     return Section(
         name="grown-trials",
-        title="Trials whose batch grew",
-        text="Each schedule once, the median of its runs that have a figure; the best is bold. They are in no law, and "
-        "in no row of the batch sizes.",
+        title="Trials with a growing batch",
+        text="One row per schedule, with the median of its runs; the best is bold. The law and the table of batch "
+        "sizes leave these trials out.",
         table=Table(["Batch", sentence(objective.axis_title), "Learning rate at first", "Ended", "Trials"], rows),
     )
 
@@ -164,14 +164,14 @@ def _about_stages(answer: Answer, run: Run | None) -> list[str]:
     assert found is not None, "the section is of a schedule"
     notes = []
     if run is not None:
-        notes.append(f"Drawn is trial {run[0].number}, in the middle of {plural(found.runs, 'run')}.")
+        notes.append(f"The charts show trial {run[0].number}, the median of {plural(found.runs, 'run')}.")
     if found.noise_share is not None:
-        notes.append("The sizes are the samples over the steps between its evaluations; the seconds are its own.")
+        notes.append("Batch sizes are samples / steps between its evaluations; seconds are measured.")
     else:
-        notes.append("The table is to the target in the median run; its seconds are steps × step time.")
+        notes.append("The table shows the median run up to the target; its seconds are steps × step time.")
     if noise is not None and noise.scale:
         scale = noise_scale(noise.scale, noise.low, noise.high)
-        notes.append(f"The gradient noise scale is that of the optimum: {scale}.")
+        notes.append(f"Gradient noise scale of the optimum: {scale}.")
     return [" ".join(notes)]
 
 

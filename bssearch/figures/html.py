@@ -1,7 +1,7 @@
 """One HTML file that needs nothing else: a headline, key figures, sections of charts and tables.
 
-The templates escape every value, and the page has no script: its charts are SVG. The page's own security
-policy runs none, knows its one style sheet by its digest, and fetches nothing.
+The templates escape every value. Charts are SVG; the page's content security policy forbids scripts and requests and
+allows one style sheet by its digest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One key figure, with what it must be read with."""
+    """A key figure with its note."""
 
     name: str
     value: Any
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table; ``folded`` if it is seldom looked at."""
+    """A table; ``folded`` if it is collapsed at first."""
 
     headings: Sequence[str]
     rows: Sequence[Row]
@@ -49,7 +49,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of the page: how to read it and its charts or table; without either, ``absent`` says why."""
+    """A part of the page: text, charts and table; ``absent`` is the reason if it has neither chart nor table."""
 
     name: str
     title: str
@@ -61,13 +61,13 @@ class Section:
 
     @property
     def drawn(self) -> dict[str, Chart]:
-        """Return the charts that have something to show."""
+        """Return the charts that exist."""
         return {name: chart for name, chart in self.charts.items() if chart is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page as its templates show it. ``reproduction`` has the values of its last section, None for no such one."""
+    """The values of a page's templates. ``reproduction``: values of the last section; None leaves it out."""
 
     title: str
     kicker: str
@@ -87,19 +87,19 @@ def html_page(page: Page) -> str:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """Return a template of the pages with its values."""
+    """Render a template of the pages."""
     return _own_templates().get_template(template).render(values)
 
 
 def page_style() -> str:
-    """Return the style sheet of a page, with the colours of its charts."""
+    """Return the style sheet of a page, including chart colours."""
     return stylesheet("colours.css") + stylesheet("page.css")
 
 
 def templates(*more: BaseLoader) -> Environment:
-    """Return the templates of the page, and then those of further loaders, by the names of their files.
+    """Return a template environment of the page's templates, then those of further loaders.
 
-    They escape every value and refuse one that is not defined. ``chart | svg(name, title, width)`` draws a chart.
+    It escapes every value and raises if one is undefined. ``chart | svg(name, title, width)`` draws a chart.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -119,8 +119,8 @@ _own_templates = cache(templates)
 
 
 def _policy(style: str) -> str:
-    """Return a policy under which no script runs, this style alone counts, and nothing is fetched."""
-    # A browser reads every end of line as \n, and compares the digest of that with the policy's.
+    """Return a content security policy that allows only this style: no scripts, no requests."""
+    # Browsers normalise line ends to \n before they compare the digest.
     lines = style.replace("\r\n", "\n").replace("\r", "\n")
     digest = base64.b64encode(hashlib.sha256(lines.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

@@ -1,4 +1,4 @@
-"""The page of a study: the answer in words, charts and tables, its rules of thumb, and how to run it again."""
+"""The page of a study: answer, charts, tables, rules of thumb, and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def render(picture: StudyPicture) -> str:
 
 
 def in_notebook(answer: Answer) -> str:
-    """Return an answer as HTML for a notebook: its sentence, its chart, the batch sizes and the caveats."""
+    """Return an answer as HTML for a notebook: headline, chart, batch sizes and notices."""
     from markupsafe import Markup
 
     return rendered(
@@ -62,7 +62,7 @@ def in_notebook(answer: Answer) -> str:
 
 
 def page_of(picture: StudyPicture) -> Page:
-    """Return the page as its parts."""
+    """Return the parts of the page."""
     return Page(
         title=f"{picture.study.name}: optimal batch size",
         kicker=_kicker(picture),
@@ -106,7 +106,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
 def _objective(picture: StudyPicture) -> Section:
     answer, default = picture.answer, _known_default(picture)
     text = "Each batch size with its own best learning rate and regularisation; bars are 95 % intervals"
-    stopped = " over seeds, arrows lower bounds of runs that were stopped before the target. Lower is better."
+    stopped = " over seeds, arrows are lower bounds of runs stopped before the target. Lower is better."
     return Section(
         name="objective",
         title=objective_in(answer).title(answer.target.metric, answer.target.in_words),
@@ -126,8 +126,8 @@ def _steps(answer: Answer) -> Section:
     return Section(
         name="steps",
         title="Steps and samples",
-        text="Along the dotted line a batch twice as large needs half the steps. Where the steps leave it, larger "
-        "batches buy less (diminishing); where they no longer fall, nothing (maximal). Hollow: not well tuned.",
+        text="Along the dotted line, doubling the batch halves the steps (perfect). Above it, doubling saves fewer "
+        "than half (diminishing), and finally none (maximal). Hollow: not well tuned.",
         absent="Not shown: no batch size has a known number of steps to the target.",
         charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
         notes=[" ".join(about_law(answer))],
@@ -138,7 +138,7 @@ def _curves(picture: StudyPicture) -> Section:
     return Section(
         name="curves",
         title="Learning curves",
-        text="The best run of each batch size; dotted where none reached the target.",
+        text="The best run of each batch size; dotted if no run reached the target.",
         absent="Not shown: the runs have no stored evaluations.",
         charts={"curves": plots.curves_chart(picture.answer, picture.curves)},
         notes=_about_seconds(picture.answer),
@@ -149,26 +149,26 @@ def _about_seconds(answer: Answer) -> list[str]:
     times = [row.time_to_target_s for row in answer.batches]
     bases = {time.basis for time in times if time is not None}
     if "wall" in bases:
-        return ["In seconds of the wall clock from the program's first report on, its evaluations included."]
+        return ["Wall-clock seconds from the program's first report, including evaluations."]
     if "steps_x_step_time" not in bases:
         return []
     return [
-        "In seconds as they passed, while something else used the device; the times to the target above are steps × "
-        "step time, without that."
+        "Measured seconds, which include delays by other work on the device; the times to the target above are "
+        "steps × step time, without these delays."
     ]
 
 
 def _front(picture: StudyPicture) -> Section:
     priced = picture.spec.price_per_device_hour is not None
-    cost = "The cost is the price of the device’s hours." if priced else "The cost is the samples computed."
+    cost = "Cost is the price of device-hours." if priced else "Cost is the samples computed."
     answer = picture.answer
     headings, rows = trade_off_rows(answer)
     best = str(answer.optimal.batch_size)
-    absent = "Not shown: it takes both seconds and samples to the target, and no batch size has both."
+    absent = "Not shown: no batch size has both seconds and samples to the target."
     return Section(
         name="front",
         title="Trade-offs: time, cost, memory, generalisation",
-        text=f"Along the line, less time costs more; the others are beaten in both by one of these. {cost}"
+        text=f"Along the line, less time costs more; each batch size off it is beaten in both by one on it. {cost}"
         if answer.front
         else absent,
         absent=absent,
@@ -185,7 +185,7 @@ def _about_front(answer: Answer) -> list[str]:
     rule, least = answer.recommendation.rule, answer.recommendation.least_batch_size
     why = {
         "least": f"it is recommended for its {objective_in(answer).noun}",
-        "law": f"its median is not told apart from that of batch {least}, and steps and step times speak for it",
+        "law": f"its median is not separated from that of batch {least}, and steps and step times favour it",
         "smallest_shown_within_5_percent": f"it is the smallest batch size shown to be within 5 % of batch {least}",
     }[rule]
     return [f"Batch {answer.optimal.batch_size} is not on the line: {why}."]
@@ -193,12 +193,12 @@ def _about_front(answer: Answer) -> list[str]:
 
 def _learning_rate(picture: StudyPicture) -> Section:
     objective = objective_of(picture.spec, picture.study.target)
-    which = " whose batch stays" if any(trial.configuration.grows for trial in picture.trials) else ""
+    which = " with a constant batch" if any(trial.configuration.grows for trial in picture.trials) else ""
     return Section(
         name="learning-rate",
         title="Learning rate and batch size",
-        text=f"Every trial{which}. The lines are where the linear and the square-root rule lead from the default.",
-        absent="Not shown: the learning rates of the trials are not known.",
+        text=f"Every trial{which}. The lines are the linear and the square-root rule from the default.",
+        absent="Not shown: the trials' learning rates are unknown.",
         charts={"rates": plots.learning_rate_chart(picture.trials, objective, _known_default(picture))},
     )
 
@@ -207,7 +207,7 @@ def _device(answer: Answer) -> Section:
     return Section(
         name="device",
         title="Throughput and memory",
-        text="What the device does at each batch size. The highest throughput is not the shortest training.",
+        text="Throughput and memory by batch size. The highest throughput is not the shortest training.",
         absent="Not shown: neither step times nor peak memory were measured.",
         charts={"throughput": plots.throughput_chart(answer), "memory": plots.memory_chart(answer)},
         notes=list(filter(None, [about_device(answer)])),
@@ -224,7 +224,7 @@ def _without_figure(answer: Answer) -> list[str]:
         for row in answer.batches
         if row.objective_value is None and row.objective_lower_bound is None
     ]
-    return [f"Not drawn, for no run gives a figure or a bound: batch {', '.join(missing)}."] if missing else []
+    return [f"Not drawn, because no run gives a figure or a bound: batch {', '.join(missing)}."] if missing else []
 
 
 def _recipe(answer: Answer) -> Section:
@@ -273,7 +273,7 @@ def _regime(row: Batch) -> str | None:
     if slope is None or slope.low is None or slope.high is None:
         return row.regime
     figures = f"{slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]"
-    return f"{row.regime} (slope {figures.replace('-', '−')})"  # at a hyphen a line may break
+    return f"{row.regime} (slope {figures.replace('-', '−')})"  # lines may break at hyphens
 
 
 def _cells(answer: Answer, row: Batch) -> list[str]:
@@ -358,21 +358,18 @@ def _slope(slope: Mapping[str, Any]) -> str:
     )
 
 
-# Sections that hold the answer against something else: the same training time, and what a quick answer promised.
-
-
 def promised_and_found(answer: Answer) -> Section | None:
-    """Return the quick answer beside the search's result; None without one."""
+    """Return the quick answer beside the search's result; None without a quick answer."""
     promise = answer.quick
     if promise is None:
         return None
     ratio = NOTHING if promise.time_ratio is None else f"{number(promise.time_ratio)}×"
-    held = "holds" if promise.holds else "does not hold"
+    held = "contains" if promise.holds else "does not contain"
     return Section(
         name="quick",
         title="Promised and found",
-        text=f"The quick answer had promised {number(promise.gain)}× over the default before the search. Its 90 % "
-        f"interval {held} what was found.",
+        text=f"Before the search, the quick answer promised {number(promise.gain)}× over the default. Its 90 % "
+        f"interval {held} the optimum found.",
         table=Table(
             ["", "Batch", "Range", "Time over the optimum"],
             [
@@ -380,7 +377,7 @@ def promised_and_found(answer: Answer) -> Section | None:
                 Row(["Found", f"{promise.found_batch_size:,}", _range(promise.found_flat_range), "1×"], marked=True),
             ],
         ),
-        notes=["The promised range holds the optimum with 90 %, the found one is what is within 5 % of it."],
+        notes=["The promised range contains the optimum with 90 % confidence; the found range is within 5 % of it."],
     )
 
 
@@ -398,8 +395,8 @@ def trained_for_the_same_time(answer: Answer) -> Section | None:
     return Section(
         name="generalisation",
         title="Trained for the same time",
-        text=f"Each batch size trained for {number(found.train_seconds)} s, whenever it reached the target: the median "
-        "final metrics, and by how much they are worse than the best, with a 95 % interval.",
+        text=f"Each batch size trained for {number(found.train_seconds)} s, even after the target: median final "
+        "metrics, and their distance to the best with a 95 % interval.",
         table=Table(
             ["Batch", f"Validation {answer.target.metric}", f"Test {answer.target.metric}", "Worse by", "Runs"],
             [Row(cells, index == best) for index, cells in enumerate(final_rows(found))],
@@ -407,23 +404,21 @@ def trained_for_the_same_time(answer: Answer) -> Section | None:
     )
 
 
-# Where a study ran, and how to run it again: the end of its page.
-
 SHORT_SPEC = 25
-"""Longest spec, in lines, that is shown unfolded."""
+"""Lines of the longest spec that is shown unfolded."""
 
 
 def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
-    """Return where the study ran, what to type, and its spec."""
+    """Return the environment, the commands and the spec of a study."""
     import yaml
 
     name = study.name
     text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
     imported = spec.is_imported
     how = (
-        "Its runs were made elsewhere and imported; the spec below says what is known of them."
+        "Its runs were imported; the spec below describes them."
         if imported
-        else f"Save the spec below as {name}.yaml beside the workload. Figures compare only on the same kind of device."
+        else f"Save the spec below as {name}.yaml beside the workload. Compare results only on the same kind of device."
     )
     file = shlex.quote(f"./{name}.yaml")
     commands = [] if imported else [f"bssearch run {file}"]
@@ -438,7 +433,7 @@ def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
 
 
 def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
-    """Return where something ran, as names and values."""
+    """Return an environment as names and values."""
     if environment is None:
         return []
     memory = environment.device_memory_bytes
@@ -460,11 +455,8 @@ def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in known.items() if value]
 
 
-# The key figures at the top of a study's page.
-
-
 def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
-    """Return the key figures, those of the optimum first."""
+    """Return the key figures, the optimum's first."""
     low, high = answer.flat_range
     best, largest = answer.optimal, answer.largest_that_fits
     accumulated = f"{best.accumulation_steps} × {best.micro_batch_size}" if best.accumulation_steps > 1 else ""
@@ -505,7 +497,7 @@ def _further(name: str, figure: Figure) -> Tile:
 
 def _default_tile(answer: Answer, spec: StudySpec) -> Tile:
     over = _times(answer, answer.speedup.over_default)
-    return Tile("Your default", f"{spec.default.batch_size:,}", over or "no run of it gives a figure to compare")
+    return Tile("Your default", f"{spec.default.batch_size:,}", over or "no run to compare")
 
 
 def _figure_tile(answer: Answer) -> Tile:

@@ -64,7 +64,7 @@ DEVICES = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A displayed value, with its path (``terms.0.bytes``) and JSON if it has one."""
+    """A displayed value, with its JSON path (``terms.0.bytes``) and JSON value if it has them."""
 
     shown: Any
     key: str = ""
@@ -73,7 +73,7 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """The value for people."""
+        """The displayed text."""
         return f"{in_words(self.shown)}{self.unit}"
 
 
@@ -107,7 +107,7 @@ def table(
     is_shown: Callable[[Any], bool] = lambda _: True,
     folded: bool = False,
 ) -> Table:
-    """Return the table of the rows at a place in a plan's JSON; the column ``""`` is their name."""
+    """Return a table of the rows at a path in a plan's JSON; column ``""`` holds their names."""
     entries = document[place]
     named = list(entries.items() if isinstance(entries, dict) else enumerate(entries))
     rows = [
@@ -131,7 +131,7 @@ def shown_memory(plan: MemoryPlan) -> Shown:
     tiles = {
         "safe_micro_batch": ("Safe micro-batch", "leaves 20 % free"),
         "largest_micro_batch": ("Largest micro-batch", "leaves nothing free"),
-        "fixed_bytes": ("Stays, whatever the batch", f"{plan.parameters:,} parameters"),
+        "fixed_bytes": ("Independent of the batch", f"{plan.parameters:,} parameters"),
         "activation_bytes_per_sample": ("Each sample adds", ""),
         "peak_bytes": ("Peak of a step", f"at micro-batch {plan.micro_batch}"),
     }
@@ -179,7 +179,7 @@ def shown_split(plan: AccumulationPlan) -> Shown:
 
 
 def shown_rules(plan: LearningRatePlan) -> Shown:
-    """Return what each rule gives, when it holds, and what audits said, for people."""
+    """Return what the rules give, when they hold, and audit results, for people."""
     document, rules = plan.document(), plan.rules.items()
     told = {name: words for name, words in MORE_OF_RULE.items() if _is_told(name, document["rules"].values())}
     document["audits"] = [{"rule": name, **audit} for name, one in document["rules"].items() for audit in one["audits"]]
@@ -192,7 +192,7 @@ def shown_rules(plan: LearningRatePlan) -> Shown:
                 document,
                 "rules",
                 {**RULE, **told},
-                caption="By rule; in bold those that nothing speaks against here",
+                caption="By rule; bold if no objection applies here",
                 marked=lambda row: not row["caveats"],
             ),
             table(
@@ -217,7 +217,7 @@ def _is_told(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def shown_scale(plan: ScalePlan) -> Shown:
-    """Return what each number of devices takes, and from which number on more stop paying, for people."""
+    """Return times and costs by number of devices, and the number that still pays, for people."""
     document, shown = plan.document(), {row.devices for row in plan.rows_for_people()}
     tiles = {"pays_up_to": "More devices pay up to", "passes_b_crit": "Devices at which the batch passes B_crit"}
     return Shown(

@@ -145,7 +145,7 @@ def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
     series = [
         Series(name="best trade-offs", points=points["front"], symbol="circle", width=1.5, shape="hv"),
         Series(name="beaten in both", points=points["beaten"], symbol="circle", colour=MUTED),
-        _apart("a single search trial, not compared", points["single"], "circle"),
+        _apart("single search trial, not compared", points["single"], "circle"),
         Series(
             name="recommended",
             points=[Point(one.x, one.y) for here in points.values() for one in here if one.label == best],
@@ -168,7 +168,7 @@ def throughput_chart(answer: Answer) -> Chart | None:
     series = _connected(answer, lambda row: row.samples_per_s)
     if series is None:
         return None
-    y = value_axis("training samples a second", extent([series]), log=True)
+    y = value_axis("training samples per second", extent([series]), log=True)
     return Chart(x=batch_axis(_sizes(answer)), y=y, series=[series])
 
 
@@ -309,7 +309,7 @@ def __law_curve(answer: Answer) -> Iterator[Series]:
 
 
 def _step_seconds_at(timed: Mapping[int, float], size: float) -> float | None:
-    """Return the seconds of a step, log-log interpolated between the batch sizes that were timed; None without any."""
+    """Return a function of step seconds, log-log interpolated between timed batch sizes; None without step times."""
     if not timed:
         return None
     return math.exp(np.interp(math.log(size), np.log(list(timed)), np.log(list(timed.values()))))
@@ -345,7 +345,7 @@ def _sizes(answer: Answer) -> list[int]:
 
 
 CURVE_POINTS = 200
-"""Points of a learning curve: more than a screen can separate."""
+"""Most points of a learning curve: more than a screen can separate."""
 
 ENDED: dict[str, tuple[Symbol, str, set[TrialState]]] = {
     "stopped before the target": ("triangle", MUTED, {state for state in TrialState if state.is_censored}),
@@ -355,7 +355,7 @@ ENDED: dict[str, tuple[Symbol, str, set[TrialState]]] = {
 
 
 def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int]:
-    """Return by batch size the trial whose curve stands for it: its fastest, else the one that came nearest."""
+    """Return the trial to draw per batch size: the fastest, else the nearest to the target."""
     chosen = {row.batch_size: row.best.trial for row in answer.batches if row.best is not None}
     sign = 1 if answer.target.goal == "maximize" else -1
     nearest: dict[int, tuple[float, int]] = {}
@@ -391,7 +391,7 @@ def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) ->
 
 
 def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Chart | None:
-    """Return the metric over train seconds of some trials of a study that need not have an answer."""
+    """Return the metric over train seconds of some trials; the study needs no answer."""
     drawn = [(trial, points) for trial, curve in runs if (points := thinned(curve))]
     if not drawn:
         return None
@@ -427,8 +427,8 @@ def learning_rate_chart(
 ) -> Chart | None:
     """Return learning rate and batch size of all trials, coloured by the objective, with the lines of two rules.
 
-    The rules start at the default; without a default they are left out. So are trials whose batch grows, whose
-    learning rate is unknown, or that failed, were lost or cancelled.
+    The rules start at the default and need one. Left out: trials with a growing batch or unknown learning rate, and
+    failed, lost or cancelled ones.
     """
     constant = [trial for trial in trials if not trial.configuration.grows]
     known = [(trial, rate) for trial in constant if (rate := _learning_rate(trial.configuration)) is not None]
@@ -502,7 +502,7 @@ def _learning_rate(configuration: Configuration) -> float | None:
 
 
 def thinned(curve: Sequence[Observation]) -> list[Observation]:
-    """Return at most `CURVE_POINTS` of the finite points after step 0, which a logarithmic axis cannot show."""
+    """Return at most `CURVE_POINTS` finite points; step 0 is left out, because a logarithmic axis cannot show it."""
     finite = [one for one in curve if math.isfinite(one.metric) and one.train_seconds > 0]
     if len(finite) <= CURVE_POINTS:
         return finite

@@ -1,4 +1,4 @@
-"""Charts as SVG without a script: twice on a page, for a screen and for a phone, or as a picture by itself."""
+"""Charts as script-free SVG: on a page in a wide and a narrow version, or as a standalone picture."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Place = tuple[float, float, Anchor]
 NARROW_WIDTH, WIDE_WIDTH = 340, 560
 PICTURE_WIDTH, PICTURE_EDGE = 880, 24
 MOST_TOOLTIPS = 200
-"""A series with more points has no tooltips: they would double the size of the page."""
+"""Series with more points get no tooltips, which would double the page's size."""
 TOOLTIP_RADIUS = 6
 TICK, GAP, AWAY = 4, 4, 9
-"""Length of a tick, its distance from its text, and the distance of a point from its text."""
+"""Pixels: length of a tick, its distance from its text, and that of a point from its text."""
 SWATCH, SWATCH_GAP, BETWEEN_NAMES = 24, 6, 16
 BAR_WIDTH, BAR_HEIGHT = 180, 10
 CAP = 5
@@ -52,7 +52,7 @@ STROKES: dict[str, Sequence[Corners]] = {
 }
 
 CHARACTER_WIDTHS = {0.34: "fijlt.,:;'!|I()[]/ -·", 0.85: "mwMW%@—→≥≤±×", 0.7: "ABCDEFGHJKLNOPQRSTUVXYZ&"}
-"""In font sizes, others 0.62: about those of DejaVu Sans, which is wider than most."""
+"""Character widths in font sizes (others 0.62), after DejaVu Sans, which is wider than most."""
 WIDTH_OF = {character: width for width, characters in CHARACTER_WIDTHS.items() for character in characters}
 NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 (section 2.2) forbids."""
@@ -63,7 +63,7 @@ PICTURE_STYLE = "svg.bssearch-chart { max-width: 100%; height: auto; }\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The width of a chart, the height of its plot and the font size, in one unit."""
+    """Width of a chart, height of the plot and font size, in the same unit."""
 
     kind: str
     width: float
@@ -86,13 +86,13 @@ class Box(NamedTuple):
     bottom: float
 
     def meets(self, other: Box) -> bool:
-        """Return whether two rectangles overlap."""
+        """True if two rectangles overlap."""
         return (
             self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
         )
 
     def is_inside(self, other: Box) -> bool:
-        """Return whether this rectangle lies within another."""
+        """True if this rectangle is within another."""
         return (
             other.left <= self.left
             and self.right <= other.right
@@ -102,7 +102,7 @@ class Box(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A point with its place."""
+    """A point with its position in pixels."""
 
     point: Point
     x: float
@@ -111,7 +111,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The axes of a chart on their pixels, with the ticks for which there is room."""
+    """The axes of a chart in pixels, with the ticks that fit."""
 
     box: Box
     x_axis: Axis
@@ -120,24 +120,25 @@ class Frame:
     y_ticks: Sequence[Tick]
 
     def x(self, value: float) -> float:
-        """Return the place of a value of the x axis."""
+        """Return the x pixel of a value."""
         return self.box.left + self.x_axis.share(value) * (self.box.right - self.box.left)
 
     def y(self, value: float) -> float:
-        """Return the place of a value of the y axis."""
+        """Return the y pixel of a value."""
         return self.box.bottom - self.y_axis.share(value) * (self.box.bottom - self.box.top)
 
     def placed(self, series: Series) -> list[Placed]:
-        """Return the points of a series that lie within the axes, but for rounding."""
+        """Return the points of a series within the axes, up to rounding."""
         places = [Placed(point, self.x(point.x), self.y(point.y)) for point in series.points]
         left, top, right, bottom = self.box
         return [one for one in places if left <= one.x + 0.1 <= right + 0.2 and top <= one.y + 0.1 <= bottom + 0.2]
 
 
 def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
-    """Return a chart as two ``svg`` elements, of which the style sheet shows one: ``wide``, or ``narrow`` on a phone.
+    """Return a chart as two ``svg`` elements; the style sheet shows ``wide``, or ``narrow`` on a phone.
 
-    ``name`` is unique on its page and makes the ids, ``title`` is the text alternative, ``width`` is in CSS pixels.
+    ``name`` must be unique on the page, because it prefixes the ids. ``title`` is the text alternative, ``width`` is in
+    CSS pixels.
     """
     sizes = (
         Size(kind="wide", width=width, plot_height=290 if width <= WIDE_WIDTH else 330),
@@ -155,7 +156,7 @@ def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
 def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: str) -> str:
     """Return a chart as an SVG document with its own colours; ``about`` is the text alternative."""
     size = Size(kind="wide", width=PICTURE_WIDTH - 2 * PICTURE_EDGE, plot_height=310, font=14)
-    # An id must differ between pictures that stand in one notebook.
+    # Ids must differ between pictures in one notebook.
     elements, height = _drawn(chart, f"chart-{zlib.crc32(repr((chart, title)).encode()):08x}", size)
     top, bottom = 74, 74 + height + 34
     return "\n".join(
@@ -256,7 +257,7 @@ def _frame(chart: Chart, size: Size, top: float) -> Frame:
 
 
 def _fitting(ticks: Sequence[Tick], place: Callable[[Tick], float], half: Callable[[Tick], float]) -> Sequence[Tick]:
-    """Return every tick, or every second, third and so on, until the texts of neighbours do not meet."""
+    """Return every n-th tick, with the smallest n at which neighbouring texts do not overlap."""
     for every in range(1, len(ticks)):
         shown = ticks[::every]
         if all(abs(place(one) - place(two)) >= half(one) + half(two) for one, two in itertools.pairwise(shown)):
@@ -322,7 +323,6 @@ def _stroke(series: Series) -> str:
 
 
 def _ends(point: Point, frame: Frame) -> tuple[float, float] | None:
-    """Return the places of the ends of an interval, the lower first, as far as the axis goes; None without one."""
     if point.low is None or point.high is None:
         return None
     return frame.y(frame.y_axis.clamped(point.low)), frame.y(frame.y_axis.clamped(point.high))
@@ -490,18 +490,18 @@ def _colour_scale(scale: ColourScale, name: str, size: Size) -> tuple[list[str],
 
 
 def short(value: float) -> str:
-    """Return a length with one decimal at most."""
+    """Format a length with at most one decimal."""
     text = f"{value:.1f}".removesuffix(".0")
     return "0" if text == "-0" else text
 
 
 def width_of(text: str, font: float) -> float:
-    """Return about how wide a text is."""
+    """Return the approximate width of a text."""
     return font * sum(WIDTH_OF.get(character, 0.62) for character in text)
 
 
 def cut(text: str, font: float, room: float) -> str:
-    """Return a text that fits into some room; if it is too long, an ellipsis stands for its end."""
+    """Return a text cut to a width, with an ellipsis if it is too long."""
     if width_of(text, font) <= room:
         return text
     while text and width_of(f"{text}…", font) > room:
@@ -510,18 +510,18 @@ def cut(text: str, font: float, room: float) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text for XML; characters that XML forbids become U+FFFD."""
+    """Escape a text for XML; forbidden characters become U+FFFD."""
     return html.escape(NO_XML.sub("\ufffd", text))
 
 
 def text_at(x: float, baseline: float, text: str, anchor: Anchor = "start", more: str = "") -> str:
-    """Return the element of a line of text; ``more`` are further attributes."""
+    """Return a ``text`` element; ``more`` are further attributes."""
     placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text x="{short(x)}" y="{short(baseline)}"{placed}{more}>{escaped(text)}</text>'
 
 
 def box_of(text: str, font: float, x: float, baseline: float, anchor: Anchor) -> Box:
-    """Return the room that a line of text takes."""
+    """Return the box of a line of text."""
     width = width_of(text, font)
     left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
     return Box(left, baseline - 0.95 * font, left + width, baseline + 0.25 * font)

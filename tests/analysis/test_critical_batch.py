@@ -57,7 +57,7 @@ def test_the_optimum_is_where_steps_times_seconds_are_least() -> None:
 def test_only_the_ladder_is_recommended() -> None:
     found = expected_optimum(critical_batch(SIZES, 64.0), steps(), [4, 1024])
     assert found.step.batch_size == 1024 and found.interval[1] < 1024
-    with pytest.raises(ValueError, match="none of the batch sizes 5, 6 has a step time"):
+    with pytest.raises(ValueError, match="no step time is known of the batch sizes 5, 6"):
         expected_optimum(critical_batch(SIZES, 64.0), steps(), [5, 6])
 
 

@@ -62,7 +62,7 @@ def test_that_something_else_used_the_device_is_said() -> None:
     assert [row.contended for row in answer.batches] == [0, 3]
     (notice,) = about_generalisation(answer, ACCURACY)
     assert notice.code == "generalisation_contended"
-    assert notice.message.startswith("in 3 of 6 runs of 10 s something else used the device")
+    assert notice.message.startswith("3 of 6 runs of 10 s shared the device with other work")
 
 
 def test_the_gap_is_to_the_best_batch_size_with_welchs_interval() -> None:
@@ -77,8 +77,8 @@ def test_the_gap_is_to_the_best_batch_size_with_welchs_interval() -> None:
     codes = about_generalisation(answer, ACCURACY)
     assert [notice.code for notice in codes] == ["generalisation_gap"]
     assert codes[0].message == (
-        "trained for the same 10 s, batch 128 comes to accuracy 0.91, 0.04 worse than batch 16 "
-        "(95 % interval [0.0173, 0.0627] excludes 0): retune dropout, weight decay and label smoothing at that batch "
+        "trained for the same 10 s, batch 128 reaches accuracy 0.91, 0.04 worse than batch 16 "
+        "(95 % interval [0.0173, 0.0627] excludes 0). Retune dropout, weight decay and label smoothing at that batch "
         "size, or stay at or below batch 16"
     )
 
@@ -114,12 +114,12 @@ def test_a_gap_within_two_points_is_no_warning_and_below_three_runs_it_has_no_in
     assert about_generalisation(small, ACCURACY) == []
     large = not_none(found(to_budget(at(16), 0.95, 0.95), to_budget(at(64), 0.92, 0.92, start=200)))
     assert not_none(large.batches[1].gap).low is None
-    assert "(no interval below three runs a side)" in about_generalisation(large, ACCURACY)[0].message
+    assert "(no interval: it needs three runs per batch size)" in about_generalisation(large, ACCURACY)[0].message
 
 
 def test_an_interval_with_zero_in_it_is_said_to_be_perhaps_chance() -> None:
     answer = found(to_budget(at(16), 0.95, 0.96, 0.90), to_budget(at(64), 0.90, 0.96, 0.88, start=200))
-    assert "includes 0: it may be chance" in about_generalisation(answer, ACCURACY)[0].message
+    assert "includes 0; it may be chance" in about_generalisation(answer, ACCURACY)[0].message
 
 
 def test_a_batch_size_below_the_best_is_told_to_train_for_longer() -> None:
@@ -130,7 +130,7 @@ def test_a_batch_size_below_the_best_is_told_to_train_for_longer() -> None:
     )
     notices = about_generalisation(answer, ACCURACY)
     assert len(notices) == 1
-    assert notices[0].message.endswith("train it for longer, or take batch 16 or more")
+    assert notices[0].message.endswith("Train it for longer, or use batch 16 or more")
 
 
 @pytest.mark.parametrize(("regularised", "closed"), [(0.945, True), (0.92, False)])
@@ -144,11 +144,11 @@ def test_whether_more_regularisation_closed_the_gap_of_the_largest(regularised: 
     assert more is not None and more.gap is not None
     assert (more.parameters["dropout"], more.final_metric) == (0.4, regularised)
     assert more.gap.value == pytest.approx(0.95 - regularised)
-    how = "more regularisation (weight_decay 0.001, dropout 0.4)"
+    how = "More regularisation (weight_decay 0.001, dropout 0.4)"
     verb = (
-        f"closes it (accuracy {regularised:g}); train with that at this batch size, or stay"
+        f"closes the gap (accuracy {regularised:g}); use it at this batch size, or stay"
         if closed
-        else "does not close it"
+        else "does not close the gap"
     )
     assert f"{how} {verb}" in about_generalisation(answer, ACCURACY)[0].message  # fmt: skip
 

@@ -73,38 +73,42 @@ def test_the_optimum_without_the_host_s_time_follows_from_the_batch_sizes_that_t
     own = {size: steps(size) * (ALPHA + BETA * size) for size in SIZES}
     assert min(own, key=own.__getitem__) == 32, "with the device's own time it is √(200·10) = 45"
     told = said(found)
-    assert told is not None and "at batch 64 its host-bound share is 81%" in told
-    assert "it would be about batch 32 [" in told and NAMED in told
+    assert told is not None and "at batch 64: its host-bound share is 81%" in told
+    assert "the optimum would be about batch 32 [" in told and NAMED in told
 
 
 def test_where_the_optimum_stays_it_is_said() -> None:
     told = said(answer([probe(size, host=1e-3) for size in SIZES]))
-    assert told is not None and "it would still be batch 32" in told
+    assert told is not None and "the optimum would still be batch 32" in told
 
 
 def test_no_more_is_taken_off_a_step_than_the_host_s_share_allows() -> None:
     """The line through the large batch sizes would have the smallest ones at next to nothing; their waits forbid it."""
     waited = [probe(size) if size > 64 else probe(size, host_bound_share=0.2) for size in SIZES]
     told = said(answer(waited))
-    assert told is not None and "it would still be batch 64" in told
+    assert told is not None and "the optimum would still be batch 64" in told
 
 
 @pytest.mark.parametrize(
     ("sizes", "words"),
-    [(SIZES[:8], "only batch 1024 has"), (SIZES[:7], "none has"), (SIZES[3:4] + SIZES[8:9], "only batch 2048 has")],
+    [
+        (SIZES[:8], "only batch 1024 has"),
+        (SIZES[:7], "no batch size has"),
+        (SIZES[3:4] + SIZES[8:9], "only batch 2048 has"),
+    ],
 )
 def test_below_two_batch_sizes_that_the_device_bounds_it_says_that_it_cannot_tell(
     sizes: tuple[int, ...], words: str
 ) -> None:
     told = said(answer([probe(size) for size in sizes]))
-    assert told is not None and "cannot be told" in told and words in told and NAMED in told
+    assert told is not None and "is unknown" in told and words in told and NAMED in told
 
 
 def test_without_a_law_or_a_rising_line_it_says_that_it_cannot_tell() -> None:
     single = [make_trial(size, batch_size=size, steps=steps(size), seconds=1.0 + abs(size - 64)) for size in SIZES]
     spec, probes = make_spec(), [probe(size) for size in SIZES]
     told = said(build_answer(study(spec), spec, single, {one.batch_size: one for one in probes}))
-    assert told is not None and "the law of steps does not fit, or has too few batch sizes" in told
+    assert told is not None and "the law does not fit, or too few batch sizes were tuned" in told
     falling = {1024: 0.09, 2048: 0.08, 4096: 0.07}
     probes = [replace(one, step_seconds=falling.get(one.batch_size, one.step_seconds)) for one in map(probe, SIZES)]
     assert fit_step_time(device_bound(probes), 2) is None

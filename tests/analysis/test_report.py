@@ -95,7 +95,7 @@ def test_unlike_the_flat_range_a_tie_must_be_shown() -> None:
 
 
 def test_no_other_batch_size_is_said_to_be_worse_than_5_percent_unless_the_runs_show_it() -> None:
-    said = "No other batch size confirmed is within 5 %."
+    said = "No other confirmed batch size is within 5 %."
     steady = [*searched(), *confirmed(32, 1.0, 1.01, 0.99), *confirmed(64, 1.12, 1.13, 1.11)]
     assert (answer(steady).worse, said in headline(answer(steady))) == ([64], True)
     noisy = [*searched(), *confirmed(32, 1.0, 1.01, 0.99), *confirmed(64, 1.06, 1.065, 1.055)]
@@ -177,7 +177,7 @@ def test_an_answer_that_is_not_sure_says_so_and_what_would_settle_it() -> None:
     assert found.settling == found.next[0]
     assert f"bssearch study confirm {found.study} --max-runs {found.runs_to_settle}" in text
     assert "bssearch" not in headline(found.model_copy(update={**NO_NEXT_STEP}))
-    assert "No other batch size confirmed is within 5 %." not in text
+    assert "No other confirmed batch size is within 5 %." not in text
 
 
 def test_a_speed_up_that_the_seeds_do_not_show_is_not_claimed() -> None:
@@ -203,7 +203,7 @@ def test_every_batch_has_its_time_or_why_not() -> None:
 
 def test_no_hit_says_how_near_it_came() -> None:
     trials = [make_trial(4, batch_size=16, state=TrialState.EXHAUSTED, seconds=9.0, best_metric=0.85)]
-    with pytest.raises(TargetNotReachedError, match=r"nearest came trial 4 \(batch 16\) with 0.85 after 9 s") as missed:
+    with pytest.raises(TargetNotReachedError, match=r"nearest: trial 4 \(batch 16\) with 0.85 after 9 s") as missed:
         answer(trials)
     assert "`bssearch check --suggest-target` proposes one" in str(missed.value.hint)
     with pytest.raises(TargetNotReachedError, match="no trial yet"):
@@ -261,7 +261,7 @@ def test_a_loss_to_minimise_is_answered_the_right_way_round() -> None:
         make_trial(1, batch_size=16, state=TrialState.EXHAUSTED, best_metric=0.9, seconds=9.0),
         make_trial(2, batch_size=32, state=TrialState.EXHAUSTED, best_metric=0.6, seconds=9.0),
     ]
-    with pytest.raises(TargetNotReachedError, match=r"nearest came trial 2 \(batch 32\) with 0.6"):
+    with pytest.raises(TargetNotReachedError, match=r"nearest: trial 2 \(batch 32\) with 0.6"):
         build_answer(study(spec), spec, trials, {})
     found = build_answer(study(spec), spec, [*trials, make_trial(3, batch_size=64, best_metric=0.5)], {})
     assert headline(found).startswith("Provisional: batch 64 reaches loss ≤ 0.5 in 1 s (1 run)")
@@ -380,7 +380,7 @@ def test_the_gain_over_the_default_is_told_apart_into_retuning_and_batch_size() 
     assert whole.value == pytest.approx(retuning.value * batch.value)
     assert speedup_shares(found) == "2.1× by retuning, 1.4× by batch size"
     same = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(3.0, 3.1, 3.2)])
-    assert speedup_shares(same) == "all of it from retuning"
+    assert speedup_shares(same) == "all from retuning"
     assert speedup_shares(answer([*searched(), *confirmed(64, 1.0, 1.05, 1.1)])) == ""
     own = [*confirmed(64, 1.0, 1.05, 1.1), *confirmed(32, 3.0, 3.1, 3.2, rate=0.05)]
     default = SPEC.default_configuration
@@ -388,9 +388,9 @@ def test_the_gain_over_the_default_is_told_apart_into_retuning_and_batch_size() 
     from_size = answer([*searched(), *own[:3], *same_runs])
     assert from_size.speedup.from_retuning is not None and from_size.speedup.over_default is not None
     assert (from_size.speedup.from_retuning.value, from_size.speedup.from_retuning.low) == (1.0, 1.0)
-    assert speedup_shares(from_size) == "all of it from the batch size"
+    assert speedup_shares(from_size) == "all from the batch size"
     slight = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(1.01, 1.11, 0.91)])
-    assert speedup_shares(slight) == "all of it from retuning"
+    assert speedup_shares(slight) == "all from retuning"
     nothing = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(1.004, 1.104, 0.904)])
     assert speedup_shares(nothing) == ""
 

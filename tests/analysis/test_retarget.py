@@ -80,7 +80,7 @@ def test_only_a_target_as_easy_as_the_studys_can_be_answered(
     target = Target(metric="m", value=own, goal=goal)
     assert easier_target(target, easier).value == easier
     assert easier_target(target, own) == target
-    with pytest.raises(UsageError, match=f"target {harder:g} is harder than the study's m of {own:g}"):
+    with pytest.raises(UsageError, match=f"target {harder:g} is harder than m {own:g}"):
         easier_target(target, harder)
     for value in (math.nan, math.inf, -math.inf):
         with pytest.raises(UsageError, match=f"target {value:g} must be a finite number"):

@@ -39,7 +39,7 @@ def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> No
     first, second, *_ = told.stdout.splitlines()
     assert first.split() == ["Train", "with", "batch", "128", "(predicted).", "vision", "·", "accuracy", "≥", "0.9"]
     assert second.startswith("  0.451 s")
-    assert "predicted for H200: the steps were measured on Tesla V100" in told.stdout
+    assert "predicted for H200 from steps measured on Tesla V100" in told.stdout
 
 
 def test_it_is_exported_and_said_to_be_predicted(folder: Path) -> None:
@@ -59,7 +59,7 @@ def test_it_is_exported_and_said_to_be_predicted(folder: Path) -> None:
             "wrong.csv:2: step_seconds = '-1' must be a finite number of seconds > 0",
         ),
         ("vision", "batch_size\n32\n", 2, "step_seconds"),
-        ("vision", "batch_size,step_seconds\n7,0.001\n", 2, "it has 32, 64, 128; they are of 7"),
+        ("vision", "batch_size,step_seconds\n7,0.001\n", 2, "it ran 32, 64, 128; step times are of 7"),
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, study: str, content: str, code: int, said: str) -> None:

@@ -117,7 +117,7 @@ def test_an_imported_study_is_only_judged(tmp_path: Path, by_law: LawExecutor) -
     )
     rules = read(tmp_path, "study", "audit", "table")["rules"]
     assert {rule["verdict"] for rule in rules} == {"not_run"}
-    assert any("the runs do not say their learning rate" in rule["reason"] for rule in rules)
+    assert any("learning rate of the runs is unknown" in rule["reason"] for rule in rules)
     assert not by_law.requests
 
 

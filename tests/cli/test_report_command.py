@@ -218,7 +218,7 @@ def test_a_table_that_does_not_fit_on_the_disk_is_named(
 
 @pytest.mark.parametrize("option", ["--html", "--svg", "--csv"])
 def test_without_a_reached_trial_nothing_is_written(folder: Path, tmp_path: Path, option: str) -> None:
-    assert "nearest came trial 1 (batch 32) with 0.7" in refused(
+    assert "nearest: trial 1 (batch 32) with 0.7" in refused(
         folder, "report", "missed", option, tmp_path / "out", code=5
     )
     assert files(tmp_path) == set()
@@ -306,7 +306,7 @@ def test_a_ratio_has_no_interval_below_three_runs_and_there_is_none_for_another_
     assert (single["ratio_to_first"]["low"], single["ratio_to_first"]["high"]) == (None, None)
     assert (harder["ratio_to_first"], harder["note"]) == (None, "other target")
     assert missed["optimal_batch_size"] is None
-    assert "nearest came trial 1" in missed["note"]
+    assert "nearest: trial 1" in missed["note"]
 
 
 @pytest.mark.parametrize("other", ["samples", "cost", "metric"])

@@ -206,7 +206,7 @@ def test_studies_that_cannot_be_audited_say_so(tmp_path: Path) -> None:
     unreached = make_spec(budget={"trials": 5, "trial_train_seconds": 9.0})
     with pytest.raises(TargetNotReachedError):
         run_study(unreached, Launch(db=url(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False)))
-    with pytest.raises(TargetNotReachedError, match="nearest came"):
+    with pytest.raises(TargetNotReachedError, match="nearest: "):
         stored_spec(SPEC.name, db=url(tmp_path))
     with pytest.raises(UsageError, match="runs = 0 must be >= 1"):
         audited(tmp_path, runs=0)

@@ -193,7 +193,7 @@ def test_a_section_without_data_says_why() -> None:
     for why in (
         "no batch size has a known number of steps",
         "the runs have no stored evaluations",
-        "it takes both seconds and samples",
+        "no batch size has both seconds and samples",
         "neither step times nor peak memory were measured",
     ):
         assert f"Not shown: {why}" in text
@@ -208,7 +208,7 @@ def test_the_spec_on_the_page_asks_the_same_question(whole: StudyPicture, html: 
 
 def test_curves_in_other_seconds_than_the_times_are_said_to_be() -> None:
     found = picture()
-    said = "In seconds as they passed"
+    said = "Measured seconds, which include delays"
     assert said not in Elements(render(found)).text
     rows = [
         row.model_copy(

@@ -155,7 +155,7 @@ def test_where_the_critical_batch_grows_so_should_the_batch_and_the_answer_says_
     first, *later = grown.stages
     assert first.start_samples == 0 and all(one.start_samples > 0 for one in later)
     assert sum(one.seconds for one in grown.stages) == pytest.approx(grown.time_to_target, rel=0.02)
-    assert "A batch that grows saves time: it takes" in _told(found)
+    assert "A growing batch saves time: it takes" in _told(found)
 
 
 def test_the_answer_about_batches_that_stay_is_the_same_without_schedules(tmp_path: Path, store: Store) -> None:

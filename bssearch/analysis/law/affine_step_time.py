@@ -1,4 +1,4 @@
-"""The line through measured step times, its residuals, and the batch size where throughput levels off."""
+"""Linear fits of step time and memory, and the batch size at which throughput levels off."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from bssearch.records import MemoryUse, StepTime
 from bssearch.records.intervals import FEWEST_SIZES
 
 KNEE_SHARE = 0.9
-"""Throughput has levelled off at this share of the highest one measured: a choice."""
+"""Share of the highest measured throughput at which it counts as levelled off."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimeFit:
-    """t(B) = α + β·B in seconds, for steps that accumulate nothing.
+    """Step time t(B) = α + β·B without accumulation.
 
-    ``alpha_seconds`` is the fixed cost of a step, ``beta_seconds`` the cost of a sample; ``max_residual``
-    is the largest |fit / measured − 1|. ``measured`` holds the seconds by batch size that the fit was made of.
+    ``max_residual``: the largest |fit / measured − 1|. ``measured``: seconds by batch size.
     """
 
     alpha_seconds: float
@@ -30,14 +29,13 @@ class StepTimeFit:
 
     @property
     def half_saturation_batch(self) -> float:
-        """Return α/β, the batch size at which throughput is half of its limit at large batch sizes."""
+        """Return α/β, the batch size with half of the limiting throughput."""
         return self.alpha_seconds / self.beta_seconds
 
     def predict(self, batch_size: int, micro_batch_size: int, update_seconds: float) -> float:
-        """Return the seconds of a step, of ``update_seconds`` which are spent once for all micro-batches.
+        """Return the seconds of a step: by the line, or with k micro-batches k·(t(micro-batch) − update) + update.
 
-        A step of k micro-batches takes k·(t(micro-batch) − update) + update, with the micro-batch's own time as it was
-        measured, or else by the line. Without accumulation it is the line.
+        The micro-batch's time is its measured time, else that of the line.
         """
         accumulation = batch_size // micro_batch_size
         micro = self.alpha_seconds + self.beta_seconds * micro_batch_size
@@ -47,10 +45,9 @@ class StepTimeFit:
 
 
 def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> StepTimeFit | None:
-    """Fit the line to the step times without accumulation, by least squares of the relative error, with α ≥ 0.
+    """Fit step times without accumulation by least squares of the relative error, with α ≥ 0.
 
-    None where fewer than ``fewest`` such sizes were timed, where a larger batch is no slower (β ≤ 0), and for times so
-    short that their inverse is beyond all numbers.
+    Returns None below ``fewest`` timed sizes, if β ≤ 0, or if 1 / t overflows.
     """
     measured = {
         probe.batch_size: probe.step_seconds
@@ -74,7 +71,7 @@ def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> Ste
 
 
 def throughput_knee(probes: Sequence[StepTime]) -> int | None:
-    """Return the smallest batch size timed with at least 90 % of the largest samples per second; None without any."""
+    """Return the smallest batch size with at least 90 % of the highest throughput; None without step times."""
     throughputs = {
         probe.batch_size: probe.batch_size / probe.step_seconds for probe in probes if probe.step_seconds is not None
     }
@@ -84,10 +81,7 @@ def throughput_knee(probes: Sequence[StepTime]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """The line peak = fixed + per sample × micro-batch through the sizes that fit, in bytes.
-
-    ``largest_residual`` is the largest distance of a peak from it, as a share of the peak.
-    """
+    """Peak memory = fixed + per sample × micro-batch, in bytes; ``largest_residual`` is a share of the peak."""
 
     fixed_bytes: float
     bytes_per_sample: float
@@ -95,7 +89,7 @@ class MemoryFit:
 
 
 def fit_memory(uses: Sequence[MemoryUse]) -> MemoryFit | None:
-    """Return the line of least squares through the peaks of the sizes that fit; None below three sizes."""
+    """Fit the peaks of the sizes that fit by least squares; None below three sizes."""
     peaks = {use.micro_batch_size: use.peak_memory_bytes for use in uses if use.fits and use.peak_memory_bytes}
     if len(peaks) < 3:
         return None

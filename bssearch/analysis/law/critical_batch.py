@@ -160,7 +160,7 @@ def expected_optimum(
     sizes = list(by_size)
     choices = [size for size in sizes if size in set(ladder)]
     if not choices:
-        raise ValueError(f"none of the batch sizes {', '.join(map(str, ladder))} has a step time")
+        raise ValueError(f"no step time is known of the batch sizes {', '.join(map(str, ladder))}")
     logs = np.log([by_size[size].step_seconds for size in sizes])
     times = posterior.log_steps(sizes) + logs  # (draws, sizes), up to the level of the law
     expected = posterior.weights @ (times - times.min(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""The law as an answer has it."""
+"""Models of the fitted law in an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bssearch.analysis.shape import Model
 
 
 class CriticalBatch(Model):
-    """The critical batch size with its 90 % interval; null where the runs do not bound it on that side."""
+    """The critical batch size with its 90 % interval; null on an unbounded side."""
 
     estimate: float
     low: float | None
@@ -19,7 +19,7 @@ class CriticalBatch(Model):
 
     @property
     def in_words(self) -> str:
-        """Return what is known of it: an estimate with its interval, or a bound where the runs show no bend."""
+        """Return the estimate with its interval, or a bound if the interval is open."""
         if self.low is None and self.high is None:
             return "not bounded by these runs"
         if self.high is None:
@@ -30,14 +30,14 @@ class CriticalBatch(Model):
 
 
 BatchRange = Annotated[list[int], Field(min_length=2, max_length=2)]
-"""The smallest and the largest batch size of a range."""
+"""Smallest and largest batch size."""
 
 
 class Predicted(Model):
-    """The optimum by law × step time, among the sizes that can be run, and the sizes within 5 % of it.
+    """The optimum by law × step time among runnable sizes, and the sizes within 5 % of it.
 
-    ``interval`` holds the optima of all laws in the 95 % confidence region of the fit, ``surely_flat`` the sizes around
-    the optimum that are within 5 % by all of them; null where the runs bound no region, or nothing is sure.
+    ``interval``: the optima of all laws in the fit's 95 % confidence region; null if unbounded. ``surely_flat``: the
+    sizes within 5 % by all of these laws; null if there are no such sizes.
     """
 
     batch_size: int
@@ -49,7 +49,7 @@ class Predicted(Model):
 
     @property
     def in_words(self) -> str:
-        """Return the optimum with its interval, its seconds, and what is as good by every law that the runs allow."""
+        """Return the optimum with its interval, its seconds, and the sizes within 5 %."""
         interval = "" if self.interval is None else f" [{self.interval[0]}, {self.interval[1]}]"
         text = f"batch {self.batch_size}{interval}, {number(self.time_to_target_s)} s"
         flat = self.flat_range if self.interval is None else self.surely_flat
@@ -57,7 +57,7 @@ class Predicted(Model):
 
 
 class Law(Model):
-    """The law S = S_min (1 + B_crit / B) for steps to the target, its residuals by batch size, and how good it is."""
+    """The law of steps to the target S = S_min (1 + B_crit / B), with residuals by batch size."""
 
     s_min: float
     b_crit: CriticalBatch
@@ -67,10 +67,10 @@ class Law(Model):
 
 
 class Fit(Law):
-    """The law fitted to the batch sizes that are tuned; ``including_untuned`` is the fit to all where they differ.
+    """The law fitted to tuned batch sizes; ``including_untuned`` is the fit to all, if it differs.
 
-    With step times t = α + β·B: ``b_star`` is where the predicted time to the target is least, no larger than the
-    largest batch size run. ``noise_scale_ratio`` is the gradient noise scale over the critical batch size.
+    ``b_star``: batch size of the least predicted time with step time α + β·B, at most the largest that ran.
+    ``noise_scale_ratio``: gradient noise scale / critical batch size.
     """
 
     alpha_s: float | None

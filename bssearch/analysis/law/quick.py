@@ -88,7 +88,7 @@ class QuickPrior:
         return cls(found.optimal.batch_size, (low, high), b_crit, found.noise_scale)
 
     def holds(self, batch_size: int) -> bool:
-        """Return whether a batch size lies within the interval of the optimum."""
+        """True if a batch size is within the interval of the optimum."""
         return self.interval[0] <= batch_size <= self.interval[1]
 
 

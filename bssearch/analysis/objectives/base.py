@@ -34,31 +34,31 @@ class Objective(ABC):
 
     name: ClassVar[str]
     own_unit: ClassVar[str] = ""
-    """The unit with the space before it, where it depends on nothing else."""
+    """Unit with a leading space, if it is fixed."""
 
     comparative: ClassVar[tuple[str, str]] = ("better", "worse")
-    """How a lesser and a larger figure are called, against another's."""
+    """Words for a smaller and a larger figure than another's."""
 
     equal: ClassVar[str] = "the same as"
     phrase: ClassVar[str] = "with {}"
-    """How a sentence says the figure, unit included, with which a target is reached."""
+    """Phrase that states the figure, with its unit."""
 
     axis_title: ClassVar[str]
     exceeds: ClassVar[str] = "more"
-    """How a figure above a lower bound is called."""
+    """Word for a figure above a lower bound."""
 
     digits: ClassVar[int] = 3
     """Significant digits of a figure in a sentence."""
 
     trials_race: ClassVar[bool] = False
     """Whether the figure grows with train seconds at the same rate at every batch size. Pausing, racing and the
-    sampler's model of time are for these objectives alone."""
+    sampler's model of time apply only to these objectives."""
 
     stops_at_target: ClassVar[bool] = True
-    """Whether a trial ends at its target; otherwise it trains to its limit, and no target enters its figure."""
+    """Whether a trial ends at its target; otherwise it trains to its limit, whatever the target."""
 
     has_ratios: ClassVar[bool] = True
-    """Whether figures are positive quantities whose ratios mean something to people."""
+    """Whether figures are positive and their ratios meaningful."""
 
     target: Target | None = None
     price_per_device_hour: float | None = None
@@ -66,12 +66,12 @@ class Objective(ABC):
 
     @property
     def unit(self) -> str:
-        """Return the unit of `shown` with the space before it; empty where there is none."""
+        """Return the unit of `shown` with a leading space; empty if it has no unit."""
         return self.own_unit
 
     @property
     def noun(self) -> str:
-        """Return what a ratio is of: "1.3× the time of the optimum"."""
+        """Return the noun of a ratio: "time" in "1.3× the time of the optimum"."""
         return self.name.partition("_")[0]
 
     @property
@@ -84,59 +84,59 @@ class Objective(ABC):
         return f"{self.noun.capitalize()} to {wanted}"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """Return what a batch size achieves: "reaches accuracy ≥ 0.9" becomes "reaches accuracy ≥ 0.9 in 2 s"."""
+        """Return a result in words: "reaches accuracy ≥ 0.9" becomes "reaches accuracy ≥ 0.9 in 2 s"."""
         return f"{reaches_target} {self.phrase.format(figure)}"
 
     @abstractmethod
     def figure(self, trial: TrialRecord) -> float | None:
-        """Return a trial's figure, or None where it has none: it missed the target, or something was not measured."""
+        """Return a trial's figure; None if it missed the target or the figure was not measured."""
 
     @abstractmethod
     def bound(self, trial: TrialRecord) -> float | None:
         """Return a lower bound of a stopped trial's figure, from its last miss; None if unknown."""
 
     def shown(self, figure: float) -> float:
-        """Return a figure in the unit that people know."""
+        """Return a figure in the unit shown to users."""
         return figure
 
     def in_own_unit(self) -> Objective:
-        """Return the objective with figures that are ratios in the unit people know, to compare two studies by."""
+        """Return an objective to compare two studies by: its figures are in the shown unit and have ratios."""
         return self
 
     def log(self, figure: float) -> float | None:
-        """Return a figure on the scale on which seeds scatter evenly; None for zero."""
+        """Return a figure on a scale with equal seed-to-seed spread everywhere; None for zero."""
         return math.log(figure) if figure > 0 else None
 
     def from_log(self, value: float) -> float:
-        """Return the figure at a value of the scale of `log`."""
+        """Return the figure at a value of `log`, its inverse."""
         return math.exp(min(value, 2 * LARGEST_LOG_RATIO))
 
     def ratio(self, figure: float, other: float) -> float:
-        """Return how many times worse a figure is than another; above 1 it is worse."""
+        """Return how many times worse a figure is than another; above 1 is worse."""
         return figure / other
 
     def is_flat(self, figure: float, least: float) -> bool:
-        """Return whether a figure is within 5 % of the least."""
+        """True if a figure is within 5 % of the least."""
         return figure <= FLAT_RATIO * least
 
     def between(
         self, runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
     ) -> Self:
-        """Return the objective that compares runs by seconds of one kind; see `common_seconds`."""
+        """Return the objective that compares runs by the same kind of seconds; see `common_seconds`."""
         common = common_seconds(runs, step_seconds, others)
         return self if common is None else replace(self, common=common)
 
     def basis(self, trial: TrialRecord) -> Basis:
-        """Return which seconds of a trial count."""
+        """Return the source of the seconds by which a trial counts."""
         is_product = self.common is not None and self.common.step_time(trial) is not None
         return "steps_x_step_time" if is_product else trial_basis(trial)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Return the step time that a trial's figure rests on; None where it rests on none but its own."""
+        """Return the step time used for a trial's figure; None if the trial counts by its own seconds."""
         return None
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
-        """Return the figure of so many steps, for one device; None where steps and step time do not determine it."""
+        """Return the figure of a number of steps on one device; None if steps and step time do not determine it."""
         return None
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
@@ -147,22 +147,22 @@ class Objective(ABC):
         return math.inf if best is None else full
 
     def check_target(self, trial: TrialRecord) -> None:
-        """Raise `SpecError` where a trial met the target before its first step: it takes no training."""
+        """Raise `SpecError` if a trial met the target before its first step."""
         if self.target is None or trial.outcome is None or trial.outcome.steps_to_target != 0:
             return
         raise SpecError(
             f"target.value = {self.target.value:g} is met before the first step: "
             f"trial {trial.number} starts with {self.target.metric} = {trial.outcome.best_metric:.4g}",
-            hint="ask for a harder target, under a new name; this one takes no training",
+            hint="set a harder target, under a new name; this one needs no training",
         )
 
     def check_measured(self, trial: TrialRecord, device_name: str) -> None:
-        """Raise `LaunchError` where a trial that just ended shows that the device does not report the figure."""
+        """Raise `LaunchError` if a finished trial shows that the device cannot measure the figure."""
         return
 
 
 def make_objective(name: str, target: Target | None = None, price_per_device_hour: float | None = None) -> Objective:
-    """Return an objective by its name. Raises `UsageError` for one that is not known."""
+    """Return an objective by its name; raise `UsageError` if it is unknown."""
     kind = registry.load_class("objectives", name, Objective)  # type: ignore[type-abstract]
     return kind(target=target, price_per_device_hour=price_per_device_hour)
 

@@ -27,21 +27,21 @@ class MetricInBudget(Objective):
     has_ratios = False
 
     def title(self, metric: str, wanted: str) -> str:
-        """Return the metric's name: no target is to be reached."""
+        """Return the metric's name."""
         return f"{metric} in the budget"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """Return the metric that a batch size comes to."""
+        """Return the metric that a batch size reaches."""
         return f"comes to {metric} {figure} in the budget"
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """Return the best metric of a trial that ran to its end, negative where more is better."""
+        """Return the best metric of a completed trial, negative if more is better."""
         if trial.outcome is None or trial.outcome.best_metric is None or not ran_to_its_end(trial):
             return None
         return -self._target.gain(trial.outcome.best_metric)
 
     def bound(self, trial: TrialRecord) -> None:
-        """Return None: a trial that was stopped may have come to any better metric."""
+        """Return None: a stopped trial could have reached any better metric."""
         return
 
     def shown(self, figure: float) -> float:
@@ -49,7 +49,7 @@ class MetricInBudget(Objective):
         return self._target.gain(-figure)
 
     def in_own_unit(self) -> Objective:
-        """Return the objective of which figures are metrics as they are, and compare as ratios where positive."""
+        """Return an objective whose figures are the plain metrics, compared as ratios if positive."""
         return _MetricItself(self.target, self.price_per_device_hour, self.common)
 
     def log(self, figure: float) -> float | None:

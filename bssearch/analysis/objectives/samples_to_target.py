@@ -10,7 +10,7 @@ from bssearch.records.batch_schedule import batch_schedule_of
 
 
 class SamplesToTarget(Objective):
-    """Training samples that a trial saw until the target, whatever the device."""
+    """Training samples to the target, independent of the device."""
 
     name = "samples_to_target"
     own_unit = " samples"
@@ -24,7 +24,7 @@ class SamplesToTarget(Objective):
         return samples_after(trial, trial.outcome.steps_to_target)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """Return the samples at the last miss, whoever else used the device."""
+        """Return the samples at the last miss, contended or not."""
         if trial.outcome is None or not trial.state.is_censored:
             return None
         return samples_after(trial, trial.outcome.last_miss_step)
@@ -42,10 +42,9 @@ class SamplesToTarget(Objective):
 
 
 def samples_after(trial: TrialRecord, steps: int | None) -> float | None:
-    """Return the samples of a trial's first steps, as many a step as it saw on average.
+    """Return the samples of a trial's first steps; None without ``steps`` or an outcome.
 
-    Batches may be smaller than the batch size, as the last one of an epoch. If the batch grows by a schedule, each
-    step has its share of that schedule. None without ``steps`` or without an outcome.
+    Scaled by the trial's mean samples per step, because batches can be incomplete, such as the last of an epoch.
     """
     if steps is None or trial.outcome is None:
         return None

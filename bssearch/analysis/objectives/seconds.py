@@ -28,7 +28,7 @@ FEW = 0.25
 """Largest contended share of a configuration's runs: with a step time 10 % off, a geometric mean moves below 3 %."""
 
 WHOLE = 0.98
-"""Share of its limit at which a run counts as whole; device and host clocks differ by less."""
+"""Share of the limit at which a run counts as whole; device and host clocks differ by less."""
 
 
 def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:
@@ -88,9 +88,7 @@ class Pooled(CommonSeconds):
     """Steps × the pooled step time of all trials of a kind, corrected for slowdowns; see `pool_paces`."""
 
     step_times: Mapping[Kind, PooledStepTime[Kind]]
-    in_words: ClassVar[str] = (
-        "steps × the seconds of a step without waits for a CPU, over those of a fixed piece of work meanwhile"
-    )
+    in_words: ClassVar[str] = "steps × step time, corrected for CPU wait and core speed"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
         """Return the step time of the trial's kind."""

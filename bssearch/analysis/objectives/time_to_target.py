@@ -29,7 +29,7 @@ class BySeconds(Objective):
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """Return the figure at the last miss; None where something else used the device and no step time is known."""
+        """Return the figure at the last miss; None if the trial was contended and its step time is unknown."""
         outcome = trial.outcome
         if outcome is None or not trial.state.is_censored:
             return None
@@ -43,12 +43,11 @@ class BySeconds(Objective):
         return None if self.common is None else self.common.step_time(trial)
 
     def _product(self, trial: TrialRecord, steps: int | None) -> float | None:
-        """Return steps × step time, None where the trial counts by its own seconds."""
         return None if self.common is None or steps is None else self.common.seconds(trial, steps)
 
 
 class TimeToTarget(BySeconds):
-    """Train seconds to the target, those the trial would take alone on its device."""
+    """Train seconds to the target, as if the trial had its device to itself."""
 
     name = "time_to_target"
     own_unit = " s"
@@ -68,13 +67,13 @@ class TimeToTarget(BySeconds):
         return None if step_seconds is None else steps * step_seconds
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Return the best trial's seconds on the clock of its curve, contended or not."""
+        """Return the best trial's measured seconds, contended or not, because curves use the same clock."""
         seconds = None if best is None else seconds_to_target(best, "measured")
         return math.inf if seconds is None else seconds
 
 
 TIME = TimeToTarget()
-"""Seconds to a target, each trial's own: the figure that every answer states, whatever its objective."""
+"""Time to target by each trial's own seconds, which every answer states whatever its objective."""
 
 
 class CostToTarget(TimeToTarget):
@@ -89,7 +88,7 @@ class CostToTarget(TimeToTarget):
 
     @property
     def unit(self) -> str:
-        """Return the device-hour, or nothing where a price gives a currency that the spec does not name."""
+        """Return device-hours; empty if a price is given, because the spec does not name its currency."""
         return " device-hours" if self.price_per_device_hour is None else ""
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
@@ -106,7 +105,7 @@ class CostToTarget(TimeToTarget):
 
 
 class EnergyToTarget(BySeconds):
-    """Joules of the device to the target: its mean power × the seconds. The device must report its power."""
+    """Joules of the device to the target: its mean reported power × the seconds."""
 
     name = "energy_to_target"
     own_unit = " J"
@@ -114,16 +113,16 @@ class EnergyToTarget(BySeconds):
     axis_title = "joules to the target"
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
-        """Return mean power × seconds; None where the power is not known."""
+        """Return mean power × seconds; None if the power is unknown."""
         power = None if trial.outcome is None else trial.outcome.device_use.mean_power_watts
         return None if power is None else power * seconds
 
     def check_measured(self, trial: TrialRecord, device_name: str) -> None:
-        """Raise `LaunchError` where a trial reached the target and the device did not report its power."""
+        """Raise `LaunchError` if a trial reached the target but the device reported no power."""
         if trial.outcome is None or trial.state is not TrialState.REACHED or self.figure(trial) is not None:
             return
         raise LaunchError(
-            f"objective = energy_to_target: {device_name} does not report its power, so that "
-            f"nothing is known of what trial {trial.number} took",
-            hint="a CUDA device and the extra gpu report it; time_to_target and cost_to_target take seconds alone",
+            f"objective = energy_to_target: {device_name} does not report its power, so the energy of trial "
+            f"{trial.number} is unknown",
+            hint="use a CUDA device with the extra gpu, or time_to_target or cost_to_target, which need only seconds",
         )

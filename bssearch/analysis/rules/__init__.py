@@ -1,1 +1,1 @@
-"""Rules of thumb, judged by what a study measured."""
+"""Rules of thumb, judged by a study's measurements."""

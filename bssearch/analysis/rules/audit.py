@@ -45,7 +45,7 @@ COSTS = (1.5, 2.0)
 
 
 class Evidence(NamedTuple):
-    """The verdict at a batch size (None for the whole study), with its trials."""
+    """The judgement at a batch size (None for the whole study), with its trials."""
 
     batch_size: int | None
     judgement: Judgement
@@ -75,7 +75,7 @@ def about_memory(
     share = MEMORY_SHARE * memory.fits
     size = max((size for size in optima if size <= share), default=None)
     if size is None or size * NEAR < share:
-        nearest = "none that ran lies below" if size is None else f"the nearest below that ran is {size}"
+        nearest = "no smaller batch size ran" if size is None else f"the nearest smaller size that ran is {size}"
         return _not_run(None, f"80 % of memory is batch {share:.0f}; {nearest}")
     where = f"80 % of the {memory.fits} samples that fit is {share:.0f}"
     tuned, there = optima[answer.optimal.batch_size], optima[size]
@@ -84,7 +84,7 @@ def about_memory(
         return Evidence(size, Judgement("held", f"{where}: it is the optimum", NONE), numbers)
     for one in (tuned, there):
         if not one.is_confirmed:
-            return _not_run(size, f"{where}; batch {one.configuration.batch_size} has no complete confirmation")
+            return _not_run(size, f"{where}; batch {one.configuration.batch_size} is not fully confirmed")
     judgement = judge(there, tuned, step_seconds, wanted=len(there.runs), limit=spec.budget.trial_train_seconds)
     reason = f"{judgement.reason}; {where}, against the optimum's batch {answer.optimal.batch_size}"
     return Evidence(size, Judgement(judgement.finding, reason, judgement.regret), numbers)
@@ -101,7 +101,7 @@ def about_noise_scale(spec: StudySpec, answer: Answer) -> Evidence:
         return _not_run(None, f"no noise scale was measured{command(spec, 'probe noise')}")
     if fit is None or fit.verdict != "fits":
         why = "there is no law" if fit is None else f"the law is {fit.verdict.replace('_', ' ')}"
-        return _not_run(None, f"{why}: no critical batch size to compare the noise scale with")
+        return _not_run(None, f"{why}, so no critical batch size is known")
     is_adam = answer.optimal.parameters["optimizer"] == "adamw" and noise.adam_low is not None
     scale, low, high = _adam(noise) if is_adam else (noise.scale, noise.low, noise.high)
     seen = " as Adam sees it" if is_adam else ""
@@ -160,7 +160,7 @@ def _apart(ratio: Regret | None, overlap: bool) -> Finding:
 
 
 def about_generalisation(spec: StudySpec, answer: Answer) -> Evidence:
-    """Say whether the largest batch size trained to the full limit ends over 2 points worse than the best."""
+    """Judge whether the largest batch size trained to the full limit ends over 2 points worse than the best."""
     found = answer.generalisation
     if found is None or len(found.batches) < 2:
         known = "no two batch sizes were trained to the same full limit"
@@ -171,7 +171,7 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> Evidence:
         return Evidence(largest.batch_size, _of_best_largest(found.batches[:-1], points), numbers)
     gap = largest.gap
     if gap is None or gap.low is None or gap.high is None:
-        known = "its runs did not come to their end" if gap is None else f"a gap of {gap.value:.3g} without an interval"
+        known = "its runs did not finish" if gap is None else f"a gap of {gap.value:.3g} without an interval"
         return _not_run(largest.batch_size, known)
     reason = (
         f"it ends {gap.value:.3g} [{gap.low:.3g}, {gap.high:.3g}] worse than batch {found.best_batch_size}; "
@@ -183,9 +183,9 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> Evidence:
 
 def _of_best_largest(others: Sequence[FinalMetrics], points: float) -> Judgement:
     lows = [one.gap.low for one in others if one.gap is not None and one.gap.low is not None]
-    said = "the largest ends with the best metric itself"
+    said = "the largest batch size ends with the best metric"
     if len(lows) < len(others):
-        return Judgement("undecided", f"{said}; no interval below three runs a side")
+        return Judgement("undecided", f"{said}; an interval needs three runs per batch size")
     return Judgement("broke" if min(lows) > -points else "undecided", said)
 
 
@@ -211,7 +211,7 @@ def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> lis
 def _cost(whole: StepTime, split: StepTime, again: str) -> Evidence:
     if whole.contended or split.contended:
         sizes = " and ".join(str(one.micro_batch_size) for one in (whole, split) if one.contended)
-        why = f"in micro-batches of {sizes} it was timed while others used the device{again}"
+        why = f"micro-batches of {sizes} were timed while other work used the device{again}"
         return _not_run(whole.batch_size, why)
     assert whole.step_seconds is not None and split.step_seconds is not None, "both were timed"
     low = (split.step_seconds_low or split.step_seconds) / (whole.step_seconds_high or whole.step_seconds)
@@ -220,8 +220,8 @@ def _cost(whole: StepTime, split: StepTime, again: str) -> Evidence:
     is_apart = high < COSTS[0] or low > COSTS[1]
     finding: Finding = "broke" if is_apart else "held" if COSTS[0] <= low and high <= COSTS[1] else "undecided"
     count, micro = split.batch_size // split.micro_batch_size, split.micro_batch_size
-    seconds = f"{1000 * split.step_seconds:.3g} ms for {1000 * whole.step_seconds:.3g} ms"
-    return Evidence(whole.batch_size, Judgement(finding, f"{count} micro-batches of {micro}: {seconds} a step", ratio))
+    seconds = f"{1000 * split.step_seconds:.3g} ms for {1000 * whole.step_seconds:.3g} ms per step"
+    return Evidence(whole.batch_size, Judgement(finding, f"{count} micro-batches of {micro}: {seconds}", ratio))
 
 
 def _not_run(batch_size: int | None, reason: str) -> Evidence:
@@ -229,7 +229,7 @@ def _not_run(batch_size: int | None, reason: str) -> Evidence:
 
 
 def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
-    """Return the best search configuration with the other kind of optimizer, or a sentence why there is none."""
+    """Return the best search configuration with the other kind of optimizer, or the reason why it is unknown."""
     size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
     found = [
         (figure, trial.number, trial.configuration)
@@ -241,10 +241,10 @@ def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration
         if (figure := tuned.objective.figure(trial)) is not None
     ]
     if not found:
-        wanted = "another optimizer than lars and lamb" if is_layerwise else "lars or lamb"
+        wanted = "an optimizer other than lars and lamb" if is_layerwise else "lars or lamb"
         return (
-            f"no search trial there with {wanted} reached the target; bssearch trial add STUDY batch_size={size} "
-            "optimizer=… learning_rate=… tries one to the full limit, whatever the search thinks of it"
+            f"no search trial with {wanted} reached the target; `bssearch trial add STUDY batch_size={size} "
+            "optimizer=… learning_rate=…` runs one to the full limit"
         )
     return min(found, key=lambda one: one[:2])[2]
 
@@ -267,7 +267,7 @@ def judge_layerwise(
         finding = Judgement(found.finding, f"{names}: {found.reason}", found.regret)
     if size >= LARGE_BATCH:
         return finding
-    reason = f"batch {size} is below {LARGE_BATCH:,}, from where on they are said to be needed; {finding.reason}"
+    reason = f"batch {size} is below {LARGE_BATCH:,}, from which they are said to be needed; {finding.reason}"
     return Judgement("undecided", reason, finding.regret)
 
 
@@ -303,7 +303,7 @@ class LearningRateSlope(Model):
 
 
 class Audit(Model):
-    """The rules of thumb, each held against the study; ``spent_train_seconds`` went into runs made for that."""
+    """The rules of thumb compared with a study; ``spent_train_seconds`` were spent on audit runs."""
 
     study: str
     rules: list[RuleFinding]
@@ -313,7 +313,7 @@ class Audit(Model):
 
 @dataclass(frozen=True)
 class Case:
-    """A rule at a batch size: what to run beside the ``tuned`` optimum there, or the ``reason`` why nothing is."""
+    """A rule at a batch size: the configuration to run beside the ``tuned`` optimum, or a ``reason`` against it."""
 
     rule: Rule
     batch_size: int
@@ -323,7 +323,7 @@ class Case:
 
     @property
     def is_tuned(self) -> bool:
-        """Return whether the rule gives the tuned configuration."""
+        """True if the rule gives the tuned configuration."""
         return (
             self.configuration is not None and self.tuned is not None and self.configuration == self.tuned.configuration
         )
@@ -391,7 +391,7 @@ def _cases(
     layerwise = _case(spec, base, Rule.LAYERWISE, top, optima.get(top), trials)
     growing = _case(spec, base, Rule.GROWING, best, optima.get(best), trials, answer.batch_schedule)
     if not sizes:
-        reason = "it changes nothing: the optimum and the largest with confirmation runs are the default's batch size"
+        reason = "it changes nothing: the optimum and the largest confirmed batch size are the default's"
         return [*(Case(rule, base.batch_size, reason=reason) for rule in RULES), layerwise, growing]
     found = [_case(spec, base, rule, size, optima.get(size), trials) for rule in RULES for size in sizes]
     return [*found, layerwise, growing]
@@ -403,7 +403,7 @@ def tuned_optima(
     step_times: Collection[StepTime] = (),
     memory: MemoryBoundary = UNKNOWN,
 ) -> Mapping[int, Candidate]:
-    """Return the best candidate of each batch size, as the answer has it; see `decide`."""
+    """Return the best candidate of each batch size; see `decide`."""
     fitting = [
         one
         for one in trials
@@ -415,7 +415,7 @@ def tuned_optima(
 
 
 def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
-    """Return the runs of a configuration to the full limit that say something, each seed once, confirmation first."""
+    """Return a configuration's completed runs to the full limit, each seed once, confirmation runs first."""
     found: dict[int, TrialRecord] = {}
     for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES):
         for trial in trials:
@@ -425,7 +425,7 @@ def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Confi
 
 
 def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
-    """Return whether a run ended by itself, and if short of the target then at no less than the full limit."""
+    """True if a run ended by itself: at the target, or at the full limit or later."""
     if not trial.state.is_finished or trial.state.is_missing or trial.state is TrialState.OOM:
         return False
     free = trial.state in {TrialState.REACHED, TrialState.DIVERGED}
@@ -484,19 +484,19 @@ def _case(
     found: BatchScheduleAnswer | None = None,
 ) -> Case:
     if tuned is None:
-        return Case(rule, batch_size, reason="no trial there says anything")
+        return Case(rule, batch_size, reason="no trial of this batch size finished")
     if not tuned.is_confirmed:
-        return Case(rule, batch_size, reason=f"no complete confirmation there{command(spec, f'confirm {spec.name}')}")
+        return Case(rule, batch_size, reason=f"confirmation is incomplete{command(spec, f'confirm {spec.name}')}")
     if not math.isfinite(tuned.value):
         reached = f"{tuned.estimate.reached} of {tuned.estimate.runs}"
-        return Case(rule, batch_size, reason=f"nothing to compare with: {reached} tuned runs there reached the target")
+        return Case(rule, batch_size, reason=f"only {reached} tuned runs reached the target")
     given: Configuration | str
     if rule is Rule.LAYERWISE:
         given = other_kind(trials, tuned)
     elif rule is Rule.GROWING:
         given = growing_batch(spec, trials, tuned, found)
     elif not spec.default_is_known:
-        given = "nobody said what the default is (import … --default-batch)"
+        given = "the default is unknown; pass --default-batch to import"
     else:
         given = RULES[rule](spec.space, base, tuned.configuration)
     if isinstance(given, str):
@@ -515,7 +515,7 @@ def _of_case(
     if case.configuration is None or case.tuned is None:
         return _finding(case.rule, case.batch_size, None, Judgement("not_run", case.reason), ())
     if case.is_tuned:
-        said = "the tuned optimum has none" if case.rule is Rule.WARMUP else "it gives the tuned configuration itself"
+        said = "the tuned optimum has no warmup" if case.rule is Rule.WARMUP else "it gives the tuned configuration"
         judgement, runs = Judgement("held", said, NONE), case.tuned.runs
     else:
         runs = runs_of(spec, trials, case.configuration)
@@ -575,10 +575,10 @@ def _why_in_vain(trials: Sequence[TrialRecord], configuration: Configuration) ->
 
 def _why_unmade(spec: StudySpec, spent_budget: float | None) -> str:
     if spec.is_imported:
-        return "the study is imported: there is nothing that could be run"
+        return "imported studies cannot run trials"
     if spent_budget is not None:
         return f"the budget of {spent_budget:g} train seconds is spent (--train-seconds)"
-    return f"bssearch study audit {spec.name} runs it"
+    return f"`bssearch study audit {spec.name}` runs it"
 
 
 def _finding(

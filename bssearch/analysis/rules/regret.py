@@ -1,4 +1,4 @@
-"""The regret of one configuration against another at the same task: the ratio of their figures, and its judgement."""
+"""Regret: the ratio of two configurations' figures, and the judgement of a rule by it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Judgement:
     regret: Regret | None = None
 
     def reversed(self) -> Judgement:
-        """Return the judgement of the rule that advises against what was run."""
+        """Return the judgement of the opposite rule."""
         other: dict[Finding, Finding] = {"held": "broke", "broke": "held"}
         return Judgement(other.get(self.finding, self.finding), self.reason, self.regret)
 
@@ -60,11 +60,11 @@ def judge(
     made, reached = len(rule.runs), rule.estimate.reached
     if not reached:
         regret = _at_least(rule, tuned, limit)
-        counted = f"none of its {made} runs reached the target" if made > 1 else "its one run missed the target"
+        counted = f"0 of {made} runs reached the target" if made > 1 else "its only run missed the target"
         if made < wanted:
             return Judgement("undecided", f"{counted}; {made} of {wanted} runs made", regret)
         if basis and not _has_diverged(rule) and (regret is None or regret.value <= BROKE):
-            return Judgement("undecided", f"{counted}, but others used the device", regret)
+            return Judgement("undecided", f"{counted}, but other work used the device", regret)
         return Judgement("broke", counted, regret)
     missed = [
         f"{one.estimate.runs - one.estimate.reached} of {one.estimate.runs} runs {of} missed the target"
@@ -83,7 +83,7 @@ def judge(
 
 
 def on_one_basis(rule: Candidate, tuned: Candidate, step_seconds: StepSeconds) -> tuple[Candidate, Candidate, str]:
-    """Return both with seconds of one kind, and its name; see `Objective.between`."""
+    """Return both with the same kind of seconds, and the name of that kind; see `Objective.between`."""
     objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
     said = "" if objective.common is None else f" by {objective.common.in_words}"
     return replace(rule, objective=objective), replace(tuned, objective=objective), said

@@ -1,4 +1,4 @@
-"""The configurations that rules of thumb give at a batch size, from the default or from the optimum elsewhere."""
+"""Rules of thumb, and the configurations they give at a batch size (κ = batch size / default batch size)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bssearch.spec.space import SearchSpace, bounds
 
 
 class Rule(StrEnum):
-    """A rule of thumb, in the words it is known by."""
+    """A rule of thumb."""
 
     LINEAR_RATE = "learning rate ∝ batch"
     SQRT_RATE = "learning rate ∝ √batch"
@@ -45,9 +45,8 @@ class Rule(StrEnum):
 
 
 def _unknown(base: Configuration, tuned: Configuration, name: str) -> str | None:
-    """Return that a parameter is not known of the default or the optimum, as of imported runs it may not be."""
     both = (parameters_of(base)[name], parameters_of(tuned)[name])
-    return f"the runs do not say their {name.replace('_', ' ')}" if None in both else None
+    return f"{name.replace('_', ' ')} of the runs is unknown" if None in both else None
 
 
 def _other_optimizer(base: Configuration, tuned: Configuration) -> str | None:
@@ -67,13 +66,13 @@ def _scaled_rate(
 
 
 def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Return the optimum without its warmup (Goyal et al. 2017, §2.2): where that is as good, none is needed."""
+    """Return the optimum without its warmup (Goyal et al. 2017, §2.2); if that is as good, no warmup is needed."""
     if reason := _unknown(base, tuned, "warmup_epochs"):
         return reason
     if not is_said_to_need_warmup(tuned.batch_size, base.batch_size):
         return f"it is {tuned.batch_size / base.batch_size:.3g}× the default's batch size, below {WARMUP_RATIO}×"
     if tuned.warmup_epochs == 0 and bounds(space.warmup_epochs)[1] == 0:
-        return "the space has no warmup to do without"
+        return "the space has no warmup"
     return replace(tuned, warmup_epochs=0.0)
 
 
@@ -92,7 +91,7 @@ def _timescale(space: SearchSpace, base: Configuration, tuned: Configuration) ->
         if reason := _unknown(base, tuned, name):
             return reason
     if {base.optimizer, tuned.optimizer} != {"adamw"}:
-        return _other_optimizer(base, tuned) or f"it is about AdamW, and the optimum trains with {tuned.optimizer}"
+        return _other_optimizer(base, tuned) or f"the rule is about AdamW; the optimum trains with {tuned.optimizer}"
     if base.weight_decay == 0:
         return "the default has no weight decay"
     ratio, rate_ratio = tuned.batch_size / base.batch_size, base.learning_rate / tuned.learning_rate
@@ -117,7 +116,7 @@ def _beta_half_life(space: SearchSpace, base: Configuration, tuned: Configuratio
 
 
 def _sde(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Return the optimum with all of the square root scaling rule (Malladi et al. 2022, arXiv 2205.10287)."""
+    """Return the optimum with the full square-root scaling rule (Malladi et al. 2022, arXiv 2205.10287)."""
     if reason := _without_beta2(base, tuned) or _unknown(base, tuned, "learning_rate"):
         return reason
     ratio = tuned.batch_size / base.batch_size
@@ -131,17 +130,16 @@ def _sde(space: SearchSpace, base: Configuration, tuned: Configuration) -> Confi
 def _ema_half_life(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
     """Return the optimum with ρ^κ (Busbridge et al. 2023, arXiv 2307.13813)."""
     if base.parameters.get("ema_decay") is None or tuned.parameters.get("ema_decay") is None:
-        return "the default, or the optimum there, averages no weights"
+        return "the default or the optimum averages no weights"
     decay = half_life(_number(base, "ema_decay"), tuned.batch_size / base.batch_size)
     return replace(tuned, parameters={**tuned.parameters, "ema_decay": decay})
 
 
 def _without_beta2(base: Configuration, tuned: Configuration) -> str | None:
-    """Return that a rule about Adam's betas does not apply."""
     if reason := _unknown(base, tuned, "optimizer") or _other_optimizer(base, tuned):
         return reason
     if any(one.parameters.get(name) is None for one in (base, tuned) for name in ("beta1", "beta2")):
-        return f"it is about Adam's betas, and the optimum trains with {tuned.optimizer}"
+        return f"the rule is about Adam's betas; the optimum trains with {tuned.optimizer}"
     return None
 
 
@@ -160,7 +158,7 @@ RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Confi
     Rule.SDE: _sde,
     Rule.EMA_HALF_LIFE: _ema_half_life,
 }
-"""What each rule makes of the default and the optimum at a batch size: a configuration, or why it gives none."""
+"""Each rule maps the space, the default and the optimum at a batch size to a configuration or a reason against one."""
 
 CHANGED_PARAMETER: Mapping[Rule, str] = {
     Rule.LINEAR_RATE: "learning_rate",
@@ -173,4 +171,4 @@ CHANGED_PARAMETER: Mapping[Rule, str] = {
     Rule.EMA_HALF_LIFE: "ema_decay",
     Rule.LAYERWISE: "optimizer",
 }
-"""The parameter in which what a rule gives may differ from the optimum; of several none is named."""
+"""The parameter that a rule sets; rules that set several are absent."""
