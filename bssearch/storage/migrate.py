@@ -1,4 +1,4 @@
-"""The schema's revisions. Alembic is imported only when a migration runs."""
+"""The schema's revisions. Alembic is imported only for a migration."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 REVISIONS: Final = ("0001_initial",)
-"""All revisions that this version knows, oldest first."""
+"""Known revisions, oldest first."""
 
 UNRELEASED: Final = frozenset(f"{number:04d}" for number in range(1, 17))
-"""Pre-release revisions: no upgrade path, but their study files can be imported."""
+"""Pre-release revisions without an upgrade path; their study files can be imported."""
 
 SCHEMA_HEAD: Final = REVISIONS[-1]
 VERSION_TABLE: Final = "bss_alembic_version"
@@ -43,7 +43,7 @@ UPGRADE_COMMAND: Final = "bssearch db upgrade"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgrade:
-    """Revisions before and after an upgrade (equal: no change), and the backup of the file."""
+    """Revisions before and after (equal: no change), and the backup."""
 
     before: str | None
     after: str
@@ -55,7 +55,7 @@ class Upgrade:
 
 
 def current(database: str | URL | Engine) -> str | None:
-    """Return the schema's revision; None if the database has no bssearch tables."""
+    """Return the revision; None without bssearch tables."""
     if isinstance(database, Engine):
         return _current(database)
     engine = create_engine_for(database, write=False)
@@ -86,10 +86,10 @@ def _refuse_another(revision: str | None, name: str) -> None:
 
 
 def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
-    """Make a database fit for writing: upgrade a SQLite file, check a server.
+    """Upgrade a SQLite file, or check a server, for writing.
 
-    ``notify`` reports the upgrade of a file that was not empty. For a server, raises `SchemaError` if the schema is
-    outdated, `DatabaseError` if the login lacks a right that running a study needs.
+    ``notify`` reports the upgrade of a non-empty file. For a server, raises `SchemaError` if outdated, `DatabaseError`
+    if the login lacks a right.
     """
     if sqlite_file(engine.url) is None:
         _refuse_another(_current(engine, to_write=True), shown(engine.url))
@@ -104,15 +104,14 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
 
 
 def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
-    """Upgrade the schema in one transaction; back up a SQLite file that has a schema first.
+    """Upgrade the schema in one transaction, after a backup of a SQLite file.
 
-    ``roles`` creates roles on a server; a server with roles gets the rights on new tables. Concurrent calls are safe:
-    one upgrades, the others wait.
+    ``roles`` creates roles on a server; existing roles get the rights on new tables. Concurrent calls wait.
 
     Raises:
         SchemaError: if a newer version wrote the database.
         UsageError: if roles are given for a SQLite file.
-        DatabaseError: if the login is not a member of the owner role or cannot create roles.
+        DatabaseError: if the login is not in the owner role or cannot create roles.
     """
     url = parse_url(url)
     path = sqlite_file(url)
@@ -137,7 +136,6 @@ def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
 
 
 def _upgrade(connection: Connection, before: str | None, roles: Roles | None) -> None:
-    """Run the pending migrations as the tables' owner, and grant roles their rights."""
     there = found_roles(connection, VERSION_TABLE)
     if before != SCHEMA_HEAD:
         if there:
@@ -151,7 +149,7 @@ def _upgrade(connection: Connection, before: str | None, roles: Roles | None) ->
 
 
 def refuse_roles_of_a_file(url: URL) -> None:
-    """Raise `UsageError` for a SQLite file, because it has no roles."""
+    """Raise `UsageError` for a SQLite file: it has no roles."""
     path = sqlite_file(url)
     if path is not None:
         raise UsageError(
@@ -161,7 +159,7 @@ def refuse_roles_of_a_file(url: URL) -> None:
 
 
 def is_ours(name: str | None, kind: str, parents: object) -> bool:
-    """Limit Alembic to our tables; other programs may share the database."""
+    """Limit Alembic to our tables, because programs share databases."""
     return kind != "table" or (name is not None and name.startswith("bss_") and name != VERSION_TABLE)
 
 
@@ -190,7 +188,7 @@ def _has_version_table(connection: Connection) -> bool:
 
 
 def _check_schema_is_visible(connection: Connection) -> None:
-    """Raise `DatabaseError` if the role cannot see the schema of existing tables."""
+    """Raise `DatabaseError` if existing tables are in a schema hidden from the role."""
     if connection.dialect.name == "postgresql":
         role, schema = connection.execute(text("SELECT current_user, current_schema()")).one()
         if schema is None:
@@ -213,7 +211,7 @@ def _refuse_unknown(revision: str, name: str) -> None:
 
 
 def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
-    """Raise `UsageError` if the database has roles with another prefix, because they would keep their rights."""
+    """Raise `UsageError` for roles with another prefix, because they would keep their rights."""
     there = found_roles(connection, VERSION_TABLE)
     if there not in {None, roles}:
         raise UsageError(
@@ -223,7 +221,7 @@ def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
 
 
 def _wait_for_others(connection: Connection) -> None:
-    """Let one process upgrade at a time; on SQLite the write transaction does."""
+    """On SQLite the write transaction does this."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": VERSION_TABLE})
 
@@ -243,7 +241,7 @@ def _run_migrations(connection: Connection) -> None:
 
 
 def beside_tables() -> list[str]:
-    """Return the statements for PostgreSQL objects other than tables: the ``POSTGRESQL`` of each revision."""
+    """Return PostgreSQL's statements beside tables: each revision's ``POSTGRESQL``."""
     from alembic.script import ScriptDirectory
 
     revisions = reversed(list(ScriptDirectory.from_config(_config()).walk_revisions()))
