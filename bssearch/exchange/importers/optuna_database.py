@@ -1,4 +1,4 @@
-"""Reads a study and its trials from a database of Optuna 5, without writing."""
+"""Reads a study from a database of Optuna 5, without writing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 METRIC_NAMES = "study:metric_names"
-"""System attribute of `Study.set_metric_names`."""
+"""Written by `Study.set_metric_names`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class OptunaTrials:
 
 
 def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
-    """Read a study from a URL or a SQLite file; by default its only study.
+    """Read a study, by default the only one.
 
     Raises:
-        NotFoundError: if the file or the study does not exist.
+        NotFoundError: if the file or study does not exist.
         UsageError: if it is not an Optuna database, or has several studies and ``study`` is None.
         SchemaError: if another version of Optuna made the tables.
         DatabaseError: if a server cannot be read.
@@ -65,17 +65,16 @@ def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
 
 
 def optuna_database(file: str) -> URL:
-    """Return the URL of a database or SQLite file. Raises `UsageError`."""
+    """Return the URL of a database or SQLite file; raise `UsageError`."""
     is_url = ":" in file or "=" in file
     return parse_url(file if is_url else URL.create("sqlite", database=file))
 
 
 @contextmanager
 def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStorage]:
-    """Open Optuna's storage and close it at the end.
+    """Open Optuna's storage; raise `SchemaError` for another version.
 
-    Missing tables are created, unless ``address`` opens the database another way. Raises `SchemaError` for another
-    version.
+    Missing tables are created, unless ``address`` opens the database another way.
     """
     import optuna
 
@@ -95,7 +94,7 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
 
 
 def _check_numbers(trial: FrozenTrial) -> None:
-    """Raise ValueError if a value, report or constraint is not a number: SQLite stores any type."""
+    """SQLite stores any type: raise ValueError unless values, reports and constraints are numbers."""
     reports = trial.intermediate_values
     for number in (*(trial.values or ()), *reports, *reports.values(), *trial.constraints.values()):
         if not isinstance(number, int | float):
@@ -112,7 +111,7 @@ def _check_file(url: URL) -> None:
 
 @contextmanager
 def _failures(url: URL) -> Iterator[None]:
-    """Raise reading errors as ours, without the URL's password."""
+    """Raise our errors, without the URL's password."""
     try:
         yield
     except BSSearchError:
@@ -130,7 +129,7 @@ def _failures(url: URL) -> Iterator[None]:
 
 @contextmanager
 def _reading(url: URL) -> Iterator[RDBStorage]:
-    """Open Optuna's storage over existing tables, without writing."""
+    """Without writing."""
     address = _read_only(url)
     _check_tables(address, shown(url))
     with optuna_storage(url, address=address) as storage:
@@ -145,7 +144,7 @@ def _read_only(url: URL) -> URL:
 
 
 def _check_tables(url: URL, name: str) -> None:
-    """Raise `UsageError` if a table is missing: Optuna would create it."""
+    """Raise `UsageError` if a table is missing, because Optuna would create it."""
     engine = create_engine(url)
     try:
         tables = set(inspect(engine).get_table_names())
@@ -160,7 +159,6 @@ def _check_tables(url: URL, name: str) -> None:
 
 
 def _named(study: str | None, names: list[str], url: URL) -> str:
-    """Return the requested study, or the only one."""
     listed = ", ".join(map(repr, sorted(names))) or "none"
     if study is None and len(names) == 1:
         return names[0]
@@ -172,5 +170,5 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
 
 
 def default_name(name: str) -> str:
-    """Return an Optuna study's name with dashes for invalid characters."""
+    """Return a name with dashes for invalid characters."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:100] or Path(name).stem or "optuna"

@@ -1,7 +1,6 @@
-"""``import optuna``: the finished trials of an Optuna study.
+"""``import optuna``: finished trials of an Optuna study.
 
-Optuna's report steps have no unit. So seconds and optimizer steps are read only if the user names their place, or if
-bssearch exported the study.
+Optuna's report steps have no unit: seconds and optimizer steps are read only from named places or bssearch's exports.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ if TYPE_CHECKING:
 
 VALUE, USER_ATTRIBUTE = "value", "user_attr:"
 OWN_TIME, OWN_STEPS, OWN_SECONDS = "time_to_target_s", "steps_to_target", "train_seconds"
-"""User attributes written by `export --to optuna`: two for the study's target, one for the whole trial."""
+"""Attributes of `export --to optuna`: two for the study's target, one for the whole trial."""
 
 
 def check_own_place(found: OptunaTrials, option: str, place: str | None, own: Target, wanted: Target) -> None:
-    """Raise `UsageError` if figures of an exported study are for another target than the wanted one.
+    """Raise `UsageError` if an exported study's figures are for another target.
 
-    Its values (seconds only under time_to_target) and two trial attributes are for the ``own`` target.
+    Values (seconds only under time_to_target) and two attributes are for the ``own`` target.
     """
     if place == VALUE and list(found.metric_names) != [OWN_TIME]:
         named = ", ".join(found.metric_names) or "not named"
@@ -55,14 +54,14 @@ def check_own_place(found: OptunaTrials, option: str, place: str | None, own: Ta
 
 
 def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
-    """Return whether a trial ended at the target: first hit at its last report, after a miss."""
+    """Return whether the first hit is the last report, after a miss."""
     return hit is not None and hit.last_miss_step < hit.first_hit_step == max(trial.intermediate_values)
 
 
 def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool) -> bool:
-    """Return whether a trial met the target before its last report, and its reports cover the training.
+    """Return whether a trial met the target early and its reports cover the training.
 
-    A value that differs from all reports was measured after the last one, so the training may have been longer.
+    A value unlike all reports was measured later: training may have been longer.
     """
     reports = trial.intermediate_values
     if hit.first_hit_step == max(reports):
@@ -72,15 +71,15 @@ def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool
 
 
 def says_target(name: str) -> bool:
-    """Return whether a figure's name refers to the target, such as ``steps_to_target``."""
+    """Return whether a name refers to the target, such as ``steps_to_target``."""
     return "target" in name.lower()
 
 
 def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
-    """Return whether a trial's duration shows that seconds cover the whole trial; None if unknown.
+    """Return whether seconds cover the whole trial, by its duration; None if unknown.
 
-    ``share`` is the fraction of the trial up to the target. Seconds to the target are at most that share of the
-    duration; 20 % more allows for a slow first epoch.
+    ``share``: the fraction up to the target, which seconds to the target cannot exceed; 20 % more allows for a slow
+    first epoch.
     """
     lasted = 0.0 if trial.duration is None else trial.duration.total_seconds()
     if lasted <= 0 or seconds > lasted * 1.02:
@@ -105,17 +104,17 @@ def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float 
 
 
 def number(value: Any) -> float | None:
-    """Return a number as a float; None if it is not a number."""
+    """Return a float, or None for other types."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 FEW = 10
-"""Gaps up to this are rarely optimizer steps: evaluating would take longer than the training between reports."""
+"""Smaller gaps are rarely optimizer steps: evaluating would take longer than training between reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSteps:
-    """Report steps of a study: the ``first`` of any trial, the smallest and largest gap (None without two reports)."""
+    """The ``first`` report step, the smallest and largest gap (None without two reports)."""
 
     first: int = 1
     smallest_gap: int | None = None
@@ -123,7 +122,7 @@ class ReportSteps:
 
     @classmethod
     def of(cls, trials: Iterable[FrozenTrial]) -> Self:
-        """Return the report steps of trials."""
+        """Measure the reports of trials."""
         steps = [sorted(trial.intermediate_values) for trial in trials if trial.intermediate_values]
         gaps = [later - earlier for one in steps for earlier, later in pairwise(one)]
         return cls(
@@ -134,20 +133,19 @@ class ReportSteps:
 
     @property
     def may_be_epochs(self) -> bool:
-        """Whether reports come as often as every few epochs."""
+        """Whether reports come every few steps."""
         return self.largest_gap is not None and self.largest_gap <= FEW and self.first <= FEW
 
     @property
     def are_epochs(self) -> bool:
-        """Whether reports are at 0, 1, 2, … or at 1, 2, 3, …; some may be missing."""
+        """Whether reports are 0, 1, 2, … or 1, 2, 3, …, with gaps."""
         return self.may_be_epochs and self.smallest_gap == 1 and self.first <= 1
 
     @property
     def epochs_before_first(self) -> int:
-        """1 if epochs are counted from 0, so that report 0 ends the first epoch; else 0.
+        """1 if report 0 ends the first epoch, else 0.
 
-        Reports at 4, 9, 14, … count from 0. Reports at 0, 100, 200, … are more likely steps, with an evaluation at the
-        start.
+        Reports 4, 9, 14, … count from 0; reports 0, 100, 200, … are more likely steps, with an evaluation at the start.
         """
         gap = self.smallest_gap or 1
         return int((self.first == 0 and gap <= FEW) or (gap > 1 and self.first == gap - 1))
@@ -157,7 +155,7 @@ DURATION, STEP_MS, STEP, EPOCH = "duration", "step_ms", "step", "epoch"
 ENDED = ("COMPLETE", "PRUNED")
 AS_EPOCHS = f"--steps {EPOCH} --samples-per-epoch N says so, N being the training samples of an epoch"
 OURS = frozenset({"objective", "target_metric", "target_value", "target_goal", "train_seconds_limit"})
-"""Study attributes written by `export --to optuna`."""
+"""Study attributes of `export --to optuna`."""
 
 
 def import_optuna(
@@ -218,10 +216,10 @@ def import_optuna(
 ) -> Studies:
     """Make a study from the finished trials of an Optuna study.
 
-    The parameters are batch_size, learning_rate and any others. A trial reached the target where a report or its value
-    meets it; else a COMPLETE one is exhausted, a PRUNED one pruned. FAIL, RUNNING and WAITING trials are left out, and
-    trials that violate a constraint. Seconds and steps are read from the place that --seconds and --steps name. A study
-    that `export --to optuna` wrote needs neither.
+    Parameters are batch_size, learning_rate and any others. A trial reached the target if a report or its value meets
+    it; otherwise COMPLETE becomes exhausted, PRUNED pruned. FAIL, RUNNING and WAITING trials, and trials that violate a
+    constraint, are left out. --seconds and --steps say where seconds and steps are recorded; a study written by `export
+    --to optuna` needs neither.
     """
     # SQLAlchemy, which `import --help` does without
     from bssearch.exchange.importers.optuna_database import default_name, read_optuna_study
@@ -250,7 +248,6 @@ def import_optuna(
 
 
 def _objective(found: OptunaTrials, given: RunsObjective | None) -> tuple[RunsObjective, list[str]]:
-    """Return the new study's objective and notes about it."""
     before = found.user_attributes.get("objective") if found.user_attributes.keys() >= OURS else None
     if given is not None or before is None:
         return given or RunsObjective.TIME_TO_TARGET, []
@@ -268,7 +265,6 @@ def _reader(
     seconds: str | None,
     steps: str | None,
 ) -> _Reader:
-    """Return the reader for a study's trials; raise `UsageError` if the options do not fit it."""
     if len(found.directions) != 1:
         raise UsageError(f"the Optuna study {found.name!r} has {len(found.directions)} objectives: it must have one")
     _check_place("--seconds", seconds, (DURATION, STEP_MS, VALUE))
@@ -313,7 +309,7 @@ def _reader(
 
 
 def _target_of(found: OptunaTrials, *, is_metric: bool) -> Target:
-    """Return the study's metric and goal if its values are the metric; the target's value is NaN."""
+    """The value is NaN; metric and goal are the study's if its values are the metric."""
     direction = found.directions[0] if is_metric else Goal.MAXIMIZE.value
     names = found.metric_names if is_metric else ()
     goal = Goal.MINIMIZE if direction == Goal.MINIMIZE.value else Goal.MAXIMIZE
@@ -327,12 +323,11 @@ def _check_place(option: str, given: str | None, places: Sequence[str]) -> None:
 
 
 def _attribute(place: str | None) -> str | None:
-    """Return the user attribute that a place names, or None."""
     return place.removeprefix(USER_ATTRIBUTE) if place and place.startswith(USER_ATTRIBUTE) else None
 
 
 def _names(given: Sequence[str], found: OptunaTrials) -> dict[str, str]:
-    """Return the given names of parameters, by Optuna's."""
+    """Names of parameters, by Optuna's."""
     there = {name for trial in found.trials for name in trial.params}
     names: dict[str, str] = {}
     for text in given:
@@ -355,8 +350,8 @@ def _infeasible(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 class _Reader:
     """Reads a study's trials.
 
-    ``is_ours``: bssearch exported the study, so values are its objective's figure and never the reported metric.
-    ``takes_own``: figures come from the export's user attributes; values may be seconds.
+    ``is_ours``: bssearch exported the study; values are its objective's, never the metric. ``takes_own``: figures come
+    from the export's attributes or values.
     """
 
     place: str
@@ -373,7 +368,6 @@ class _Reader:
     figures_at: FiguresAt | None = None
 
     def runs(self, trials: Sequence[FrozenTrial]) -> tuple[list[Run], list[str]]:
-        """Return finished trials as runs, and notes. Raises `UsageError` if no trial has a time."""
         ended = [trial for trial in trials if trial.state.name in ENDED and is_feasible(trial)]
         if not ended:
             without = " without a violated constraint" if _infeasible(trials) else ""
@@ -447,7 +441,7 @@ class _Reader:
         return f"{first}, {first + gap}, {first + 2 * gap}, …"
 
     def _check_reports(self, sizes: set[int]) -> None:
-        """Raise `UsageError` if epoch reports are declared as steps or milliseconds."""
+        """Raise `UsageError` if epochs are declared as steps or milliseconds."""
         by = f"--steps {STEP}" if self.steps == STEP else f"--seconds {STEP_MS}" if self.seconds == STEP_MS else None
         if by and not self.is_ours and len(sizes) > 1 and self.reports.are_epochs:
             raise UsageError(
@@ -473,7 +467,7 @@ class _Reader:
                 )
 
     def _is_of_whole(self, trial: FrozenTrial, name: str, option: str) -> bool | None:
-        """Return whether an attribute covers the whole trial; None if unknown."""
+        """None if unknown."""
         share, value, hit = self._share(trial), number(trial.user_attrs.get(name)), self._hit(trial)
         if share is None or share == 1.0 or value is None or hit is None:
             return None
@@ -482,7 +476,7 @@ class _Reader:
         return None if value > max(trial.intermediate_values) else not hit.last_miss_step < value <= hit.first_hit_step
 
     def _attributes(self) -> list[tuple[str, str]]:
-        """Return (option, attribute) pairs."""
+        """(option, attribute) pairs."""
         names = (("--seconds", self._seconds_name), ("--steps", self._steps_name))
         return [(option, name) for option, name in names if name is not None]
 
@@ -495,14 +489,14 @@ class _Reader:
         return _attribute(self.steps)
 
     def _is_at_target(self, name: str) -> bool:
-        """Return whether an attribute is for the target, in trials that reached it."""
+        """In trials that reached the target."""
         return self.figures_at is FiguresAt.TARGET or (self.figures_at is None and says_target(name))
 
     def _hit(self, trial: FrozenTrial) -> Crossing | None:
         return first_crossing(self._points(trial), self.target)
 
     def _share(self, trial: FrozenTrial) -> float | None:
-        """Return the fraction of a trial up to its first hit; None if the reports do not show it."""
+        """The fraction up to the first hit, if known."""
         hit = self._hit(trial)
         if ended_at_target(hit, trial):
             return 1.0
@@ -511,7 +505,7 @@ class _Reader:
         return self._done(hit.first_hit_step) / self._end(trial) or None
 
     def _end(self, trial: FrozenTrial) -> float:
-        """Return a trial's end in the unit of `_done`: its last report, or its steps if slightly later."""
+        """In units of `_done`: the last report, or steps if slightly later."""
         last = self._done(max(trial.intermediate_values))
         if self._steps_name is None or self._is_at_target(self._steps_name):
             return last
@@ -519,7 +513,7 @@ class _Reader:
         return steps if steps is not None and last < steps < 2 * last else last
 
     def _done(self, step: int) -> int:
-        """Return the training done at a report, in any unit."""
+        """Training at a report, in any unit."""
         return step if self.steps == STEP or self.is_ours else step + self.reports.epochs_before_first
 
     def _origin(self, trial: FrozenTrial) -> str:
@@ -562,7 +556,7 @@ class _Reader:
         )
 
     def _parameters(self, trial: FrozenTrial, origin: str) -> dict[str, ParameterValue]:
-        """Return parameters by our names, with the micro-batch split of bssearch's exports."""
+        """By our names, with the split of bssearch's exports."""
         values: dict[str, ParameterValue] = {}
         if self.takes_own:
             split = ("batch_size", "micro_batch_size", "accumulation_steps")
@@ -579,7 +573,7 @@ class _Reader:
         return values
 
     def _points(self, trial: FrozenTrial) -> list[Observation]:
-        """Return the finite reports by step; seconds are set if steps are milliseconds."""
+        """Finite reports by step; seconds are set if steps are milliseconds."""
         unit = 1000 if self.seconds == STEP_MS else math.inf
         return [
             Observation(step=step, samples=0, train_seconds=step / unit, metric=value, loss=None, learning_rate=0.0)
@@ -588,7 +582,7 @@ class _Reader:
         ]
 
     def _values_are_metric(self, trial: FrozenTrial) -> bool:
-        """Return whether a trial's value is the metric; for a pruned trial, its last report."""
+        """A pruned trial's value is its last report."""
         return trial.state.name == "COMPLETE" and self.seconds != VALUE and not self.is_ours
 
     def _has_reached(self, trial: FrozenTrial, hit: Crossing | None) -> bool:
@@ -600,7 +594,6 @@ class _Reader:
         return hit is not None or by_value
 
     def _missed(self, trial: FrozenTrial) -> TrialState:
-        """Return the state of a trial that missed the target; from the attributes if bssearch exported it."""
         own = trial.user_attrs.get("state") if self.takes_own else None
         if own in (TrialState.CAPPED, TrialState.EXHAUSTED, TrialState.DIVERGED):
             return TrialState(own)
@@ -615,7 +608,7 @@ class _Reader:
         batch_size: int,
         origin: str,
     ) -> int | None:
-        """Return the optimizer steps to the target, or of the whole trial if missed; None if unknown."""
+        """To the target, or of the whole trial if missed."""
         if self.takes_own:
             name = OWN_STEPS if reached else "steps"
             return self._own_count(trial, name, reached, origin)
@@ -655,7 +648,7 @@ class _Reader:
     def _seconds(
         self, trial: FrozenTrial, reached: bool, points: Sequence[Observation], hit: Crossing | None, origin: str
     ) -> float | None:
-        """Return the seconds to the target, or of the whole trial if missed; None if unknown."""
+        """To the target, or of the whole trial if missed."""
         if self.takes_own:
             return self._own_seconds(trial, reached, origin)
         if self._seconds_name is not None:
@@ -676,7 +669,7 @@ class _Reader:
         return None if not took or took < 0 or (reached and not is_to_target) else took
 
     def _own_seconds(self, trial: FrozenTrial, reached: bool, origin: str) -> float | None:
-        """Return bssearch's seconds; for a contended trial, the study's value."""
+        """For a contended trial, the study's value."""
         attributes = trial.user_attrs
         if not reached:
             return checked_seconds(attributes.get(OWN_SECONDS), OWN_SECONDS, reached, origin)

@@ -1,7 +1,7 @@
 """``import rcp``: MLPerf's reference convergence points, the samples of several runs a batch size to the target.
 
-The files are those of https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``. They hold no
-seconds and no metric.
+Files: https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``. They hold no seconds or
+metrics.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from bssearch.records import Configuration, ParameterValue, Target
 from bssearch.registry import Option
 
 SAMPLES_PER_EPOCH = {"bert": 1, "resnet": 1_281_167, "retinanet": 1_170_301}
-"""Training samples of ImageNet (resnet) and MLPerf's OpenImages (retinanet); bert's "epochs" count samples."""
+"""ImageNet (resnet), MLPerf's OpenImages (retinanet); bert's "epochs" count samples."""
 
 TARGETS = {
     "bert": Target(metric="masked_lm_accuracy", value=0.72),
     "resnet": Target(metric="accuracy", value=0.759),
     "retinanet": Target(metric="mean_average_precision", value=0.34),
 }
-"""Quality targets of the benchmarks (https://mlcommons.org/benchmarks/training)."""
+"""https://mlcommons.org/benchmarks/training"""
 
 UNKNOWN_TARGET = Target(metric="quality_target", value=1.0)
-"""Placeholder for a target missing in the file: 1 if the benchmark's target is reached."""
+"""If the file has no target: 1 when the benchmark's is reached."""
 
 LEARNING_RATE = "opt_base_learning_rate"
 EPOCHS, SAMPLES = "epochs to converge", "samples to converge"
@@ -47,7 +47,7 @@ EPOCHS, SAMPLES = "epochs to converge", "samples to converge"
 
 @dataclass(frozen=True, slots=True)
 class ReferencePoints:
-    """The runs of a file, and their common target."""
+    """A file's runs and target."""
 
     table: RunTable
     target: Target
@@ -68,7 +68,7 @@ def import_rcp(
 ) -> Studies:
     """Make a study from MLPerf's reference convergence points.
 
-    They are the samples that each batch size took to the target.
+    They are the samples that runs of each batch size took to the target.
     """
     from bssearch.exchange.importers.studies import make_studies  # SQLAlchemy, which `import --help` does without
 
@@ -78,10 +78,9 @@ def import_rcp(
 
 
 def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePoints:
-    """Read a file of reference convergence points; runs without a value are noted and left out.
+    """Read a file; runs without a value are noted and left out.
 
-    ``samples_per_epoch`` defaults to `SAMPLES_PER_EPOCH`. Raises `NotFoundError`, or `UsageError` naming file, entry,
-    field, value and bound.
+    ``samples_per_epoch`` defaults to `SAMPLES_PER_EPOCH`. Raises `NotFoundError` or `UsageError`.
     """
     entries = [_Entry(name, fields, str(path)) for name, fields in _entries(read_text(path), path).items()]
     benchmarks = sorted({one.benchmark for one in entries if one.benchmark is not None})
@@ -112,7 +111,7 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePo
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A reference point: its fields by lower-case name."""
+    """A reference point; field names are lower-case."""
 
     name: str
     fields: Mapping[str, Any]
@@ -131,7 +130,6 @@ class _Entry:
         return self.fields.get(SAMPLES) is None
 
     def results(self) -> Iterator[tuple[str, float | None]]:
-        """Yield the value of each run and its name; None if unknown."""
         field = EPOCHS if self.counts_epochs else SAMPLES
         values = self.fields.get(field)
         if isinstance(values, dict):
@@ -144,7 +142,6 @@ class _Entry:
             yield label, None if number is None else float(number)
 
     def runs(self, results: list[tuple[str, float | None]], per_epoch: int | None) -> Iterator[Run]:
-        """Yield a run per value, with epochs converted to samples."""
         if not results:
             return
         configuration = self._configuration()

@@ -38,7 +38,7 @@ from bssearch.registry import Option
 
 
 class FiguresAt(StrEnum):
-    """The moment at which the seconds and steps of a run that reached the target were taken."""
+    """When seconds and steps of a run that reached the target were taken."""
 
     TARGET = "target"
     END = "end"
@@ -46,13 +46,13 @@ class FiguresAt(StrEnum):
 
 Measure = Literal["steps", "train_seconds"]
 TOLERANCE = {"steps": 0.0, "train_seconds": 0.01}
-"""Relative difference up to which two runs ended at the same moment: clocks differ, step counts do not."""
+"""Relative difference of two equal ends: clocks differ, step counts do not."""
 
 MOST_ROUNDING = 1.25
-"""Largest ratio of the samples of two batch sizes in equal epochs: the last batch may be partial or dropped."""
+"""Largest ratio of samples in equal epochs: the last batch may be partial or dropped."""
 
 SAME_PACE, OTHER_PACE = 1.05, 1.25
-"""Ratios of seconds for equal steps: at most for repeats on a quiet device, at least for other configurations."""
+"""Ratios of seconds for equal steps: at most for repeats, at least for other configurations."""
 
 REMEDY = (
     "put the steps and train_seconds until the first evaluation that met the target into the columns steps and "
@@ -61,7 +61,7 @@ REMEDY = (
 
 
 def check_figures(runs: Sequence[Run], figures_at: FiguresAt | None) -> None:
-    """Raise `UsageError` if steps or seconds may be those of whole trainings, unless ``figures_at`` says otherwise."""
+    """Raise `UsageError` if steps or seconds may be of whole trainings, unless ``figures_at`` settles it."""
     if figures_at is FiguresAt.TARGET:
         return
     if figures_at is FiguresAt.END:
@@ -81,7 +81,7 @@ def check_figures(runs: Sequence[Run], figures_at: FiguresAt | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Runs of one batch size, device and number of epochs, by their final figure."""
+    """Runs of one batch size, device and number of epochs, by final figure."""
 
     batch_size: int
     reached: list[float]
@@ -91,16 +91,15 @@ class _Group:
 
     @property
     def end(self) -> float:
-        """The figure at which most runs that reached the target ended."""
+        """The most frequent end of runs that reached the target."""
         return median_low(self.reached) if self.tolerance else Counter(self.reached).most_common(1)[0][0]
 
     def at_end(self, figures: Sequence[float]) -> int:
-        """Return how many of some figures are at the end."""
         return sum(math.isclose(one, self.end, rel_tol=self.tolerance, abs_tol=0.0) for one in figures)
 
 
 def _evidence(runs: Sequence[Run], measure: Measure) -> str:
-    """Return the evidence that runs did not end at the target; "" if some ended earlier than others."""
+    """That runs did not end at the target; "" if some ended earlier."""
     groups = list(_groups(runs, measure))
     reached = sum(len(one.reached) for one in groups)
     if reached < 2 or sum(one.at_end(one.reached) for one in groups) < 0.9 * reached:
@@ -132,7 +131,7 @@ def _ended(count: int, how: str) -> str:
 
 
 def _groups(runs: Sequence[Run], measure: Measure) -> Iterator[_Group]:
-    """Yield the runs with known figures by size, device and epochs, if any reached the target."""
+    """By size, device and epochs, if any reached the target."""
     groups: dict[tuple[int, str, str], list[Run]] = {}
     for run in runs:
         if getattr(run, measure):
@@ -155,10 +154,7 @@ def _key(run: Run) -> tuple[int, str, str]:
 
 
 def _seconds_differ(runs: Sequence[Run]) -> bool:
-    """Return whether seconds at a batch size differ by configuration rather than seed.
-
-    Then equal steps may be a setting, and the seconds still those to the target.
-    """
+    """By configuration rather than seed: then equal steps may be a setting, and seconds still to the target."""
     seconds: dict[int, dict[str, list[float]]] = {}
     for run in runs:
         if run.reached and run.train_seconds:
@@ -171,7 +167,7 @@ def _seconds_differ(runs: Sequence[Run]) -> bool:
 
 
 def _same_budget(groups: Sequence[_Group], measure: Measure) -> str:
-    """Return the common steps, seconds or samples of all batch sizes; "" if there are none."""
+    """The common steps, seconds or samples of all batch sizes, or ""."""
     ends = [one.end for one in groups]
     if max(ends) <= min(ends) * (1 + TOLERANCE[measure]):
         return f"{measure} = {ends[0]:g}"
@@ -183,7 +179,7 @@ def _same_budget(groups: Sequence[_Group], measure: Measure) -> str:
 
 
 def _are_same_epochs(steps: dict[int, int]) -> bool:
-    """Return whether steps by batch size are equal epochs, with or without partial batches."""
+    """With or without partial batches."""
     samples = [size * count for size, count in steps.items()]
     if max(samples) > MOST_ROUNDING * min(samples):
         return False
@@ -207,14 +203,14 @@ LARGEST_SEED = 2**62
 """Leaves room in 64 bits to number repeated runs."""
 
 LONGEST_S = 1e9
-"""Longest training in seconds (30 years): more is a mistake."""
+"""30 years: more is a mistake."""
 
 MOST_RUNS = 1_000_000
-"""Most runs of a table."""
+"""Most rows."""
 
 
 class RunsObjective(StrEnum):
-    """Objectives that a table of runs can answer."""
+    """Objectives that runs can answer."""
 
     TIME_TO_TARGET = "time_to_target"
     SAMPLES_TO_TARGET = "samples_to_target"
@@ -245,10 +241,10 @@ def import_runs(
 ) -> Studies:
     """Make a study from a table of runs.
 
-    Runs on several devices, or in several precisions, make several studies. Columns: batch_size, reached (true or
-    false), and, where known, seed, steps and train_seconds (to the target, or all where it was missed), final_metric,
-    device, precision, param.learning_rate, param.NAME. An empty cell is not known. A batch may also stand in its parts:
-    micro_batch_size, accumulation_steps, world_size.
+    Each device and precision gets a separate study. Columns: batch_size, reached (true or false), and optionally seed,
+    steps and train_seconds (to the target, or of the whole run if missed), final_metric, device, precision,
+    param.learning_rate, param.NAME. Leave unknown cells empty. micro_batch_size, accumulation_steps and world_size may
+    replace batch_size.
     """
     from bssearch.exchange.importers.studies import (  # SQLAlchemy, which `import --help` does without
         find_target,
@@ -266,15 +262,15 @@ def import_runs(
 
 
 def read_runs(path: Path) -> RunTable:
-    """Read a CSV file with one run per row; columns are `COLUMNS` and ``param.NAME``, an empty cell is unknown.
+    """Read a CSV file; columns are `COLUMNS` and ``param.NAME``.
 
-    Raises `NotFoundError`, or `UsageError` naming line, column, value and bound.
+    Raises `NotFoundError`, or `UsageError` with line, column, value and bound.
     """
     return parse_runs(read_text(path), str(path))
 
 
 def parse_runs(text: str, source: str) -> RunTable:
-    """Parse a CSV text; ``source`` names it in messages. See `read_runs`."""
+    """Parse CSV; ``source`` names it. See `read_runs`."""
     rows = csv_rows(text, source)
     line, header = next(rows, (1, []))
     check_separator(header, f"{source}:{line}")
@@ -320,7 +316,6 @@ class _Row:
         return batch
 
     def run(self, batch: Mapping[str, int]) -> Run:
-        """Return the run of this row with its batch parts."""
         reached = BOOLEANS.get(self._text("reached").lower())
         if reached is None:
             raise UsageError(
@@ -381,7 +376,7 @@ class _Row:
 
 
 def _columns(header: list[str], origin: str) -> list[str]:
-    """Check column names; number the empty ones."""
+    """Check names; number the empty ones."""
     names = [ALIASES.get(name.strip(), name.strip()) for name in header]
     for name, count in Counter(name for name in names if name).items():
         if count > 1:
@@ -403,7 +398,6 @@ def _columns(header: list[str], origin: str) -> list[str]:
 
 
 def _check_parameter(name: str, origin: str) -> None:
-    """Raise `UsageError` if the column is not a parameter."""
     parameter = name.removeprefix(PREFIX)
     if name == PREFIX or (name != parameter and parameter in COLUMNS):
         raise UsageError(

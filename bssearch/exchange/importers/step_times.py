@@ -20,17 +20,17 @@ SHORTEST_S, LONGEST_S = 1e-9, 1e6
 
 SHOWN_COLUMNS = 8
 LONGEST_INTEGER = 300
-"""Digits that surely fit a float; longer numbers stay text."""
+"""Digits that fit a float."""
 
 _brief = Repr()
 _brief.maxstring = 40
 
 
 def read_step_times(path: Path) -> dict[int, ProbeRecord]:
-    """Read step times by batch size from CSV (batch_size, step_seconds) or the probe's JSON.
+    """Read CSV (batch_size, step_seconds) or the probe's JSON.
 
-    ``micro_batch_size`` is optional (default: the batch size). Raises `NotFoundError`, or `UsageError` naming file,
-    row, value and bound.
+    ``micro_batch_size`` defaults to the batch size. Raises `NotFoundError`, or `UsageError` with file, row, value and
+    bound.
     """
     text = read_text(path)
     rows = list(_json_rows(path, text) if text.lstrip()[:1] in {"{", "["} else _csv_rows(path, text))
@@ -85,7 +85,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def _integer(digits: str) -> int | str:
-    """Parse an integer; return its text if it is too long."""
+    """Too long stays text."""
     return int(digits) if len(digits) <= LONGEST_INTEGER else digits
 
 
@@ -134,5 +134,4 @@ def _number(value: Any) -> float | None:
 
 
 def _shown(value: Any) -> str:
-    """Return a value for an error, shortened."""
     return _brief.repr(value)

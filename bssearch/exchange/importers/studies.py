@@ -34,10 +34,9 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[Run], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Return the runs' target and notes about it.
+    """Return the target and notes.
 
-    The default value is the worst final metric of a run that reached it. Raises `UsageError` if there is no such run or
-    the value is not finite.
+    Default: the worst final metric that reached it. Raises `UsageError` without such a run, or if not finite.
     """
     if value is not None and not math.isfinite(value):
         raise UsageError(f"--target = {value} must be a finite number")
@@ -73,7 +72,7 @@ def make_studies(
     objective: str = TimeToTarget.name,
     default_batch: int | None = None,
 ) -> Studies:
-    """Return the studies of runs, one per device and precision.
+    """Return a study per device and precision.
 
     A single study is called ``name``; otherwise the device follows. Without train seconds the objective is
     ``samples_to_target``. Raises `UsageError` if no run has ``default_batch``.
@@ -108,7 +107,7 @@ def _about(
     objective: str,
     default_batch: int | None,
 ) -> Iterator[str]:
-    """Yield notes on a study, and on differences from its table."""
+    """Notes on a study, and on differences from its table."""
     reached = sum(one.run.reached for one in seeded)
     runs = f"{len(seeded)} run{'s' * (len(seeded) > 1)}"
     yield f"{runs}, {reached} reached, on device {kind[0]}, precision {kind[1]}"
@@ -124,7 +123,6 @@ def _about(
 
 
 def _unknown(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield notes on unknown values."""
     fields = {
         name: sum(getattr(run, name) is None for run in runs)
         for name in ("seed", "steps", "train_seconds", "final_metric", "device", "precision")
@@ -139,7 +137,7 @@ def _unknown(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _names(name: str, kinds: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return a unique short study name for each device and precision."""
+    """Unique and short."""
     if len(kinds) == 1:
         return {kinds[0]: name}
     devices = [device for device, _ in kinds]
@@ -159,9 +157,9 @@ def _slug(text: str) -> str:
 
 
 def _with_seeds(runs: Sequence[Run]) -> tuple[list[_SeededRun], list[str]]:
-    """Return runs with seeds unique within a configuration, and the places of changed seeds.
+    """Make seeds unique within a configuration; return the changed places.
 
-    Several runs of a configuration count as confirmation, a single run as search.
+    Several runs of a configuration count as confirmation, a single one as search.
     """
     keys = [run.configuration.key for run in runs]
     taken: dict[str, set[int]] = {key: set() for key in keys}
@@ -193,7 +191,7 @@ def _with_seeds(runs: Sequence[Run]) -> tuple[list[_SeededRun], list[str]]:
 def _spec(
     name: str, seeded: Sequence[_SeededRun], target: Target, objective: str, default_batch: int | None
 ) -> StudySpec:
-    """Return a spec for the runs; without a workload it cannot be run."""
+    """Without a workload it cannot run."""
     runs = [one.run for one in seeded]
     sizes = sorted({run.configuration.batch_size for run in runs})
     default_known = default_batch in sizes

@@ -1,4 +1,4 @@
-"""Translates database errors: problem, place and remedy, never a password."""
+"""Database errors: problem, place and remedy, never a password."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from bssearch.settings import user_name
 from bssearch.storage.connection.urls import shown, sqlite_file, without_secrets
 
 BUSY_TIMEOUT_S = 30.0
-"""Seconds to wait for another process that writes to a SQLite file."""
+"""Longest wait for another writer of a SQLite file."""
 
 OTHER_DATABASE_HINT = "name another database with --db or BSSEARCH_DB_URL"
 
 _LOST_STATES = ("08", "25P03", "57P01", "57P02", "57P03", "53300")
-"""SQLSTATEs of a lost or refused connection (server starting, stopping or full). 25P03: silent for too long
-(`bssearch.storage.database.LONGEST_TURN_SECONDS`). https://www.postgresql.org/docs/current/errcodes-appendix.html"""
+"""SQLSTATEs of a lost or refused connection. 25P03: silent for `bssearch.storage.database.LONGEST_TURN_SECONDS`.
+https://www.postgresql.org/docs/current/errcodes-appendix.html
+"""
 _GAVE_WAY = ("40001", "40P01")
-"""Transactions rolled back for a conflict or deadlock; they can be retried."""
+"""Conflicts and deadlocks, which can be retried."""
 
 _NO_RIGHT = ("42501", "3F000")
-"""No privilege; no schema to create in, which a role without rights on the schema gets."""
+"""No privilege, or no schema with a right to create."""
 
 MAKER_TRIGGERS = ("bss_study_maker", "bss_submission_submitter")
-"""Triggers that protect studies and submissions of other logins."""
+"""Triggers that protect other logins' studies and submissions."""
 
 _NOT_POSTGRESQL = re.compile(r"invalid response to \w+ negotiation|expected authentication request")
 _REFUSED = {
@@ -46,11 +47,11 @@ _REFUSED = {
 
 
 class ConnectionLostError(DatabaseError):
-    """The server is unreachable, or gave way to another client; a retry may succeed."""
+    """Server unreachable, or gave way to another client; retry."""
 
 
 def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
-    """Return the `DatabaseError` for an SQLAlchemy error."""
+    """Translate an SQLAlchemy error."""
     cause = " ".join(without_secrets(str(getattr(error, "orig", None) or error), url).split())
     where = shown(url)
     if sqlite_file(url) is None:
@@ -70,9 +71,9 @@ def read_only(where: str) -> DatabaseError:
 
 
 def missing_right(role: str, right: str, thing: str, where: str) -> DatabaseError:
-    """Return the error for a missing right, with the minimal GRANT statements.
+    """Return the error for a missing right, with minimal GRANTs.
 
-    Readers need no right to write; writers also need the sequences that number rows.
+    Writers also need the sequences that number rows.
     """
     whom = f'TO "{role}"'
     if thing.startswith("schema "):

@@ -22,7 +22,7 @@ _DRIVERS = {
     "postgresql+psycopg": "postgresql+psycopg",
 }
 _SECRETS = ("password", "passwd", "passphrase", "sslpassword")
-"""Options that hold a secret; similar names may be typos of them."""
+"""Options with secrets; similar names may be typos."""
 
 _LARGEST_PORT = 65535
 
@@ -53,7 +53,7 @@ def _is_secret(option: str) -> bool:
 
 
 def parse_url(text: str | URL) -> URL:
-    """Parse a database URL; raise `UsageError` if it is invalid or unsupported."""
+    """Parse a database URL; raise `UsageError` if invalid."""
     text = text.strip() if isinstance(text, str) else text
     try:
         url = make_url(text)
@@ -94,14 +94,13 @@ def _form_for(text: object) -> str:
 
 
 def _nearest_driver(text: str) -> str:
-    """Return a hint with the nearest URL scheme; empty if none is near."""
     [scheme] = re.findall(r"^[\w+]*", text.lstrip(" '\"").lower())
     near = difflib.get_close_matches(scheme, _DRIVERS, n=1, cutoff=0.7)
     return f"it may be meant to begin with {near[0]}://; " if near and not text.startswith(f"{near[0]}://") else ""
 
 
 def _check_at_signs(text: str | URL, url: URL) -> None:
-    """Raise `UsageError` for an unescaped @: it would end the password and show the rest as host."""
+    """An unescaped @ would end the password and show the rest as host."""
     given, expected = (text, url.username is not None) if isinstance(text, str) else (url.host or "", False)
     if given.count("@") > expected:
         raise UsageError(
@@ -121,17 +120,17 @@ def _checked_sqlite(url: URL) -> URL:
 
 
 def sqlite_file(url: URL) -> Path | None:
-    """Return the path of a SQLite database; None for a server."""
+    """Return a SQLite database's path; None for a server."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 def shown(url: URL) -> str:
-    """Return the database's name for messages: a file's path, or a URL without password."""
+    """Return the path, or the URL without password."""
     return str(sqlite_file(url) or masked(url))
 
 
 def without_secrets(text: str, url: URL) -> str:
-    """Return the text with every password of the URL as ``***``."""
+    """Replace the URL's passwords in a text by ``***``."""
     for secret in (url.password, *(value for key, value in url.query.items() if _is_secret(key))):
         for one in (secret,) if isinstance(secret, str) else secret or ():
             text = text.replace(one, "***") if one else text
