@@ -129,7 +129,7 @@ def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
     names = [given] if isinstance(given, str) else list(given)
     for name in names:
         if name not in set(Phase):
-            raise UsageError(f"phases has {name!r}; there are {', '.join(Phase)}")
+            raise UsageError(f"unknown phase {name!r}; choose from {', '.join(Phase)}")
     return {Phase(name) for name in names}
 
 

@@ -102,4 +102,4 @@ def description_path(path: Path) -> Path:
     for suffix in SUFFIXES:
         if path.name.endswith(suffix) and path.name != suffix:
             return path.with_name(path.name.removesuffix(suffix) + ".json")
-    raise UsageError(f"{str(path)!r} is no table of recorded curves: its name must end in {' or '.join(SUFFIXES)}")
+    raise UsageError(f"{str(path)!r} is not a table of recorded curves: its name must end in {' or '.join(SUFFIXES)}")

@@ -60,7 +60,7 @@ class Patience:
         except ConnectionLostError as error:
             if self._over.is_set():
                 raise
-            self._tell(f"{error.message}; trying again for {RETRY_FOR_S / 60:.0f} minutes", waiting=True)
+            self._tell(f"{error.message}; retrying for {RETRY_FOR_S / 60:.0f} minutes", waiting=True)
         try:
             result = self._repeat(work)
         except ConnectionLostError as error:
@@ -68,8 +68,8 @@ class Patience:
             self.end()
             self.is_waiting = False
             raise DatabaseError(
-                f"{error.message} (tried again for up to {RETRY_FOR_S / 60:.0f} minutes)",
-                hint="what had been stored is safe; the same command goes on",
+                f"{error.message} (retried for {RETRY_FOR_S / 60:.0f} minutes)",
+                hint="stored results are safe; run the same command again to continue",
             ) from error
         except BSSearchError:  # the database answered, so the connection is back
             self._tell_back()
@@ -194,8 +194,8 @@ class Database:
                 fault = first_fault(connection, study_id)
             if fault is not None:
                 raise DatabaseError(
-                    f"what is stored of the study {name!r} cannot be used: {fault}",
-                    hint="something else than bssearch has written it; other studies are not concerned",
+                    f"study {name!r} has an invalid row: {fault}",
+                    hint="another program wrote this row; other studies are not affected",
                 ) from error
 
     def _all_studies(self) -> dict[str, int]:
@@ -236,7 +236,7 @@ class Database:
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         if not self._write:
-            raise DatabaseError(f"{self.masked_url} was opened for reading")
+            raise DatabaseError(f"{self.masked_url} was opened read-only")
         held, self._turn.connection = self._turn.connection, None
         if held is None:
             with writing(self._engine) as connection:

@@ -95,7 +95,7 @@ def _rules(table: Table) -> Iterator[tuple[ColumnElement[bool], str]]:
         pairs = [(one.parent, there.c[one.column.name]) for one in key.elements]
         is_there = select(1).select_from(there).where(*(own == other for own, other in pairs)).exists()
         names = ", ".join(own.name for own, _ in pairs)
-        yield and_(*(own.is_not(None) for own, _ in pairs), ~is_there), f"what its {names} refers to is not there"
+        yield and_(*(own.is_not(None) for own, _ in pairs), ~is_there), f"the row that {names} refers to is missing"
 
 
 def _rows_of(study_id: int) -> Iterator[tuple[Table, str, ColumnElement[Any], ColumnElement[bool]]]:

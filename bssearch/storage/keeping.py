@@ -55,8 +55,8 @@ def bind(connection: Connection, study_id: int, environment: Environment, enviro
     elif not same_kind:
         raise OtherDeviceError(
             f"the study {study.name!r} was measured on {study.environment.fingerprint}, this is "
-            f"{environment.fingerprint}: seconds of two kinds of device are never pooled",
-            hint="give the spec another name to ask the question on this device",
+            f"{environment.fingerprint}; different devices are never pooled",
+            hint="give the spec another name for this device",
         )
 
 
@@ -87,11 +87,10 @@ def check_name(name: str) -> None:
         TypeAdapter(Annotated[str, StudySpec.model_fields["name"]]).validate_python(name)
     except ValidationError:
         raise UsageError(
-            f"{name!r} is no name for a study",
-            hint="a name is of letters, digits, '.', '_' and '-', starts with a letter or digit, "
-            "and has 100 characters at most",
+            f"invalid study name {name!r}",
+            hint="use letters, digits, '.', '_' and '-'; start with a letter or digit; use at most 100 characters",
         ) from None
 
 
 def _taken(name: str) -> UsageError:
-    return UsageError(f"there is a study {name!r} already", hint="continue it, or choose another name")
+    return UsageError(f"study {name!r} already exists", hint="continue it, or choose another name")

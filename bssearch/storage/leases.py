@@ -144,12 +144,12 @@ def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> 
         )
     ).first()
     if running is not None:
-        busy, until = f"its trial {running.number} is run by {running.lease_owner}", running.lease_expires_at
+        busy, until = f"{running.lease_owner} runs trial {running.number}", running.lease_expires_at
     elif claimed is not None:
-        busy, until = f"{claimed.owner} is at work on it ({claimed.name})", claimed.expires_at
+        busy, until = f"{claimed.owner} holds its claim {claimed.name}", claimed.expires_at
     else:
         return
     raise UsageError(
         f"the study {name!r} cannot be {doing}: {busy}",
-        hint=f"stop that driver first; one that is gone is forgotten as its lease ends: {until:%Y-%m-%d %H:%M:%S} UTC",
+        hint=f"stop that driver first; if it is dead, its lease ends at {until:%Y-%m-%d %H:%M:%S} UTC",
     )

@@ -75,12 +75,10 @@ def _refuse_another(revision: str | None, name: str) -> None:
     if revision == SCHEMA_HEAD:
         return
     if revision is None:
-        raise SchemaError(
-            f"{name} has no tables of bssearch", hint=f"`{UPGRADE_COMMAND}` makes them; is it the right --db?"
-        )
+        raise SchemaError(f"{name} has no bssearch tables", hint=f"check --db, or create them with `{UPGRADE_COMMAND}`")
     _refuse_unknown(revision, name)
     raise SchemaError(
-        f"the schema of {name} is at revision {revision}, this version needs {SCHEMA_HEAD}",
+        f"the schema of {name} is at revision {revision}; this version needs {SCHEMA_HEAD}",
         hint=f"upgrade it with `{UPGRADE_COMMAND}`",
     )
 
@@ -100,7 +98,7 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
         return
     done = upgrade(engine.url)
     if done.copy is not None:
-        notify(f"the schema of {shown(engine.url)} went from {done.before} to {done}")
+        notify(f"upgraded the schema of {shown(engine.url)} from {done.before} to {done}")
 
 
 def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
@@ -153,8 +151,8 @@ def refuse_roles_of_a_file(url: URL) -> None:
     path = sqlite_file(url)
     if path is not None:
         raise UsageError(
-            f"{path} has no roles: who may read and write a SQLite file, its own permissions say",
-            hint="give them with chmod and chgrp; roles are PostgreSQL's: --db postgresql://USER@HOST/NAME",
+            f"{path} is a SQLite file, which has no roles",
+            hint="set its permissions with chmod and chgrp, or use PostgreSQL: --db postgresql://USER@HOST/NAME",
         )
 
 
@@ -179,7 +177,7 @@ def _current(engine: Engine, *, to_write: bool = False) -> str | None:
 def _revision(connection: Connection) -> str | None:
     revisions = list(connection.scalars(text(f"SELECT version_num FROM {VERSION_TABLE}")))
     if len(revisions) > 1:
-        raise SchemaError(f"{VERSION_TABLE} holds several revisions: {', '.join(revisions)}")
+        raise SchemaError(f"{VERSION_TABLE} has several revisions: {', '.join(revisions)}")
     return str(revisions[0]) if revisions else None
 
 
@@ -198,14 +196,14 @@ def _check_schema_is_visible(connection: Connection) -> None:
 def _refuse_unknown(revision: str, name: str) -> None:
     if revision in UNRELEASED:
         raise SchemaError(
-            f"{name} was written by a version before the first release: its schema is at revision {revision}",
+            f"{name} was written by a pre-release version: its schema is at revision {revision}",
             hint="with that version `bssearch export STUDY --to study --file FILE` writes each study to a file, which "
             "`bssearch import study FILE` of this one reads into a new database",
         )
     if revision not in REVISIONS:
         raise SchemaError(
             f"{name} was written by a newer bssearch: its schema is at revision {revision}, "
-            f"this version knows them up to {SCHEMA_HEAD}",
+            f"this version supports up to {SCHEMA_HEAD}",
             hint="update bssearch, or name another database with --db or BSSEARCH_DB_URL",
         )
 
@@ -215,8 +213,8 @@ def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
     there = found_roles(connection, VERSION_TABLE)
     if there not in {None, roles}:
         raise UsageError(
-            f"{shown(connection.engine.url)} has the roles {', '.join(there.names if there else ())} already",
-            hint="leave --prefix as it was",
+            f"{shown(connection.engine.url)} already has the roles {', '.join(there.names if there else ())}",
+            hint="use the same --prefix",
         )
 
 
@@ -262,6 +260,4 @@ def _check_references(connection: Connection) -> None:
         return
     broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
     if any(str(row[0]).startswith("bss_") for row in broken):
-        raise DatabaseError(
-            f"the upgrade would leave {len(broken)} rows without the row they refer to; nothing was changed"
-        )
+        raise DatabaseError(f"the upgrade would leave {len(broken)} rows with missing references; nothing was changed")

@@ -171,7 +171,7 @@ class Queue(Database):
                 elif earlier is not None:
                     raise _taken(earlier, new.name)
                 elif connection.scalar(select(StudyRow.id).where(StudyRow.name == new.name)) is not None:
-                    raise UsageError(f"there is a study {new.name!r} already", hint="--name gives it another name")
+                    raise UsageError(f"study {new.name!r} already exists", hint="choose another name with --name")
                 tried_at = now(connection)
                 row = {one.name: getattr(new, one.name) for one in fields(NewSubmission)}
                 row |= {"values": dict(new.values), "submitted_at": tried_at, "reason": ""}
@@ -230,7 +230,7 @@ class Queue(Database):
             if found.state is state:
                 return found
             if found.state not in _MAY_BECOME[state]:
-                raise UsageError(f"the submission {name!r} is {found.state}: it cannot be made {state} any more")
+                raise UsageError(f"the submission {name!r} is {found.state} and cannot become {state}")
             values = {"state": state, "reason": reason}
             connection.execute(update(SubmissionRow).where(SubmissionRow.name == name).values(values))
             return _submission(connection, name)
@@ -318,7 +318,7 @@ def refuse_queued(connection: Connection, name: str, doing: str) -> None:
     state = connection.scalar(select(SubmissionRow.state).where(SubmissionRow.name == name))
     if state is not None and not state.is_over:
         raise UsageError(
-            f"the study {name!r} cannot be {doing}: it is in the queue, and {state}",
+            f"the study {name!r} cannot be {doing}: it is queued and {state}",
             hint=f"bssearch queue cancel {name}",
         )
 
@@ -326,7 +326,7 @@ def refuse_queued(connection: Connection, name: str, doing: str) -> None:
 def rename_submission(connection: Connection, old: str, new: str) -> None:
     """Rename a finished submission; raise `UsageError` if the name is taken."""
     if connection.scalar(select(SubmissionRow.id).where(SubmissionRow.name == new)) is not None:
-        raise UsageError(f"{new!r} is the name of a study in the queue", hint="choose another name")
+        raise UsageError(f"{new!r} is already in the queue", hint="choose another name")
     connection.execute(update(SubmissionRow).where(SubmissionRow.name == old).values(name=new))
 
 
@@ -352,9 +352,9 @@ def _lock(connection: Connection) -> None:
 
 def _taken(by: Submission | None, name: str) -> UsageError:
     how = (
-        f"submitted by {by.owner} already, from the template {by.template}; it is {by.state}" if by else "taken already"
+        f"already submitted by {by.owner} from the template {by.template} and is {by.state}" if by else "already taken"
     )
-    return UsageError(f"{name!r} was {how}", hint="--name gives it another name")
+    return UsageError(f"{name!r} was {how}", hint="choose another name with --name")
 
 
 def _found(connection: Connection, name: str) -> Submission | None:
@@ -367,8 +367,10 @@ def _submission(connection: Connection, name: str) -> Submission:
     if found is None:
         names = connection.scalars(select(SubmissionRow.name).order_by(SubmissionRow.id.desc()).limit(5)).all()
         raise NotFoundError(
-            f"nobody has submitted {name!r}",
-            hint=f"the last ones are {', '.join(names)}" if names else "the queue is empty: bssearch queue submit",
+            f"no submission {name!r}",
+            hint=f"latest submissions: {', '.join(names)}"
+            if names
+            else "the queue is empty; use bssearch queue submit",
         )
     return found
 

@@ -497,7 +497,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         Raises `DatabaseError` if it ended differently.
         """
         if not outcome.state.is_finished:
-            raise ValueError(f"{outcome.state} is not how a trial ends")
+            raise ValueError(f"{outcome.state} is not a final state")
         columns = {**to_columns(outcome), "steps_x_step_time_s": steps_x_step_time_s}
         if not outcome.contended:
             del columns["contended"]  # keeps the row's value, from the part before a pause

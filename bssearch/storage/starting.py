@@ -36,7 +36,7 @@ _ADDED = insert(TrialRow.__table__)
 def archived(name: str) -> UsageError:
     """Return the error for a new trial of an archived study."""
     return UsageError(
-        f"the study {name!r} is archived and takes no more trials", hint=f"bssearch study archive {name} --undo"
+        f"the study {name!r} is archived and accepts no trials", hint=f"bssearch study archive {name} --undo"
     )
 
 

@@ -258,7 +258,7 @@ def no_trial(connection: Connection, study: str, study_id: int, number: int) -> 
     low, high = connection.execute(
         select(func.min(TrialRow.number), func.max(TrialRow.number)).where(TrialRow.study_id == study_id)
     ).one()
-    there_are = "it has none yet" if low is None else f"its trials are {low} to {high}"
+    there_are = "it has no trials yet" if low is None else f"its trials are {low} to {high}"
     return NotFoundError(f"the study {study!r} has no trial {number}: {there_are}")
 
 

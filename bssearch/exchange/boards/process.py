@@ -69,7 +69,7 @@ class BoardProcess:
         self.asked += 1
         names = [name for name in self.delivered if self._queued[name] - self._handled[name] < self._capacity]
         for name in self.delivered.keys() - names:
-            self._failed(name, f"{self._capacity:,} wait, further ones are dropped")
+            self._failed(name, f"queue full ({self._capacity:,} reports); dropping further reports")
         for name in names:
             self._queued[name] += 1
         if names:

@@ -215,8 +215,8 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
     early = stopped_early(store, name)
     written = [str(path) for path in write_table(table, Path(file or f"{name}.csv.gz"))]
     note = (
-        f"note: the study's own pruner stopped {early} of {len(table.trials)} trials, whose curves end there: to "
-        "compare pruners without that, run a study with --set pruner.name=none"
+        f"note: the study's pruner stopped {early} of {len(table.trials)} trials, whose curves end there; to compare "
+        "pruners on full curves, run a study with --set pruner.name=none"
     )
     return Exported(written, [note] if early else [])
 
@@ -235,10 +235,10 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
         for number, group in groupby(observations, key=itemgetter(0))
     ]
     if not recorded and spec.is_imported:
-        raise UsageError(f"study {name!r} has no learning curves: its runs were imported, without evaluations")
+        raise UsageError(f"study {name!r} has no learning curves: its runs were imported without evaluations")
     if not recorded:
         raise UsageError(
-            f"study {name!r} has no learning curves: none of its {len(finished)} finished trials stored an evaluation"
+            f"study {name!r} has no learning curves: its {len(finished)} finished trials stored no evaluations"
         )
     return RecordedTable(name, study.target, spec.budget.trial_train_seconds, tuple(recorded))
 
@@ -273,5 +273,5 @@ def export_study(store: Store, name: str, file: str | None = None) -> Exported:
     """
     path = Path(file or f"{name}{SUFFIX}")
     running = store.write_study(name, path)
-    note = f"note: left out {len(running)} running trials; export the study again when they have ended"
+    note = f"note: skipped {len(running)} running trials; export the study again after they end"
     return Exported([str(path)], [note] if running else [])

@@ -41,7 +41,7 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
     study = OptunaStudy.read(store, name)
     if not study.trials:
         imported = spec_of(store.study(name)).is_imported
-        none = "no search trials: its runs were imported, and are repeats" if imported else "no trials"
+        none = "no search trials: its runs were imported as repeats" if imported else "no trials"
         raise UsageError(f"study {name!r} has {none}; there is nothing to export for Optuna")
     write_study(study, url)
     unfinished = sum(not trial.state.is_finished() for trial in study.trials)
@@ -97,14 +97,12 @@ def _refuse_others(url: URL) -> None:
         tables = set(inspect(engine).get_table_names())
     finally:
         engine.dispose()
-    hint = "give --file a database of its own: a new one is made where there is none"
+    hint = "give a separate database with --file; it is created if missing"
     if "bss_study" in tables:
-        raise UsageError(
-            f"{shown(url)} is a database of bssearch's own; Optuna's tables do not belong in it", hint=hint
-        )
+        raise UsageError(f"{shown(url)} is a bssearch database; Optuna's tables need another one", hint=hint)
     taken = sorted(tables & {"alembic_version", "studies", "trials"})
     if taken and "version_info" not in tables:
-        raise UsageError(f"{shown(url)} has another program's table {taken[0]!r}, a name that Optuna needs", hint=hint)
+        raise UsageError(f"{shown(url)} has another program's table {taken[0]!r}, whose name Optuna needs", hint=hint)
 
 
 def _insert(connection: Connection, study: OptunaStudy) -> None:

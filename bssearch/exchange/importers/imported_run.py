@@ -266,8 +266,8 @@ class GivenBatch:
         for name, value in values.items():
             if _plain(name) in _NODES and str(value) not in ("", "1", "1.0", "None"):
                 raise UsageError(
-                    f"{label(name)} = {value}: the devices on all nodes are not known ({origin})",
-                    hint=f"give them as {WORLD} instead of {label(name)}",
+                    f"{label(name)} = {value} may be per node; the total number of devices is unknown ({origin})",
+                    hint=f"give the total as {WORLD} instead of {label(name)}",
                 )
             ours = BATCH if name == BATCH else part_of_batch(name)
             if ours is None or value is None or value == "":
@@ -319,18 +319,18 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
     notes = []
     if why and per_device:
         notes.append(
-            f"batch_size is taken as that of a device, since {why}: × {_factors(open_ones)} it is that of a step; "
-            f"{rename.format(STEP_BATCH)} if it is that of a step already"
+            f"assuming that batch_size is per device, because {why}; a step's batch is × {_factors(open_ones)}; "
+            f"if it is per step, {rename.format(STEP_BATCH)}"
         )
     elif why:
         notes.append(
-            f"batch_size is taken as that of a step, since {why}; {rename.format(MICRO)} if it is that of a device"
+            f"assuming that batch_size is per step, because {why}; if it is per device, {rename.format(MICRO)}"
         )
     products = [one for one in given if not {BATCH, STEP_BATCH} & one.parts.keys()]
     if products:
         assumed = [name for name in (ACCUMULATION, WORLD) if name not in known]
         notes.append(
-            f"batch_size is taken as {MICRO} × {ACCUMULATION} × {WORLD} in {len(products)} of {len(given)} runs"
+            f"batch_size = {MICRO} × {ACCUMULATION} × {WORLD} in {len(products)} of {len(given)} runs"
             + (f", with {' and '.join(assumed)} = 1, which the file does not have" if assumed else "")
         )
     return StepBatches(batches, tuple(notes))
@@ -353,9 +353,9 @@ def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]
         return False, f"divided by {_factors(several)} it is {min(micro)} in all runs"
     first = several[0]
     raise UsageError(
-        f"{first.in_words(BATCH)} may be that of a device or that of a step, with "
+        f"{first.in_words(BATCH)} may be per device or per step, with "
         f"{first.in_words(ACCUMULATION, WORLD)} ({first.origin})",
-        hint=f"{rename.format(MICRO)} if it is that of a device, {rename.format(STEP_BATCH)} if it is that of a step",
+        hint=f"if it is per device, {rename.format(MICRO)}; if per step, {rename.format(STEP_BATCH)}",
     )
 
 
@@ -373,7 +373,7 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
         micro = micro or parts[MICRO]
         for name in (ACCUMULATION, WORLD):
             if name in known and name not in parts:
-                raise UsageError(f"{name} is not known, and so the batch size is not ({one.origin})")
+                raise UsageError(f"the batch size is unknown because {name} is missing ({one.origin})")
         batch = micro * one.factor
         if batch > LARGEST:
             raise UsageError(
@@ -387,7 +387,7 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
         raise UsageError(
             f"{one.in_words(STEP_BATCH, BATCH)} is not {' × '.join([MICRO, ACCUMULATION, WORLD])}: "
             f"{one.in_words(MICRO, ACCUMULATION, WORLD)} ({one.origin})",
-            hint=f"leave out the wrong one; {STEP_BATCH} is the batch of a step",
+            hint=f"remove the wrong one; {STEP_BATCH} is the batch per step",
         )
     return found
 

@@ -62,7 +62,7 @@ def import_study(
         list[str] | None,
         Option("Import only this study; may be repeated.", metavar="NAME", shown_default="all", flag="--study"),
     ] = None,
-    dry_run: Annotated[bool, Option("Say what would be imported, and store nothing.", flag="--dry-run")] = False,
+    dry_run: Annotated[bool, Option("Print what would be imported; store nothing.", flag="--dry-run")] = False,
 ) -> WholeStudies:
     """Import whole studies, or their new parts if they are stored already.
 
@@ -83,7 +83,7 @@ def import_study(
         for missing in {*studies} - {copy.name for copy in copies}:
             raise NotFoundError(f"no study {missing!r} in {', '.join(map(_shown, file))}")
     notes += [
-        f"study {copy.name} of {copy.source}: skipped {len(copy.running)} running trials; import it again when they end"
+        f"study {copy.name} of {copy.source}: skipped {len(copy.running)} running trials; import again after they end"
         for copy in copies
         if copy.running
     ]
@@ -97,7 +97,7 @@ def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> l
 
     file = sqlite_file(parse_url(url))
     if file is not None and not file.exists():
-        raise NotFoundError(f"import study {_shown(url)}: there is no such file")
+        raise NotFoundError(f"no file {_shown(url)}")
     with open_store(url, write=False) as store:
         there = {one.name: one for one in store.studies()}
         if names:

@@ -83,7 +83,7 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
         storage = optuna.storages.RDBStorage(opened, skip_table_creation=address is not None)
     except RuntimeError as error:
         raise SchemaError(
-            f"the Optuna tables of {shown(url)} are of another version: {without_secrets(str(error), url)}",
+            f"another version of Optuna made the tables of {shown(url)}: {without_secrets(str(error), url)}",
             hint="upgrade them with: optuna storage upgrade --storage URL",
         ) from None
     try:
@@ -98,7 +98,7 @@ def _check_numbers(trial: FrozenTrial) -> None:
     reports = trial.intermediate_values
     for number in (*(trial.values or ()), *reports, *reports.values(), *trial.constraints.values()):
         if not isinstance(number, int | float):
-            raise ValueError(f"trial {trial.number} has the value {number!r}, which is no number")
+            raise ValueError(f"trial {trial.number} has the value {number!r}; expected a number")
 
 
 def _check_file(url: URL) -> None:
@@ -122,8 +122,8 @@ def _failures(url: URL) -> Iterator[None]:
         if sqlite_file(url) is None and isinstance(error, SQLAlchemyError):
             raise DatabaseError(f"cannot read {shown(url)}: {first}") from None
         raise UsageError(
-            f"{shown(url)} cannot be read as a database of Optuna's: {first}",
-            hint="of a journal make one with optuna.copy_study",
+            f"{shown(url)} is not a readable Optuna database: {first}",
+            hint="convert a journal with optuna.copy_study",
         ) from None
 
 
@@ -153,7 +153,7 @@ def _check_tables(url: URL, name: str) -> None:
     if not {"studies", "trials", "version_info", "alembic_version"} <= tables:
         own = "bss_study" in tables
         raise UsageError(
-            f"{name} is {'a database of bssearch' if own else 'no database of Optuna'}'s{' own' if own else ''}",
+            f"{name} is {'a bssearch database' if own else 'not an Optuna database'}",
             hint="--db reads it" if own else None,
         )
 

@@ -98,7 +98,7 @@ def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float 
         return None
     seconds = number(value)
     if seconds is None or not (0 < seconds <= LONGEST_S or (seconds == 0 and not reached)):
-        bound = f"> 0 where the target was reached, and <= {LONGEST_S:g}" if reached else f"in [0, {LONGEST_S:g}]"
+        bound = f"> 0 and <= {LONGEST_S:g} if the target was reached" if reached else f"in [0, {LONGEST_S:g}]"
         raise UsageError(f"{name} = {value!r} must be seconds {bound} ({origin})")
     return seconds
 
@@ -159,58 +159,58 @@ OURS = frozenset({"objective", "target_metric", "target_value", "target_goal", "
 
 
 def import_optuna(
-    file: Annotated[str, Option("The database: a URL, or the path of a SQLite file.", metavar="FILE|URL")],
+    file: Annotated[str, Option("Database URL or path of a SQLite file.", metavar="FILE|URL")],
     study: Annotated[
         str | None, Option("Name of the Optuna study.", metavar="STUDY", shown_default="the only one there is")
     ] = None,
     *,
     name: Annotated[str | None, Option("Name of the study.", shown_default="that of the Optuna study")] = None,
     metric: Annotated[
-        str | None, Option("What the reports and values measure.", shown_default="the study's metric name")
+        str | None, Option("Metric that reports and values measure.", shown_default="the study's metric name")
     ] = None,
     target: Annotated[
-        float | None, Option("The value to reach.", shown_default="that of a study which bssearch exported")
+        float | None, Option("Target value of the metric.", shown_default="the target of a study exported by bssearch")
     ] = None,
     goal: Annotated[
-        Goal | None, Option("Which way the metric is better.", shown_default="the study's direction")
+        Goal | None, Option("Direction in which the metric improves.", shown_default="the study's direction")
     ] = None,
     param: Annotated[
-        list[str] | None, Option("A parameter's name, as in lr=learning_rate; may be repeated.", metavar="THEIRS=OURS")
+        list[str] | None, Option("Rename a parameter, as in lr=learning_rate; may be repeated.", metavar="THEIRS=OURS")
     ] = None,
     seconds: Annotated[
         str | None,
         Option(
-            "Where train seconds stand: duration (of the whole trial, if its last report is the first that met the "
-            "target), step_ms (reports come by milliseconds), value (seconds to the target), or user_attr:NAME (of the "
-            "whole trial; the reports say which share of them is to the target).",
+            "Source of train seconds: duration (if a trial's last report is the first that met the target), step_ms "
+            "(report steps are milliseconds), value (seconds to the target), or user_attr:NAME (seconds of the whole "
+            "trial; reports give the fraction up to the target).",
             metavar="PLACE",
-            shown_default="nowhere: they are not known",
+            shown_default="unknown",
         ),
     ] = None,
     steps: Annotated[
         str | None,
         Option(
-            "Where optimizer steps stand: step (reports come by them), epoch (reports come by epochs; with "
-            "--samples-per-epoch) or user_attr:NAME (of the whole trial, as for --seconds).",
+            "Source of optimizer steps: step (report steps are optimizer steps), epoch (report steps are epochs; needs "
+            "--samples-per-epoch) or user_attr:NAME (steps of the whole trial).",
             metavar="PLACE",
-            shown_default="nowhere: they are not known",
+            shown_default="unknown",
         ),
     ] = None,
     samples_per_epoch: Annotated[
-        int | None, Option("Training samples of an epoch, for --steps epoch.", min=1, shown_default="not known")
+        int | None, Option("Training samples per epoch, for --steps epoch.", min=1, shown_default="unknown")
     ] = None,
     figures_at: Annotated[
         FiguresAt | None,
         Option(
-            "Whether duration or user_attr:NAME is of the trial until the target, or until its end.",
-            shown_default="end, unless NAME has 'target' in it",
+            "Whether duration or user_attr:NAME was measured at the target or at the end of the trial.",
+            shown_default="end, unless NAME contains 'target'",
         ),
     ] = None,
     objective: Annotated[
         RunsObjective | None,
-        Option("What the best batch size has the least of.", shown_default=RunsObjective.TIME_TO_TARGET.value),
+        Option("What the best batch size minimizes.", shown_default=RunsObjective.TIME_TO_TARGET.value),
     ] = None,
-    default_batch: Annotated[int | None, Option("The batch size in use today, which others are compared with.")] = None,
+    default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
     device: Annotated[str | None, Option("Device of the trials.")] = None,
     precision: Annotated[str | None, Option("Precision of the trials.")] = None,
 ) -> Studies:
@@ -227,7 +227,7 @@ def import_optuna(
 
     found = read_optuna_study(file, study)
     if samples_per_epoch is not None and steps != EPOCH:
-        raise UsageError(f"--samples-per-epoch = {samples_per_epoch} goes with --steps {EPOCH}")
+        raise UsageError(f"--samples-per-epoch = {samples_per_epoch} needs --steps {EPOCH}")
     reader = _reader(found, metric, target, goal, param or [], seconds, steps)
     if steps == EPOCH and samples_per_epoch is None:
         raise UsageError(
@@ -253,7 +253,9 @@ def _objective(found: OptunaTrials, given: RunsObjective | None) -> tuple[RunsOb
         return given or RunsObjective.TIME_TO_TARGET, []
     if before in list(RunsObjective):
         return RunsObjective(before), []
-    return RunsObjective.TIME_TO_TARGET, [f"its objective was {before}, of which an import has no figures"]
+    return RunsObjective.TIME_TO_TARGET, [
+        f"objective {before} cannot be imported; using {RunsObjective.TIME_TO_TARGET}"
+    ]
 
 
 def _reader(
@@ -266,11 +268,11 @@ def _reader(
     steps: str | None,
 ) -> _Reader:
     if len(found.directions) != 1:
-        raise UsageError(f"the Optuna study {found.name!r} has {len(found.directions)} objectives: it must have one")
+        raise UsageError(f"the Optuna study {found.name!r} has {len(found.directions)} objectives; expected one")
     _check_place("--seconds", seconds, (DURATION, STEP_MS, VALUE))
     _check_place("--steps", steps, (STEP, EPOCH))
     if seconds == STEP_MS and steps in (STEP, EPOCH):
-        raise UsageError(f"--seconds step_ms and --steps {steps} exclude each other: reports come by one of them")
+        raise UsageError(f"--seconds step_ms and --steps {steps} cannot be combined: report steps have one unit")
     attributes = found.user_attributes
     is_ours = attributes.keys() >= OURS
     own = Target(
@@ -286,10 +288,10 @@ def _reader(
     )
     if not is_metric(wanted.value):
         raise UsageError(
-            f"the target of the Optuna study {found.name!r} is not known"
+            f"the target of the Optuna study {found.name!r} is unknown"
             if target is None
             else f"--target = {target} must be a finite number",
-            hint="--target VALUE says it",
+            hint="give it with --target VALUE",
         )
     for option, place in (("--seconds", seconds), ("--steps", steps)) if is_ours else ():
         check_own_place(found, option, place, own, wanted)
@@ -371,7 +373,9 @@ class _Reader:
         ended = [trial for trial in trials if trial.state.name in ENDED and is_feasible(trial)]
         if not ended:
             without = " without a violated constraint" if _infeasible(trials) else ""
-            raise UsageError(f"no runs: of {len(trials)} trials of {self.place} none is COMPLETE or PRUNED{without}")
+            raise UsageError(
+                f"no runs: {self.place} has {len(trials)} trials, but no COMPLETE or PRUNED trial{without}"
+            )
         parameters = [self._parameters(trial, self._origin(trial)) for trial in ended]
         batches = step_batches(list(map(self._given_batch, ended, parameters)), "--param batch_size={}")
         runs = list(map(self._run, ended, parameters, batches.batches))
@@ -382,24 +386,24 @@ class _Reader:
             raise UsageError(
                 "; ".join(
                     [
-                        "nothing says how long a trial took: neither seconds nor steps of any are known",
+                        "no trial has known seconds or steps",
                         *notes,
                     ]
                 ),
-                hint=f"--seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME says where seconds stand, "
-                f"--steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME where optimizer steps do; --figures-at "
-                f"{FiguresAt.TARGET} says that {DURATION} and {USER_ATTRIBUTE}NAME are those to the target",
+                hint=f"give the source of seconds with --seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME, or of "
+                f"steps with --steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME; if {DURATION} or {USER_ATTRIBUTE}NAME "
+                f"ends at the target, add --figures-at {FiguresAt.TARGET}",
             )
         return runs, notes
 
     def _notes(self, trials: Sequence[FrozenTrial], ended: Sequence[FrozenTrial], runs: Sequence[Run]) -> Iterator[str]:
         for state, count in Counter(trial.state.name for trial in trials).items():
             if state not in ENDED:
-                yield f"{count} trial{'s are' if count > 1 else ' is'} {state} and left out"
+                yield f"skipped {count} {state} trial{'s' * (count > 1)}"
         infeasible = _infeasible(trials)
         if infeasible:
             yield (
-                f"{len(infeasible)} trial{'s' * (len(infeasible) > 1)} left out for a violated constraint (the first: "
+                f"skipped {len(infeasible)} trial{'s' * (len(infeasible) > 1)} that violate a constraint (first: "
                 f"{infeasible[0].number})"
             )
         beyond = [
@@ -413,28 +417,26 @@ class _Reader:
         ]
         if beyond:
             yield (
-                f"{len(beyond)} of {len(runs)} trials went on past the target (the first: {beyond[0]}), or have no "
-                "reports that tell where they reached it, or no such figure: when they reached it is not known; "
-                f"--figures-at {FiguresAt.TARGET} says that the figures are those to the target"
+                f"the time or steps to the target are unknown for {len(beyond)} of {len(runs)} trials (first: {beyond[0]}): "
+                "they trained past the target, or lack reports or the attribute; if the figures end at the target, "
+                f"add --figures-at {FiguresAt.TARGET}"
             )
         shared = [trial.number for trial in ended if self._share(trial) not in (None, 1.0)]
         for option, name in self._attributes():
             if shared and not self._is_at_target(name):
                 yield (
-                    f"{option} {USER_ATTRIBUTE}{name} is taken as that of the whole trial: of {len(shared)} of "
-                    f"{len(runs)} trials, which went on past the target (the first: {shared[0]}), the share until the "
-                    f"first report that met it; --figures-at {FiguresAt.TARGET} says that it is to the target already"
+                    f"{option} {USER_ATTRIBUTE}{name} is assumed to cover the whole trial; {len(shared)} of {len(runs)} "
+                    f"trials trained past the target (first: {shared[0]}) and count in part, up to the first report "
+                    f"that met it; if it ends at the target, add --figures-at {FiguresAt.TARGET}"
                 )
         by_epoch = self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())
         if not self.is_ours and by_epoch and self.reports.epochs_before_first:
             yield (
-                f"reports come at {self._first_steps()}: they are taken as counted from 0, {self.reports.first} "
-                f"being the end of epoch {self.reports.first + 1}"
+                f"report steps are {self._first_steps()}: assuming epochs counted from 0, so that {self.reports.first} "
+                f"ends epoch {self.reports.first + 1}"
             )
         if self.steps == STEP and not self.is_ours and self.reports.may_be_epochs:
-            yield (
-                f"reports come at steps {self._first_steps()}, whatever the batch size: if they are epochs, {AS_EPOCHS}"
-            )
+            yield (f"report steps are {self._first_steps()} at every batch size; if they are epochs, {AS_EPOCHS}")
 
     def _first_steps(self) -> str:
         first, gap = self.reports.first, self.reports.smallest_gap or 1
@@ -445,8 +447,8 @@ class _Reader:
         by = f"--steps {STEP}" if self.steps == STEP else f"--seconds {STEP_MS}" if self.seconds == STEP_MS else None
         if by and not self.is_ours and len(sizes) > 1 and self.reports.are_epochs:
             raise UsageError(
-                f"{by}: every trial of {self.place} reports at {self._first_steps()}, whatever its batch size "
-                f"({', '.join(map(str, sorted(sizes)))}): these are epochs",
+                f"{by}: every trial of {self.place} reports at {self._first_steps()}, at every batch size "
+                f"({', '.join(map(str, sorted(sizes)))}); these are epochs",
                 hint=AS_EPOCHS,
             )
 
@@ -461,9 +463,9 @@ class _Reader:
             told = [one for one in shown if one is not None]
             if told and not any(told):
                 raise UsageError(
-                    f"{option} {USER_ATTRIBUTE}{name}: trials of {self.place} went on past the target, and nothing "
-                    f"tells whether {name} is that of the whole trial or that to the target",
-                    hint=f"--figures-at {FiguresAt.END} or --figures-at {FiguresAt.TARGET} says it",
+                    f"{option} {USER_ATTRIBUTE}{name}: trials of {self.place} trained past the target; {name} may be "
+                    f"measured at the target or at the end",
+                    hint=f"add --figures-at {FiguresAt.END} or --figures-at {FiguresAt.TARGET}",
                 )
 
     def _is_of_whole(self, trial: FrozenTrial, name: str, option: str) -> bool | None:
@@ -525,7 +527,7 @@ class _Reader:
         given = GivenBatch.of({**parts, **values}, self._origin(trial), lambda name: theirs.get(name, name))
         if not given.is_known:
             raise UsageError(
-                f"no parameter batch_size ({given.origin}); there are {', '.join(trial.params) or 'none'}",
+                f"no parameter batch_size ({given.origin}); the trial has {', '.join(trial.params) or 'no parameters'}",
                 hint="--param THEIRS=batch_size says which it is; micro_batch_size, accumulation_steps and world_size "
                 "may stand for it",
             )
@@ -564,7 +566,7 @@ class _Reader:
         ours = Counter(self.names.get(name, name) for name in trial.params)
         twice = [name for name, count in ours.items() if count > 1]
         if twice:
-            raise UsageError(f"{twice[0]} is the name of two parameters ({origin})", hint="--param gives one another")
+            raise UsageError(f"two parameters are named {twice[0]} ({origin})", hint="rename one with --param")
         for name, value in trial.params.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{name} = {value} must be a finite number ({origin})")

@@ -60,9 +60,9 @@ def import_rcp(
     samples_per_epoch: Annotated[
         int | None,
         Option(
-            "Samples of an epoch, where the file counts epochs; 1 where its epochs are samples.",
+            "Samples per epoch if the file counts epochs; 1 if its epochs are samples.",
             min=1,
-            shown_default="known of bert, resnet and retinanet",
+            shown_default="built in for bert, resnet and retinanet",
         ),
     ] = None,
 ) -> Studies:
@@ -85,7 +85,7 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePo
     entries = [_Entry(name, fields, str(path)) for name, fields in _entries(read_text(path), path).items()]
     benchmarks = sorted({one.benchmark for one in entries if one.benchmark is not None})
     if len(benchmarks) > 1:
-        raise UsageError(f"{path} holds several benchmarks, whose runs do not compare: {', '.join(benchmarks)}")
+        raise UsageError(f"{path} has several benchmarks, whose runs are not comparable: {', '.join(benchmarks)}")
     benchmark = benchmarks[0] if benchmarks else None
     per_epoch = samples_per_epoch or SAMPLES_PER_EPOCH.get(benchmark or "")
     runs: list[Run] = []
@@ -95,17 +95,17 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePo
         runs += entry.runs(results, per_epoch)
         missing = sum(result is None for _, result in results)
         if not results:
-            notes.append(f"no run's value is known, left out ({entry.place})")
+            notes.append(f"skipped {entry.place}: no run has a value")
         elif missing:
-            notes.append(f"{missing} of {len(results)} runs have no value and are left out ({entry.place})")
+            notes.append(f"{missing} of {len(results)} runs have no value; skipped ({entry.place})")
     if not runs:
-        raise UsageError(f"no runs: {path} holds none")
+        raise UsageError(f"{path} has no runs")
     if per_epoch is not None and any(entry.counts_epochs for entry in entries):
         counted = "samples" if per_epoch == 1 else f"epochs of {per_epoch:,} samples"
         notes.append(f"{EPOCHS!r} is read as {counted}")
     target = TARGETS.get(benchmark or "", UNKNOWN_TARGET)
     if target is UNKNOWN_TARGET:
-        notes.append("the target is not in the file: quality_target 1 stands for the benchmark's own")
+        notes.append("the file has no target; quality_target 1 means that the benchmark's target was reached")
     return ReferencePoints(RunTable(tuple(runs), tuple(notes)), target)
 
 
@@ -148,9 +148,9 @@ class _Entry:
         precision = self.fields.get("precision")
         if self.counts_epochs and per_epoch is None:
             raise UsageError(
-                f"the runs took epochs, and the file does not say how many samples an epoch of "
-                f"{self.benchmark or 'the benchmark'} has ({self.place})",
-                hint="--samples-per-epoch N says it; 1 where the values are samples already",
+                f"the file counts epochs, but not the samples per epoch of "
+                f"{self.benchmark or 'the benchmark'} ({self.place})",
+                hint="add --samples-per-epoch N, or 1 if the values are samples",
             )
         for label, value in results:
             if value is None:
@@ -176,7 +176,7 @@ class _Entry:
     def _configuration(self) -> Configuration:
         batch_size = self.fields.get("bs")
         if batch_size is None:
-            raise UsageError(f"BS is missing: the batch size is not known ({self.place})")
+            raise UsageError(f"BS (the batch size) is missing ({self.place})")
         given = self.fields.get("hyperparams")
         if not isinstance(given, dict | None):
             raise UsageError(f"Hyperparams must be a mapping of names to values ({self.place})")
@@ -196,7 +196,7 @@ def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, value in pairs if isinstance(value, dict)]
         if len(set(names)) < len(names):  # the runs of all but the last would be lost
-            raise UsageError(f"{max(names, key=names.count)!r} stands twice in {path}")
+            raise UsageError(f"{path} has {max(names, key=names.count)!r} twice")
         return dict(pairs)
 
     try:
@@ -207,7 +207,7 @@ def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
         raise UsageError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(data, dict) or not all(isinstance(fields, dict) for fields in data.values()):
         raise UsageError(
-            f"{path} holds no reference convergence points",
+            f"{path} has no reference convergence points",
             hint='they are {"name": {"Benchmark": …, "BS": …, "Hyperparams": {…}, "Epochs to converge": […]}, …}',
         )
     return {

@@ -55,8 +55,8 @@ SAME_PACE, OTHER_PACE = 1.05, 1.25
 """Ratios of seconds for equal steps: at most for repeats, at least for other configurations."""
 
 REMEDY = (
-    "put the steps and train_seconds until the first evaluation that met the target into the columns steps and "
-    f"train_seconds; --figures-at {FiguresAt.TARGET} says that they hold these already"
+    "put the values at the first evaluation that met the target into the columns steps and train_seconds; if they "
+    f"are, add --figures-at {FiguresAt.TARGET}"
 )
 
 
@@ -74,7 +74,7 @@ def check_figures(runs: Sequence[Run], figures_at: FiguresAt | None) -> None:
         evidence = _evidence(runs, measure)
         if evidence and not (measure == "steps" and _seconds_differ(runs)):
             raise UsageError(
-                f"{measure} may be those of whole trainings, not to the target: {evidence}",
+                f"{measure} may be measured at the end of training instead of the target: {evidence}",
                 hint=REMEDY,
             )
 
@@ -217,25 +217,23 @@ class RunsObjective(StrEnum):
 
 
 def import_runs(
-    file: Annotated[Path, Option("A CSV file with one row a run.", metavar="FILE.csv")],
+    file: Annotated[Path, Option("A CSV file with one row per run.", metavar="FILE.csv")],
     *,
     name: StudyName = None,
-    metric: Annotated[str, Option("What final_metric is.")] = "metric",
+    metric: Annotated[str, Option("Name of the metric in final_metric.")] = "metric",
     target: Annotated[
         float | None,
-        Option("The value to reach.", shown_default="the worst final_metric of a run that reached it"),
+        Option("Target value of the metric.", shown_default="the worst final_metric of a run that reached it"),
     ] = None,
-    goal: Annotated[Goal, Option("Which way the metric is better.")] = Goal.MAXIMIZE,
-    objective: Annotated[
-        RunsObjective, Option("What the best batch size has the least of.")
-    ] = RunsObjective.TIME_TO_TARGET,
-    default_batch: Annotated[int | None, Option("The batch size in use today, which others are compared with.")] = None,
-    precision: Annotated[str | None, Option("Precision of the runs, where their row does not say it.")] = None,
+    goal: Annotated[Goal, Option("Direction in which the metric improves.")] = Goal.MAXIMIZE,
+    objective: Annotated[RunsObjective, Option("What the best batch size minimizes.")] = RunsObjective.TIME_TO_TARGET,
+    default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
+    precision: Annotated[str | None, Option("Precision of runs without one in the table.")] = None,
     figures_at: Annotated[
         FiguresAt | None,
         Option(
-            "target: the steps and train_seconds of runs that reached the target are those to it.",
-            shown_default="target, unless the table shows that all runs ended at a common end",
+            "Moment at which steps and train_seconds of runs that reached the target were measured.",
+            shown_default="target, unless all runs have a common end",
         ),
     ] = None,
 ) -> Studies:
@@ -279,7 +277,7 @@ def parse_runs(text: str, source: str) -> RunTable:
     for line, cells in rows:
         origin = f"{source}:{line}"
         if len(cells) != len(columns):
-            raise UsageError(f"a row of {len(cells)} cells, where the header has {len(columns)} columns ({origin})")
+            raise UsageError(f"the row has {len(cells)} cells, but the header has {len(columns)} columns ({origin})")
         if len(table) == MOST_RUNS:
             raise UsageError(f"more than {MOST_RUNS:,} runs ({origin})", hint="import them as several studies")
         table.append(_Row(dict(zip(columns, (cell.strip() for cell in cells), strict=True)), origin))
@@ -287,7 +285,7 @@ def parse_runs(text: str, source: str) -> RunTable:
         raise UsageError(f"no runs: {source} has no row under its header")
     batches = step_batches([row.batch() for row in table], "name the column {}")
     runs = [row.run(batch) for row, batch in zip(table, batches.batches, strict=True)]
-    notes = [f"column {number} has no name and is left out" for number, name in enumerate(header, 1) if not name]
+    notes = [f"skipped column {number}, which has no name" for number, name in enumerate(header, 1) if not name]
     notes += batches.notes
     without_metric = [
         row.origin
@@ -296,7 +294,7 @@ def parse_runs(text: str, source: str) -> RunTable:
     ]
     if without_metric:
         notes.append(
-            f"final_metric is NaN, and so not known, in {len(without_metric)} of {len(runs)} runs "
+            f"final_metric is NaN (unknown) in {len(without_metric)} of {len(runs)} runs "
             f"(the first: {without_metric[0]})"
         )
     return RunTable(tuple(runs), tuple(notes))
@@ -348,7 +346,7 @@ class _Row:
             return None
         seconds = number(text)
         if not (0 < seconds <= LONGEST_S or (seconds == 0 and not reached)):
-            bound = f"> 0 where the target was reached, and <= {LONGEST_S:g}" if reached else f"in [0, {LONGEST_S:g}]"
+            bound = f"> 0 and <= {LONGEST_S:g} if the target was reached" if reached else f"in [0, {LONGEST_S:g}]"
             raise UsageError(f"train_seconds = {text!r} must be {bound} ({self.origin})")
         return seconds
 
@@ -360,7 +358,7 @@ class _Row:
         if not is_metric(metric):
             raise UsageError(
                 f"final_metric = {text!r} must be a number in [{-LARGEST_METRIC:g}, {LARGEST_METRIC:g}], NaN, or empty "
-                f"where it is not known ({self.origin})"
+                f"if unknown ({self.origin})"
             )
         return metric
 
@@ -380,7 +378,7 @@ def _columns(header: list[str], origin: str) -> list[str]:
     names = [ALIASES.get(name.strip(), name.strip()) for name in header]
     for name, count in Counter(name for name in names if name).items():
         if count > 1:
-            raise UsageError(f"the column {name!r} stands {count} times ({origin})")
+            raise UsageError(f"the header has column {name!r} {count} times ({origin})")
         if name not in COLUMNS and part_of_batch(name) is None:
             _check_parameter(name, origin)
     parts = {part_of_batch(name) for name in names}
@@ -388,7 +386,7 @@ def _columns(header: list[str], origin: str) -> list[str]:
         name for name in REQUIRED if name not in names and not (name == "batch_size" and {MICRO, STEP_BATCH} & parts)
     ]
     if missing:
-        there_are = f"it has {', '.join(map(repr, names))}" if any(names) else "it has none"
+        there_are = f"it has {', '.join(map(repr, names))}" if any(names) else "it has no columns"
         raise UsageError(
             f"the table lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}: {there_are} ({origin})",
             hint=f"the columns are {', '.join(COLUMNS)}, {PREFIX}NAME, separated by commas; {', '.join(SPLIT)} may "
@@ -400,14 +398,11 @@ def _columns(header: list[str], origin: str) -> list[str]:
 def _check_parameter(name: str, origin: str) -> None:
     parameter = name.removeprefix(PREFIX)
     if name == PREFIX or (name != parameter and parameter in COLUMNS):
-        raise UsageError(
-            f"{name!r} is no parameter's column ({origin})", hint=f"{parameter or 'NAME'} is its own column"
-        )
+        raise UsageError(f"{name!r} is not a parameter ({origin})", hint=f"name the column {parameter or 'NAME'}")
     if name == parameter:  # without it, runs with different parameters would count as repeats
         near = difflib.get_close_matches(name, [*COLUMNS, *TYPED, *SPLIT, "lr"], n=1)
         guess = near[0] if near and near[0] in COLUMNS else f"{PREFIX}{near[0] if near else name}"
         raise UsageError(
             f"unknown column {name!r} ({origin}); did you mean {guess!r}?",
-            hint=f"the columns are {', '.join(COLUMNS)}; a parameter's is called {PREFIX}NAME, and commas "
-            "separate them; leave out all others",
+            hint=f"remove it; columns are {', '.join(COLUMNS)}, or {PREFIX}NAME for a parameter, separated by commas",
         )

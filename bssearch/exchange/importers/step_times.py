@@ -35,12 +35,12 @@ def read_step_times(path: Path) -> dict[int, ProbeRecord]:
     text = read_text(path)
     rows = list(_json_rows(path, text) if text.lstrip()[:1] in {"{", "["} else _csv_rows(path, text))
     if not rows:
-        raise UsageError(f"{path} holds no step times")
+        raise UsageError(f"{path} has no step times")
     found: dict[int, ProbeRecord] = {}
     for place, row in rows:
         probe = _step_time(place, row)
         if probe.batch_size in found:
-            raise UsageError(f"{place}: batch_size {probe.batch_size} is there twice")
+            raise UsageError(f"{place}: batch_size {probe.batch_size} occurs twice")
         found[probe.batch_size] = probe
     return found
 
@@ -58,7 +58,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for place, cells in rows:
         if len(cells) > len(columns):
             raise UsageError(
-                f"{place}: a row of {len(cells)} cells, where the header has {len(columns)} columns",
+                f"{place}: the row has {len(cells)} cells, but the header has {len(columns)} columns",
                 hint="commas separate columns; decimals take a point",
             )
         yield place, dict(zip(columns, cells, strict=False))
@@ -68,18 +68,18 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]
     try:
         document = json.loads(text, parse_int=_integer)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{path}:{error.lineno} is no JSON: {error.msg}") from None
+        raise UsageError(f"{path}:{error.lineno} is not valid JSON: {error.msg}") from None
     except RecursionError:
         raise UsageError(f"{path} cannot be read as JSON: its lists or objects are nested too deeply") from None
     rows = document.get("probes") if isinstance(document, dict) else document
     if not isinstance(rows, list):
         raise UsageError(
-            f"{path} has no list 'probes': what `bssearch probe step-time SPEC --format json` prints has one"
+            f"{path} has no list 'probes'; expected the output of `bssearch probe step-time SPEC --format json`"
         )
     for number, row in enumerate(rows):
         place = f"{path}, probe {number + 1}"
         if not isinstance(row, dict):
-            raise UsageError(f"{place}: {_shown(row)} is no object with batch_size and step_seconds")
+            raise UsageError(f"{place}: {_shown(row)} is not an object with batch_size and step_seconds")
         if row.get("step_seconds") is not None:
             yield place, row
 

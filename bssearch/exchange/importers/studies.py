@@ -49,7 +49,7 @@ def find_target(runs: Sequence[Run], metric: str, value: float | None, goal: Goa
         notes = [f"the target is {metric} {goal.sign} {worst:g}: the worst final_metric of a run that reached it"]
     else:
         raise UsageError(
-            "the target is not known: no run that reached it has a final_metric", hint="--target VALUE says it"
+            "the target is unknown: no run that reached it has a final_metric", hint="give it with --target VALUE"
         )
     wrong = [
         run for run in runs if run.final_metric is not None and target.is_met_by(run.final_metric) is not run.reached
@@ -57,7 +57,7 @@ def find_target(runs: Sequence[Run], metric: str, value: float | None, goal: Goa
     if wrong:
         first = wrong[0]
         notes.append(
-            f"final_metric and reached do not agree in {len(wrong)} of {len(runs)} runs: {first.final_metric:g} "
+            f"final_metric and reached disagree in {len(wrong)} of {len(runs)} runs: {first.final_metric:g} "
             f"{'reached' if first.reached else 'missed'} {metric} {goal.sign} {target.value:g} ({first.origin}); "
             "is it the right goal?"
         )
@@ -113,11 +113,11 @@ def _about(
     yield f"{runs}, {reached} reached, on device {kind[0]}, precision {kind[1]}"
     if renumbered:
         yield (
-            f"in {len(renumbered)} of {runs} the seed is that of an earlier run of the same configuration; they got "
-            f"the next free one (the first: {renumbered[0]}): are they in the table twice?"
+            f"{len(renumbered)} of {runs} repeat the seed of an earlier run of the same configuration (first: "
+            f"{renumbered[0]}) and got the next free seed; check the table for duplicates"
         )
     if spec.objective != objective:
-        yield f"no run has train_seconds, so its objective is {spec.objective}"
+        yield f"no run has train_seconds; the objective is {spec.objective}"
     if default_batch is not None and not spec.default_is_known:
         yield f"no run at --default-batch {default_batch}"
 
@@ -130,10 +130,10 @@ def _unknown(runs: Sequence[Run]) -> Iterator[str]:
     fields |= {name: sum(name in run.configuration.parameters for run in runs) for name in TYPED}
     nowhere = [name for name, missing in fields.items() if missing == len(runs)]
     if nowhere:
-        yield f"not known of any run: {', '.join(nowhere)}"
+        yield f"unknown for all runs: {', '.join(nowhere)}"
     partly = [f"{name} of {missing}" for name, missing in fields.items() if 0 < missing < len(runs)]
     if partly:
-        yield f"not known of some of {len(runs)} runs: {', '.join(partly)}"
+        yield f"unknown for some of {len(runs)} runs: {', '.join(partly)}"
 
 
 def _names(name: str, kinds: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
@@ -239,7 +239,7 @@ def _trial(one: _SeededRun, target: Target, limit: float) -> FinishedTrial:
         first_hit_seconds=seconds,
         final_metric=run.final_metric,
         best_metric=run.final_metric,
-        warnings=(f"imported: {' and '.join(missing)} not known",) if missing else (),
+        warnings=(f"imported: {' and '.join(missing)} unknown",) if missing else (),
     )
     if not run.reached:
         outcome = replace(

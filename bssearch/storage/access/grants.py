@@ -33,8 +33,8 @@ class Roles:
     def __post_init__(self) -> None:
         if not re.fullmatch(rf"(?!pg_)[a-z][a-z0-9_]{{0,{LONGEST_PREFIX - 1}}}", self.prefix):
             raise UsageError(
-                f"{self.prefix!r} is no prefix for names of roles",
-                hint=f"it is of a-z, 0-9 and _, begins with a letter but not with pg_, and has {LONGEST_PREFIX} "
+                f"invalid role prefix {self.prefix!r}",
+                hint=f"use a-z, 0-9 and _; start with a letter but not with pg_; use at most {LONGEST_PREFIX} "
                 "characters at most",
             )
 
@@ -175,7 +175,7 @@ def make_roles(connection: Connection, roles: Roles) -> None:
     if found < len(roles.names) and not may_make:
         raise DatabaseError(
             f"{shown(connection.engine.url)}: the role {login!r} may not make other roles: it lacks CREATEROLE",
-            hint=f"`{PRINT_COMMAND}` prints the statements, for somebody who may run them with psql",
+            hint=f"ask an administrator to run the output of `{PRINT_COMMAND}` with psql",
         )
     _execute(connection, role_statements(roles, _schema(connection)))
 

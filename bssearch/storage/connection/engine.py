@@ -150,12 +150,12 @@ def _check_file(path: Path, *, write: bool) -> None:
     Never opens the file: closing it would drop all locks of this process.
     """
     if not path.parent.is_dir():
-        raise DatabaseError(f"there is no folder {path.parent} for the database {path.name}", hint=OTHER_DATABASE_HINT)
+        raise DatabaseError(f"no folder {path.parent} for the database {path.name}", hint=OTHER_DATABASE_HINT)
     if path.is_dir():
         raise DatabaseError(f"{path} is a folder, not a database", hint=OTHER_DATABASE_HINT)
     exists = path.exists()
     if not exists and not write:
-        raise DatabaseError(f"no database at {path}", hint=f"the first run makes it; {OTHER_DATABASE_HINT}")
+        raise DatabaseError(f"no database at {path}", hint=f"the first run creates it; {OTHER_DATABASE_HINT}")
     if exists and 0 < path.stat().st_size < _SMALLEST_PAGE:
         raise DatabaseError(f"{path} is not a SQLite database", hint=OTHER_DATABASE_HINT)
     if write and exists and not _is_writable(path):
@@ -185,8 +185,8 @@ class _OpenFile:
     def check(self) -> None:
         if self._identity not in {None, self._now()}:
             raise DatabaseError(
-                f"{self.path} was deleted or replaced while it was open: what was stored in it since is lost",
-                hint="put it back where it was; a study that is not in it begins anew",
+                f"{self.path} was deleted or replaced while it was open; results stored since then are lost",
+                hint="restore the file; studies that it lacks start from the beginning",
             )
 
     def opened(self) -> None:
@@ -289,7 +289,7 @@ def _to_json(value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False, ensure_ascii=False)
     except ValueError as error:
-        raise DatabaseError(f"{value!r} cannot be stored: it holds what is not a finite number") from error
+        raise DatabaseError(f"{value!r} cannot be stored: it contains a number that is not finite") from error
 
 
 class UnreadableJsonError(ValueError):
@@ -401,8 +401,8 @@ def refuse_network_file(path: Path) -> None:
     kind = file_system_of(mountinfo, PurePosixPath(path.resolve()))
     if kind is not None and is_shared_by_machines(kind):
         raise DatabaseError(
-            f"{path} lies on a network file system ({kind}), where SQLite cannot keep two writers apart: "
-            "its write-ahead log needs memory that all of them share, and locks that hold on every machine",
-            hint="name a file on a disk of this machine with --db, or for several machines a PostgreSQL database; "
-            f"{NETWORK_FILE_VARIABLE}=1 allows it where one process of one machine writes",
+            f"{path} is on a network file system ({kind}); SQLite's write-ahead log needs shared memory, which machines "
+            "do not have",
+            hint="name a local file with --db, or for several machines a PostgreSQL database; if one process of one "
+            f"machine writes, set {NETWORK_FILE_VARIABLE}=1",
         )

@@ -63,7 +63,7 @@ def parse_url(text: str | URL) -> URL:
     driver = _DRIVERS.get(url.drivername)
     if driver is None:
         raise UsageError(
-            f"{masked(text)!r} names a database that bssearch does not speak: {url.drivername}",
+            f"{masked(text)!r} has an unsupported scheme: {url.drivername}",
             hint=_nearest_driver(url.drivername) + URL_FORMS,
         )
     url = url.set(drivername=driver)
@@ -96,16 +96,14 @@ def _form_for(text: object) -> str:
 def _nearest_driver(text: str) -> str:
     [scheme] = re.findall(r"^[\w+]*", text.lstrip(" '\"").lower())
     near = difflib.get_close_matches(scheme, _DRIVERS, n=1, cutoff=0.7)
-    return f"it may be meant to begin with {near[0]}://; " if near and not text.startswith(f"{near[0]}://") else ""
+    return f"did you mean {near[0]}://? " if near and not text.startswith(f"{near[0]}://") else ""
 
 
 def _check_at_signs(text: str | URL, url: URL) -> None:
     """An unescaped @ would end the password and show the rest as host."""
     given, expected = (text, url.username is not None) if isinstance(text, str) else (url.host or "", False)
     if given.count("@") > expected:
-        raise UsageError(
-            f"{masked(text)!r}: an @ stands in it elsewhere than after user and password", hint=ENCODE_HINT
-        )
+        raise UsageError(f"{masked(text)!r}: unexpected '@'", hint=ENCODE_HINT)
 
 
 def _checked_sqlite(url: URL) -> URL:
@@ -115,7 +113,7 @@ def _checked_sqlite(url: URL) -> URL:
     if url.query or (url.database or "").startswith("file:"):
         raise UsageError(f"{given!r}: a SQLite URL is a path alone, without options", hint=URL_FORMS)
     if url.database in {None, "", ":memory:"}:
-        raise UsageError(f"{given!r} names no file: a database in memory would be forgotten", hint=URL_FORMS)
+        raise UsageError(f"{given!r} names no file; databases in memory are not supported", hint=URL_FORMS)
     return url
 
 

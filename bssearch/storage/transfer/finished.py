@@ -88,13 +88,13 @@ def _create(connection: Connection, study: StudyRecord) -> None:
     except UsageError as error:
         raise UsageError(
             error.message,
-            hint=f"to import it anew, `bssearch study delete {study.name}` first; to keep both, give another --name",
+            hint=f"replace it after `bssearch study delete {study.name}`, or keep both with another --name",
         ) from None
 
 
 def _record(trial: FinishedTrial, number: int, time: datetime) -> TrialRecord:
     if not trial.outcome.state.is_finished:
-        raise ValueError(f"{trial.outcome.state} is not how a trial ends")
+        raise ValueError(f"{trial.outcome.state} is not a final state")
     return TrialRecord(
         number=number,
         state=trial.outcome.state,

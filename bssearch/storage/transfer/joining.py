@@ -49,7 +49,7 @@ _COUNTED = {
     "measurements": (Kind.PROBE, Kind.VISIT, Kind.BRANCH),
 }
 
-_DIVERGED = "the study went on in both places, or its rows were changed; keep one copy, or both in separate databases"
+_DIVERGED = "the study continued in both places, or rows were changed; keep one copy, or separate databases"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Joined:
         done = f"{new} trials added, {changed} replaced" if self.is_changed else "nothing new"
         running = ", ".join(map(str, self.skipped))
         skipped = f"; skipped, since a driver runs it here: trial {running}" if running else ""
-        return f"study {self.study} {'is new' if self.is_new else 'was here'}: {done}{skipped}"
+        return f"study {self.study} {'is new' if self.is_new else 'already existed'}: {done}{skipped}"
 
 
 def wait_for_others(connection: Connection) -> None:
@@ -123,9 +123,9 @@ def _create(connection: Connection, copy: Copy, name: str) -> int:
         taken = select(StudyRow.created_by, StudyRow.created_at).where(StudyRow.name == name)
         by, at = connection.execute(taken).one()
         raise UsageError(
-            f"there is another study {name!r}, created by {by} at {at:%Y-%m-%d %H:%M:%S} UTC; that of {copy.source} "
+            f"another study {name!r} exists, created by {by} at {at:%Y-%m-%d %H:%M:%S} UTC; that of {copy.source} "
             f"was created by {study['created_by']} at {study['created_at']:%Y-%m-%d %H:%M:%S} UTC",
-            hint="rename one of the two: `bssearch study rename OLD NEW`; or import it with --as NAME",
+            hint="rename one with `bssearch study rename OLD NEW`, or import with --as NAME",
         )
     return connection.execute(select(StudyRow.id).where(StudyRow.name == name)).scalar_one()
 
@@ -212,7 +212,7 @@ class _Join:
         if here is not None and there is not None and here.fingerprint != there.fingerprint:
             raise OtherDeviceError(
                 f"study {self.here.name!r} was measured on {here.fingerprint} here, and on {there.fingerprint} in "
-                f"{self.copy.source}: seconds of two kinds of device are never pooled",
+                f"{self.copy.source}; different devices are never pooled",
                 hint=_DIVERGED,
             )
         return here is None and there is not None

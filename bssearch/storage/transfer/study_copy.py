@@ -72,11 +72,11 @@ class Copy:
         values = checked(kind, row)
         key = tuple(values[name] for name in LAYOUTS[kind].keys)
         if key in self.rows[kind]:
-            raise UsageError(f"{words(kind, values)} is there twice")
+            raise UsageError(f"{words(kind, values)} occurs twice")
         for name, other in _REFERENCES.items():
             value = values.get(name)
             if value is not None and (value,) not in self.rows[other]:
-                raise UsageError(f"{words(kind, values)}: {name} = {shown(value)} is not there")
+                raise UsageError(f"{words(kind, values)}: {name} = {shown(value)} does not exist")
         _check_digest(kind, values)
         self.rows[kind][key] = values
 
@@ -94,8 +94,8 @@ def read_copy(connection: Connection, study_id: int, source: str, *, with_runnin
     except UsageError as error:
         name = connection.scalar(select(StudyRow.name).where(StudyRow.id == study_id))
         raise DatabaseError(
-            f"study {name!r} of {source} cannot be used: {error.message}",
-            hint="another program has written this row; other studies are not affected",
+            f"study {name!r} of {source} has an invalid row: {error.message}",
+            hint="another program wrote this row; other studies are not affected",
         ) from None
     running = select(TrialRow.number).where(TrialRow.study_id == study_id, _RUNS).order_by(TrialRow.number)
     copy.running = connection.scalars(running).all()

@@ -95,13 +95,13 @@ def read_study(path: Path) -> Copy:
             elif kind in _KINDS:
                 copy.add(Kind(kind), row)
             else:
-                raise UsageError(f"{shown(kind)} is no kind of row")
+                raise UsageError(f"unknown kind of row {shown(kind)}")
         except UsageError as error:
             raise UsageError(f"{place}: {error.message}", hint=error.hint) from None
         digest.update(line)
         last = kind
     if last != "end" or not copy.rows[Kind.STUDY]:
-        raise UsageError(f"{path} is incomplete: it was cut off, or holds no study", hint="export the study again")
+        raise UsageError(f"{path} is incomplete: it is truncated or has no study", hint="export the study again")
     return copy
 
 
@@ -127,15 +127,15 @@ def _parsed(line: bytes) -> tuple[str, Any]:
     try:
         value = from_json(line)
     except ValueError as error:
-        raise UsageError(f"it is not a line of JSON: {error}") from None
+        raise UsageError(f"not a line of JSON: {error}") from None
     if not isinstance(value, dict) or len(value) != 1:
-        raise UsageError("it must be an object with one kind of row")
+        raise UsageError("expected an object with one kind of row")
     return next(iter(value.items()))
 
 
 def _check_header(kind: str, header: Any) -> None:
     if kind != "header" or not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise UsageError("this is not a file of `bssearch export STUDY --to study`: it lacks the header")
+        raise UsageError("not a file of `bssearch export STUDY --to study`: the header is missing")
     if header.get("version") != FORMAT_VERSION or header.get("schema") not in (*REVISIONS, *UNRELEASED):
         raise UsageError(
             f"a newer bssearch ({shown(header.get('written_by'))}) wrote the file: its format is "
