@@ -368,9 +368,7 @@ def _submission(connection: Connection, name: str) -> Submission:
         names = connection.scalars(select(SubmissionRow.name).order_by(SubmissionRow.id.desc()).limit(5)).all()
         raise NotFoundError(
             f"no submission {name!r}",
-            hint=f"latest submissions: {', '.join(names)}"
-            if names
-            else "the queue is empty; use bssearch queue submit",
+            hint=f"latest submissions: {', '.join(names)}" if names else "the queue is empty; bssearch queue submit",
         )
     return found
 

@@ -153,7 +153,7 @@ class ReportSteps:
 
 DURATION, STEP_MS, STEP, EPOCH = "duration", "step_ms", "step", "epoch"
 ENDED = ("COMPLETE", "PRUNED")
-AS_EPOCHS = f"--steps {EPOCH} --samples-per-epoch N says so, N being the training samples of an epoch"
+AS_EPOCHS = f"use --steps {EPOCH} --samples-per-epoch N, with N training samples per epoch"
 OURS = frozenset({"objective", "target_metric", "target_value", "target_goal", "train_seconds_limit"})
 """Study attributes of `export --to optuna`."""
 
@@ -377,7 +377,7 @@ class _Reader:
                 f"no runs: {self.place} has {len(trials)} trials, but no COMPLETE or PRUNED trial{without}"
             )
         parameters = [self._parameters(trial, self._origin(trial)) for trial in ended]
-        batches = step_batches(list(map(self._given_batch, ended, parameters)), "--param batch_size={}")
+        batches = step_batches(list(map(self._given_batch, ended, parameters)), "use --param batch_size={}")
         runs = list(map(self._run, ended, parameters, batches.batches))
         self._check_reports({run.configuration.batch_size for run in runs})
         self._check_attributes(ended)
@@ -390,8 +390,8 @@ class _Reader:
                         *notes,
                     ]
                 ),
-                hint=f"give the source of seconds with --seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME, or of "
-                f"steps with --steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME; if {DURATION} or {USER_ATTRIBUTE}NAME "
+                hint=f"give the source of seconds with --seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME, "
+                f"or of steps with --steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME; if {DURATION} or {USER_ATTRIBUTE}NAME "
                 f"ends at the target, add --figures-at {FiguresAt.TARGET}",
             )
         return runs, notes
@@ -417,16 +417,16 @@ class _Reader:
         ]
         if beyond:
             yield (
-                f"the time or steps to the target are unknown for {len(beyond)} of {len(runs)} trials (first: {beyond[0]}): "
-                "they trained past the target, or lack reports or the attribute; if the figures end at the target, "
+                f"time or steps to the target are unknown for {len(beyond)} of {len(runs)} trials "
+                f"(first: {beyond[0]}): they trained past the target, or lack reports or the attribute; if the figures end at the target, "
                 f"add --figures-at {FiguresAt.TARGET}"
             )
         shared = [trial.number for trial in ended if self._share(trial) not in (None, 1.0)]
         for option, name in self._attributes():
             if shared and not self._is_at_target(name):
                 yield (
-                    f"{option} {USER_ATTRIBUTE}{name} is assumed to cover the whole trial; {len(shared)} of {len(runs)} "
-                    f"trials trained past the target (first: {shared[0]}) and count in part, up to the first report "
+                    f"{option} {USER_ATTRIBUTE}{name} is assumed to cover the whole trial; {len(shared)} of "
+                    f"{len(runs)} trials trained past the target (first: {shared[0]}) and count in part, up to the first report "
                     f"that met it; if it ends at the target, add --figures-at {FiguresAt.TARGET}"
                 )
         by_epoch = self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())
