@@ -50,7 +50,10 @@ class TestUrls:
             ("out/runs.db", "sqlite:///out/runs.db"),
             ("postgresql://u:secret@h:99999/d", "the port 99999 must be from 1 to 65535"),
             ("postgresql://u:secret@h:0/d", "the port 0 must be from 1 to 65535"),
-            *((one, "does not speak") for one in ("mysql://u:secret@h/d", "nosuch://h/d", "sqlite+aiosqlite:///a.db")),
+            *(
+                (one, "unsupported scheme")
+                for one in ("mysql://u:secret@h/d", "nosuch://h/d", "sqlite+aiosqlite:///a.db")
+            ),
             *((one, "sqlite:///") for one in ("sqlite://", "sqlite:///:memory:", "sqlite:///a.db?mode=ro")),
             *((one, "sqlite:///") for one in ("sqlite:///file:a.db", "sqlite://runs.db")),
             *((one, "%40") for one in ("postgresql://u:se@secret@h/d", "postgresql://u:se@/secret@h/d")),
@@ -96,7 +99,7 @@ class TestUrls:
         with pytest.raises(UsageError) as caught:
             parse_url(text)
         named = str(caught.value.hint).partition("; ")[0]
-        assert named == f"it may be meant to begin with {near}" if near else "meant" not in named
+        assert named == f"did you mean {near}" if near else "mean" not in named
 
     def test_an_escaped_at_sign_and_space_around_a_url_are_taken(self) -> None:
         url = parse_url("\npostgresql://u:p%40ss@h/d?sslpassword=a%40b \n")

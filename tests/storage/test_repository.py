@@ -307,7 +307,7 @@ def test_a_store_opened_for_reading_writes_nothing(url: str) -> None:
         add_study(store)
     with open_store(url, write=False) as store:
         assert isinstance(store.study("toy"), StudyRecord)
-        with pytest.raises(DatabaseError, match="opened for reading"):
+        with pytest.raises(DatabaseError, match="opened read-only"):
             add_study(store, "other")
 
 

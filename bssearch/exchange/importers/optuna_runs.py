@@ -391,8 +391,8 @@ class _Reader:
                     ]
                 ),
                 hint=f"give the source of seconds with --seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME, "
-                f"or of steps with --steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME; if {DURATION} or {USER_ATTRIBUTE}NAME "
-                f"ends at the target, add --figures-at {FiguresAt.TARGET}",
+                f"or of steps with --steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME; if {DURATION} or "
+                f"{USER_ATTRIBUTE}NAME ends at the target, add --figures-at {FiguresAt.TARGET}",
             )
         return runs, notes
 
@@ -417,8 +417,8 @@ class _Reader:
         ]
         if beyond:
             yield (
-                f"time or steps to the target are unknown for {len(beyond)} of {len(runs)} trials "
-                f"(first: {beyond[0]}): they trained past the target, or lack reports or the attribute; if the figures end at the target, "
+                f"time or steps to the target are unknown for {len(beyond)} of {len(runs)} trials (first: {beyond[0]}): "
+                "they trained past the target, or lack reports or the attribute; if the figures end at the target, "
                 f"add --figures-at {FiguresAt.TARGET}"
             )
         shared = [trial.number for trial in ended if self._share(trial) not in (None, 1.0)]
@@ -426,8 +426,8 @@ class _Reader:
             if shared and not self._is_at_target(name):
                 yield (
                     f"{option} {USER_ATTRIBUTE}{name} is assumed to cover the whole trial; {len(shared)} of "
-                    f"{len(runs)} trials trained past the target (first: {shared[0]}) and count in part, up to the first report "
-                    f"that met it; if it ends at the target, add --figures-at {FiguresAt.TARGET}"
+                    f"{len(runs)} trials trained past the target (first: {shared[0]}) and count up to the first "
+                    f"report that met it; if it ends at the target, add --figures-at {FiguresAt.TARGET}"
                 )
         by_epoch = self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())
         if not self.is_ours and by_epoch and self.reports.epochs_before_first:

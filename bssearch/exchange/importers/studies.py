@@ -239,7 +239,7 @@ def _trial(one: _SeededRun, target: Target, limit: float) -> FinishedTrial:
         first_hit_seconds=seconds,
         final_metric=run.final_metric,
         best_metric=run.final_metric,
-        warnings=(f"imported: {' and '.join(missing)} unknown",) if missing else (),
+        warnings=(f"imported: {' and '.join(missing)} not known",) if missing else (),
     )
     if not run.reached:
         outcome = replace(

@@ -401,7 +401,7 @@ def refuse_network_file(path: Path) -> None:
     kind = file_system_of(mountinfo, PurePosixPath(path.resolve()))
     if kind is not None and is_shared_by_machines(kind):
         raise DatabaseError(
-            f"{path} is on a network file system ({kind}); SQLite's write-ahead log needs memory that all writers share",
+            f"{path} is on a network file system ({kind}); SQLite's log needs memory that all writers share",
             hint="name a local file with --db, or for several machines a PostgreSQL database; if one process of one "
             f"machine writes, set {NETWORK_FILE_VARIABLE}=1",
         )
