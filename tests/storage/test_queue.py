@@ -169,11 +169,11 @@ def test_states_change_as_a_person_and_a_worker_may_change_them(store: Store) ->
     store.begin_shift("worker", {"one"})
     store.end_shift("worker", 1.0, SubmissionState.DONE, "found")
     assert (store.submission("one").state, store.submission("one").reason) == (SubmissionState.DONE, "found")
-    with pytest.raises(UsageError, match="'one' is done: it cannot be made waiting"):
+    with pytest.raises(UsageError, match="'one' is done and cannot become waiting"):
         store.set_submission("one", SubmissionState.WAITING, "")
     with pytest.raises(NotFoundError, match="no submission 'other'") as caught:
         store.submission("other")
-    assert caught.value.hint == "the last ones are one"
+    assert caught.value.hint == "latest submissions: one"
 
 
 @pytest.mark.parametrize(

@@ -390,8 +390,8 @@ class _Reader:
                         *notes,
                     ]
                 ),
-                hint=f"give the source of seconds with --seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME, "
-                f"or of steps with --steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME; if {DURATION} or "
+                hint=f"say where seconds are with --seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME, or "
+                f"steps with --steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME; if {DURATION} or "
                 f"{USER_ATTRIBUTE}NAME ends at the target, add --figures-at {FiguresAt.TARGET}",
             )
         return runs, notes
@@ -417,7 +417,7 @@ class _Reader:
         ]
         if beyond:
             yield (
-                f"time or steps to the target are unknown for {len(beyond)} of {len(runs)} trials (first: {beyond[0]}): "
+                f"time or steps to the target unknown for {len(beyond)} of {len(runs)} trials (first: {beyond[0]}): "
                 "they trained past the target, or lack reports or the attribute; if the figures end at the target, "
                 f"add --figures-at {FiguresAt.TARGET}"
             )

@@ -95,7 +95,7 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePo
         runs += entry.runs(results, per_epoch)
         missing = sum(result is None for _, result in results)
         if not results:
-            notes.append(f"skipped {entry.place}: no run has a value")
+            notes.append(f"no run has a value; skipped ({entry.place})")
         elif missing:
             notes.append(f"{missing} of {len(results)} runs have no value; skipped ({entry.place})")
     if not runs:

@@ -246,7 +246,7 @@ def test_a_duration_is_the_time_to_the_target_only_of_a_trial_that_ended_there(w
     assert [one.time_to_target_s for one in outcomes(made)] == [5.0, *[None] * 6]
     assert states(made) == [*["reached"] * 3, "exhausted", *["reached"] * 3]
     assert outcomes(made)[3].last_miss_seconds == 8.0
-    assert any("unknown for 5 of 7 trials (first: 1)" in note for note in made.notes)
+    assert any("target unknown for 5 of 7 trials (first: 1)" in note for note in made.notes)
     silent = write(trial(0.96, lasted=6.0), name="silent")
     refuse(UsageError, silent, "silent", said="unknown for 1 of 1 trials", target=0.9, seconds="duration")
 

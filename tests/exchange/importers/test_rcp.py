@@ -112,7 +112,7 @@ def test_runs_without_a_value_are_left_out_and_noted(tmp_path: Path) -> None:
     found = read(tmp_path, {**RESNET, "Epochs to converge": [34, None, 35]}, without)
     assert len(found.table.runs) == 2
     said = "1 of 3 runs have no value; skipped"
-    assert [note.partition(" (")[0] for note in found.table.notes[:2]] == [said, "skipped entry_1: no run has a value"]
+    assert [note.partition(" (")[0] for note in found.table.notes[:2]] == [said, "no run has a value; skipped"]
 
 
 @pytest.mark.parametrize(
