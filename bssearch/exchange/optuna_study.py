@@ -228,7 +228,7 @@ def _attributes(trial: TrialRecord, value: float | None) -> dict[str, Any]:
 
 
 def _local(moment: datetime) -> datetime:
-    """Naive local time, as Optuna stores it."""
+    """Return naive local time, as Optuna stores it."""
     return moment.astimezone().replace(tzinfo=None)
 
 
@@ -250,7 +250,6 @@ class _Parameters:
         }
 
     def of(self, configuration: Configuration) -> dict[str, Any]:
-        """Without parameters that the optimizer or schedule lacks."""
         from optuna.distributions import CategoricalDistribution
 
         params: dict[str, Any] = {}
@@ -288,7 +287,6 @@ class _Parameters:
 
 
 def _learning_rates(space: SearchSpace) -> list[float]:
-    """As run, including the smallest and the largest."""
     rate: Any = space.learning_rate
     fixed = rate if isinstance(rate, tuple) else (rate,)
     ends = (rate.low, rate.high) if isinstance(rate, RelativeLearningRate) else fixed
@@ -297,7 +295,6 @@ def _learning_rates(space: SearchSpace) -> list[float]:
 
 
 def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
-    """Unique values: numbers ascending, others in order of appearance."""
     found: list[ParameterValue] = []
     for value in values:
         if not any(_same(value, one) for one in found):
@@ -308,7 +305,7 @@ def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
 
 
 def _same(one: ParameterValue, other: ParameterValue) -> bool:
-    """Equal up to rounding; True is not 1."""
+    """Compare up to rounding; True is not 1."""
     if _is_number(one) and _is_number(other):
         return math.isclose(one, other, rel_tol=1e-9)  # type: ignore[arg-type]
     return type(one) is type(other) and one == other

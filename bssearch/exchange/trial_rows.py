@@ -33,7 +33,6 @@ ALWAYS_THERE = ("train_seconds", "time_to_target_s", "steps_to_target", "final_m
 
 
 TRIALS_AT_ONCE = 200
-"""Trials whose curves are in memory at once."""
 
 
 def trial_table(trials: Sequence[TrialRecord]) -> tuple[list[str], list[dict[str, Any]]]:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 LARGEST = 1e300
-"""Bound of numbers in columns."""
 
 NAMING_CONVENTION = {
     "pk": "pk_%(table_name)s",
@@ -205,7 +204,7 @@ PREFIXES: Mapping[type, str] = {
     DeviceUse: "",
     StepTimeError: "error_",
 }
-"""Column prefixes of nested records. `Environment` occurs only in joined rows; `StepTimeError` is never stored."""
+"""Column prefixes of nested records."""
 
 
 @cache
@@ -247,7 +246,7 @@ def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
 def from_columns(
     record_type: type[Record], columns: Mapping[str, Any] | RowMapping, *, absent: str | None = None, prefix: str = ""
 ) -> Record:
-    """Build a record; the nested record ``absent`` becomes None."""
+    """Build a record; the nested record ``absent`` is None."""
     values: dict[str, Any] = {}
     for name, nested in layout(record_type).items():
         if name == absent:

@@ -290,7 +290,7 @@ class Database:
                 raise _TurnOver
 
     def _on_study(self, name: str, work: Callable[[Connection, int], Result]) -> Result:
-        """Retries reuse the id, because the first try may have renamed or deleted the study."""
+        """Keep the id for retries: the first try may have renamed or deleted the study."""
         study_id: int | None = None
 
         def once() -> Result:
@@ -308,7 +308,6 @@ class Database:
         return self._found(connection, name, _STUDY_ID)
 
     def _lock_study(self, connection: Connection, name: str) -> int:
-        """Lock a study's row until the transaction ends; return the id."""
         return self._found(connection, name, _LOCKED_STUDY_ID)
 
     def _found(self, connection: Connection, name: str, query: Select[Any]) -> int:

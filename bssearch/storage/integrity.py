@@ -52,13 +52,11 @@ LARGEST = 1e300
 """Bound of measured numbers; its inverse is the lower one."""
 
 LARGEST_WHOLE = 2**62
-"""Bound of counts."""
 
 OF_SCALARS = frozenset({"parameters", "sampled", "further_test_metrics"})
 """Columns of JSON objects of booleans, numbers, texts and nulls."""
 
 LONGEST = 60
-"""Most characters shown."""
 
 
 def is_scalar(value: object) -> bool:
@@ -86,7 +84,6 @@ def first_fault(connection: Connection, study_id: int) -> str | None:
 
 
 def _rules(table: Table) -> Iterator[tuple[ColumnElement[bool], str]]:
-    """Yield the violating condition and description of each check and foreign key."""
     for constraint in table.constraints:
         if isinstance(constraint, CheckConstraint) and isinstance(constraint.sqltext, TextClause):
             yield literal_column(f"NOT ({constraint.sqltext.text})"), f"not {constraint.sqltext.text}"
@@ -99,7 +96,6 @@ def _rules(table: Table) -> Iterator[tuple[ColumnElement[bool], str]]:
 
 
 def _rows_of(study_id: int) -> Iterator[tuple[Table, str, ColumnElement[Any], ColumnElement[bool]]]:
-    """Yield each table, a row's name, its identifying column, and the condition for the study's rows."""
     trial = TrialRow.__table__
     yield StudyRow.__table__, "study", StudyRow.__table__.c.name, StudyRow.id == study_id
     environments = select(TrialRow.environment_id).where(TrialRow.study_id == study_id)

@@ -40,7 +40,6 @@ from bssearch.storage.statements import (
 
 
 def _timed_model(spec: object) -> ModelParameters:
-    """Return the default's model parameters; empty if the spec is unreadable."""
     try:
         return StudySpec.model_validate(spec).timed_model
     except ValidationError:
@@ -55,10 +54,9 @@ class Measurements(Database):
         super().__init__(url, write=write, notify=notify)
 
     def save_probe(self, study: str, environment: Environment, probe: ProbeRecord, visit: int | None = None) -> int:
-        """Store a visit's step time and return the visit's number.
+        """Store a visit's step time and return the visit's number; stored visits stay unchanged.
 
         ``visit=None`` starts a visit, numbered under the study's lock. The first visit fixes the evaluation cadence.
-        Stored visits stay unchanged.
         """
         number = visit
 
@@ -114,7 +112,7 @@ class Measurements(Database):
             return list(self._step_times(connection, counters(connection, study)))
 
     def _step_times(self, connection: Connection, now: Counters) -> list[ProbeRecord]:
-        """Cached until the next measurement, because every read of trials needs them."""
+        """Cache until the next measurement, because every read of trials needs step times."""
         study_id, as_of = now.study_id, now.measured_as_of
         if study_id not in self._known_step_times or self._known_step_times[study_id][0] != as_of:
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 REVISIONS: Final = ("0001_initial",)
-"""Known revisions, oldest first."""
 
 UNRELEASED: Final = frozenset(f"{number:04d}" for number in range(1, 17))
 """Pre-release revisions without an upgrade path; their study files can be imported."""
@@ -186,7 +185,6 @@ def _has_version_table(connection: Connection) -> bool:
 
 
 def _check_schema_is_visible(connection: Connection) -> None:
-    """Raise `DatabaseError` if existing tables are in a schema hidden from the role."""
     if connection.dialect.name == "postgresql":
         role, schema = connection.execute(text("SELECT current_user, current_schema()")).one()
         if schema is None:
@@ -219,7 +217,6 @@ def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
 
 
 def _wait_for_others(connection: Connection) -> None:
-    """On SQLite the write transaction does this."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": VERSION_TABLE})
 

@@ -83,14 +83,10 @@ _ENUMS: Mapping[type[StrEnum], str] = {
     SecondsBasis: "seconds_basis",
     ProbeKind: "kind",
 }
-"""Enumerations, with the names of their checks."""
 
 
 class Base(DeclarativeBase):
-    """Base of all tables; a table has a column for each field of the records that it ``holds``.
-
-    Classes declare columns that queries name or that differ from the field.
-    """
+    """Base of all tables; a table has a column for each field of the records that it ``holds``."""
 
     __table__: ClassVar[Table]
     metadata = MetaData(naming_convention=NAMING_CONVENTION)

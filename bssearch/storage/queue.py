@@ -80,7 +80,7 @@ class WorkerRow(Base):
 
 
 def _columns(row: type[Base], names: Iterable[str], json: str) -> list[ColumnElement[Any]]:
-    """Return columns, JSON as text: each row is parsed separately."""
+    """Return columns with JSON as text, so that each row is parsed separately."""
     table = row.__table__
     return [cast(table.c[name], Text).label(name) if name == json else table.c[name] for name in names]
 
@@ -88,7 +88,7 @@ def _columns(row: type[Base], names: Iterable[str], json: str) -> list[ColumnEle
 def _are_moments(
     *columns: InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None],
 ) -> ColumnElement[bool]:
-    """Null or valid datetimes; PostgreSQL has infinities and later years."""
+    """Return the condition for null or valid datetimes; PostgreSQL has infinities and later years."""
     return and_(*(or_(column.is_(None), column.between(EARLIEST, LATEST)) for column in columns))
 
 
@@ -141,7 +141,6 @@ _MAY_BECOME = {
     SubmissionState.CANCELLED: (SubmissionState.WAITING, SubmissionState.PAUSED, SubmissionState.FAILED),
     SubmissionState.WAITING: (SubmissionState.PAUSED, SubmissionState.FAILED, SubmissionState.CANCELLED),
 }
-"""Changes allowed to a person: target state, source states."""
 
 
 class Queue(Database):
@@ -336,7 +335,6 @@ def forget_submission(connection: Connection, name: str) -> None:
 
 
 _OF_SHIFTS = frozenset({"seen_at", "serving", "serving_since", "is_here"})
-"""Worker fields that shifts and heartbeats change."""
 
 
 def _process(owner: str) -> str:
@@ -345,7 +343,6 @@ def _process(owner: str) -> str:
 
 
 def _lock(connection: Connection) -> None:
-    """On SQLite the write transaction does this."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('bss_submission'))"))
 

@@ -28,7 +28,6 @@ _STATE = select(
     select(StudyRow.archived_at).where(StudyRow.id == bindparam("study_id")).scalar_subquery(),
     select(TrialRow.number).where(TrialRow.plan_id == bindparam("plan_id")).scalar_subquery(),
 ).where(TrialRow.study_id == bindparam("study_id"))
-"""Newest trial, database time, study's archive time, and the plan's trial."""
 
 _ADDED = insert(TrialRow.__table__)
 
@@ -93,7 +92,7 @@ def start(
 
 
 def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict[str, Any]:
-    """Of the configuration only the micro-batches may change."""
+    """Change only micro-batches of the configuration."""
     return {
         "environment_id": environment_id,
         "micro_batch_size": plan.configuration.micro_batch_size,
@@ -107,7 +106,7 @@ def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict
 
 
 def _resumed() -> dict[str, Any]:
-    """Keeps ``contended``, which applies to the whole trial."""
+    """Keep ``contended``, which applies to the whole trial."""
     blank = to_columns(TrialOutcome(state=TrialState.RUNNING, reason=""))
     del blank["contended"]
     return blank | {"ended_at": None, "steps_x_step_time_s": None}

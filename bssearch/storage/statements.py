@@ -50,7 +50,7 @@ from bssearch.storage.models import (
 
 
 def _columns(row: type[Base], record_type: type, *, without: str | None = None) -> list[ColumnElement[Any]]:
-    """From the table: ORM attributes cost a comparison per query."""
+    """Use the table, because ORM attributes cost a comparison per query."""
     return [row.__table__.c[name] for name in column_types(record_type, without=without)]
 
 

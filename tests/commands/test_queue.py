@@ -310,7 +310,7 @@ def test_only_its_owner_submits_a_study_again_from_its_template_and_once_it_is_o
             put(store, "mine", **changes)
     store.set_submission("mine", SubmissionState.CANCELLED, "")
     for changes in ({"owner": "bert"}, {"template": "other"}):
-        with pytest.raises(UsageError, match="it is cancelled"):
+        with pytest.raises(UsageError, match="and is cancelled"):
             put(store, "mine", **changes)
     put(store, "mine", priority=2.0)
     assert [(one.name, one.priority) for one in store.submissions()] == [("mine", 2.0)]
@@ -508,7 +508,7 @@ class TestSubmitting:
         assert pause_study(store, "one").reason.startswith("paused by ")
         assert resume_study(store, "one").state is SubmissionState.WAITING
         assert cancel_study(store, "one").state is SubmissionState.CANCELLED
-        with pytest.raises(UsageError, match="'one' is cancelled: it cannot be made paused"):
+        with pytest.raises(UsageError, match="'one' is cancelled and cannot become paused"):
             pause_study(store, "one")
 
 

@@ -70,7 +70,6 @@ class Delivery(threading.Thread):
         self._board = made()
 
     def _deliver(self, messages: list[Message]) -> None:
-        """In order, grouping a trial's evaluations."""
         points: dict[int, list[Point]] = {}
         for _, method, arguments in [*messages, ([], "", {})]:
             if method == "observed":
@@ -83,7 +82,6 @@ class Delivery(threading.Thread):
                 self._tried(1, partial(getattr(self._board, method), **arguments))
 
     def _tried(self, reports: int, call: Callable[[], None]) -> bool:
-        """Call up to three times; return whether it succeeded."""
         try:
             self._retrying(call)
         except BaseException as error:  # a library may call `sys.exit`

@@ -106,7 +106,6 @@ def study_folder(root: Path, name: str, mark: str) -> Path:
 
 
 def _add_hparams(writer: SummaryWriter, which: list[int], values: Parameters) -> None:
-    """Summaries of hyperparameters: names (0), values (1), end of the run (2)."""
     summaries = hparams(dict(values), dict.fromkeys(RESULTS, 0.0))  # type: ignore[no-untyped-call]
     files: Any = writer._get_file_writer()  # type: ignore[no-untyped-call]
     for index in which:

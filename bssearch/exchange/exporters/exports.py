@@ -176,7 +176,6 @@ def _text(value: Any) -> str | None:
 
 @cache
 def _declared() -> Mapping[str, str]:
-    """Types of record fields, for columns without values."""
     records: dict[str, list[type]] = {
         "": [TrialRecord, Configuration, TrialOutcome, DeviceUse, Observation],
         "noise_": [GradientNoise],
@@ -198,7 +197,6 @@ def _without_none(hint: Any) -> Any:
 
 
 def _paths(name: str, file: str | None, suffix: str) -> list[Path]:
-    """Raise `UsageError` if a path is not writable."""
     path = Path(file or f"{name}{suffix}")
     paths = [path, path.with_name(f"{path.name.removesuffix(suffix)}.observations{suffix}")]
     for one in paths:

@@ -68,7 +68,6 @@ def write_study(study: OptunaStudy, url: URL) -> None:
 
 @contextmanager
 def _failures(url: URL, name: str) -> Iterator[None]:
-    """Raise our errors, without the URL's password."""
     from optuna.exceptions import StorageInternalError
 
     try:
@@ -86,7 +85,6 @@ def _failures(url: URL, name: str) -> Iterator[None]:
 
 
 def _refuse_others(url: URL) -> None:
-    """Raise `UsageError` if the database is bssearch's or foreign tables have Optuna's names."""
     path = sqlite_file(url)
     if path is not None and not path.exists():
         if not path.absolute().parent.is_dir():
@@ -106,7 +104,7 @@ def _refuse_others(url: URL) -> None:
 
 
 def _insert(connection: Connection, study: OptunaStudy) -> None:
-    """Into Optuna 5's tables (schema 12)."""
+    """Fill Optuna 5's tables (schema 12)."""
     from optuna.distributions import distribution_to_json
     from optuna.storages._rdb import models
     from optuna.study import StudyDirection
@@ -182,5 +180,5 @@ def _trial(study_id: int, trial: FrozenTrial) -> dict[str, Any]:
 
 
 def _utc(local: datetime | None) -> datetime | None:
-    """Naive UTC, as Optuna 5 stores it."""
+    """Return naive UTC, as Optuna 5 stores it."""
     return None if local is None else local.astimezone(UTC).replace(tzinfo=None)

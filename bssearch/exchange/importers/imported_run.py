@@ -20,7 +20,6 @@ LARGEST = 2**31 - 1
 """Largest integer of every database's integer column."""
 
 MOST_BYTES = 2**26
-"""Largest file of runs, in bytes."""
 
 
 def read_text(path: Path) -> str:
@@ -164,7 +163,7 @@ def _within_limits(name: str, value: ParameterValue, label: str, origin: str) ->
 
 
 def _split(batch_size: int, parts: Mapping[str, int]) -> tuple[int, int, int]:
-    """The factors of `SPLIT`; one micro-batch if their product is not the batch size."""
+    """Return the factors of `SPLIT`; one micro-batch if their product is not the batch size."""
     world, micro = parts.get("world_size", 1), parts.get("micro_batch_size")
     accumulation = parts.get("accumulation_steps", 1 if micro is None else max(1, batch_size // (micro * world)))
     micro = micro or max(1, batch_size // (accumulation * world))
@@ -176,7 +175,6 @@ def _split(batch_size: int, parts: Mapping[str, int]) -> tuple[int, int, int]:
 
 BATCH, MICRO, ACCUMULATION, WORLD = "batch_size", "micro_batch_size", "accumulation_steps", "world_size"
 STEP_BATCH = "effective_batch_size"
-"""An unambiguous name."""
 
 _ALIASES = {
     MICRO: (
@@ -337,7 +335,7 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
 
 
 def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]:
-    """With the evidence; "" if every step has one micro-batch."""
+    """Return the evidence too, "" if every step has one micro-batch."""
     several = [one for one in given if one.factor > 1]
     if not several:
         return False, ""
@@ -365,7 +363,6 @@ def _factors(given: Iterable[GivenBatch]) -> str:
 
 
 def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]:
-    """``known``: the parts given for any run."""
     parts = one.parts
     micro = parts.get(MICRO, parts.get(BATCH) if per_device and one.is_open else None)
     batch = None if micro is not None and MICRO not in parts else parts.get(STEP_BATCH, parts.get(BATCH))

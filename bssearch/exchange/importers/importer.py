@@ -91,7 +91,6 @@ def import_study(
 
 
 def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> list[Copy]:
-    """The named studies, or all not archived; note omitted ones."""
     from bssearch.storage.connection.urls import parse_url, sqlite_file
     from bssearch.storage.repository import open_store
 

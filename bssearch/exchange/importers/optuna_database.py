@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 METRIC_NAMES = "study:metric_names"
-"""Written by `Study.set_metric_names`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
 
 
 def _check_numbers(trial: FrozenTrial) -> None:
-    """SQLite stores any type: raise ValueError unless values, reports and constraints are numbers."""
+    """Raise ValueError for values that are not numbers: SQLite stores any type."""
     reports = trial.intermediate_values
     for number in (*(trial.values or ()), *reports, *reports.values(), *trial.constraints.values()):
         if not isinstance(number, int | float):
@@ -111,7 +110,6 @@ def _check_file(url: URL) -> None:
 
 @contextmanager
 def _failures(url: URL) -> Iterator[None]:
-    """Raise our errors, without the URL's password."""
     try:
         yield
     except BSSearchError:
@@ -129,7 +127,6 @@ def _failures(url: URL) -> Iterator[None]:
 
 @contextmanager
 def _reading(url: URL) -> Iterator[RDBStorage]:
-    """Without writing."""
     address = _read_only(url)
     _check_tables(address, shown(url))
     with optuna_storage(url, address=address) as storage:

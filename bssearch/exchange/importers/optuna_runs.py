@@ -311,7 +311,6 @@ def _reader(
 
 
 def _target_of(found: OptunaTrials, *, is_metric: bool) -> Target:
-    """The value is NaN; metric and goal are the study's if its values are the metric."""
     direction = found.directions[0] if is_metric else Goal.MAXIMIZE.value
     names = found.metric_names if is_metric else ()
     goal = Goal.MINIMIZE if direction == Goal.MINIMIZE.value else Goal.MAXIMIZE
@@ -329,7 +328,6 @@ def _attribute(place: str | None) -> str | None:
 
 
 def _names(given: Sequence[str], found: OptunaTrials) -> dict[str, str]:
-    """Names of parameters, by Optuna's."""
     there = {name for trial in found.trials for name in trial.params}
     names: dict[str, str] = {}
     for text in given:
@@ -443,7 +441,6 @@ class _Reader:
         return f"{first}, {first + gap}, {first + 2 * gap}, …"
 
     def _check_reports(self, sizes: set[int]) -> None:
-        """Raise `UsageError` if epochs are declared as steps or milliseconds."""
         by = f"--steps {STEP}" if self.steps == STEP else f"--seconds {STEP_MS}" if self.seconds == STEP_MS else None
         if by and not self.is_ours and len(sizes) > 1 and self.reports.are_epochs:
             raise UsageError(
@@ -469,7 +466,6 @@ class _Reader:
                 )
 
     def _is_of_whole(self, trial: FrozenTrial, name: str, option: str) -> bool | None:
-        """None if unknown."""
         share, value, hit = self._share(trial), number(trial.user_attrs.get(name)), self._hit(trial)
         if share is None or share == 1.0 or value is None or hit is None:
             return None
@@ -478,7 +474,6 @@ class _Reader:
         return None if value > max(trial.intermediate_values) else not hit.last_miss_step < value <= hit.first_hit_step
 
     def _attributes(self) -> list[tuple[str, str]]:
-        """(option, attribute) pairs."""
         names = (("--seconds", self._seconds_name), ("--steps", self._steps_name))
         return [(option, name) for option, name in names if name is not None]
 
@@ -491,14 +486,12 @@ class _Reader:
         return _attribute(self.steps)
 
     def _is_at_target(self, name: str) -> bool:
-        """In trials that reached the target."""
         return self.figures_at is FiguresAt.TARGET or (self.figures_at is None and says_target(name))
 
     def _hit(self, trial: FrozenTrial) -> Crossing | None:
         return first_crossing(self._points(trial), self.target)
 
     def _share(self, trial: FrozenTrial) -> float | None:
-        """The fraction up to the first hit, if known."""
         hit = self._hit(trial)
         if ended_at_target(hit, trial):
             return 1.0
@@ -507,7 +500,7 @@ class _Reader:
         return self._done(hit.first_hit_step) / self._end(trial) or None
 
     def _end(self, trial: FrozenTrial) -> float:
-        """In units of `_done`: the last report, or steps if slightly later."""
+        """Return the last report, or the steps if slightly later, in the unit of `_done`."""
         last = self._done(max(trial.intermediate_values))
         if self._steps_name is None or self._is_at_target(self._steps_name):
             return last
@@ -515,7 +508,6 @@ class _Reader:
         return steps if steps is not None and last < steps < 2 * last else last
 
     def _done(self, step: int) -> int:
-        """Training at a report, in any unit."""
         return step if self.steps == STEP or self.is_ours else step + self.reports.epochs_before_first
 
     def _origin(self, trial: FrozenTrial) -> str:
@@ -558,7 +550,6 @@ class _Reader:
         )
 
     def _parameters(self, trial: FrozenTrial, origin: str) -> dict[str, ParameterValue]:
-        """By our names, with the split of bssearch's exports."""
         values: dict[str, ParameterValue] = {}
         if self.takes_own:
             split = ("batch_size", "micro_batch_size", "accumulation_steps")
@@ -575,7 +566,7 @@ class _Reader:
         return values
 
     def _points(self, trial: FrozenTrial) -> list[Observation]:
-        """Finite reports by step; seconds are set if steps are milliseconds."""
+        """Return finite reports by step, with seconds if steps are milliseconds."""
         unit = 1000 if self.seconds == STEP_MS else math.inf
         return [
             Observation(step=step, samples=0, train_seconds=step / unit, metric=value, loss=None, learning_rate=0.0)
@@ -584,7 +575,6 @@ class _Reader:
         ]
 
     def _values_are_metric(self, trial: FrozenTrial) -> bool:
-        """A pruned trial's value is its last report."""
         return trial.state.name == "COMPLETE" and self.seconds != VALUE and not self.is_ours
 
     def _has_reached(self, trial: FrozenTrial, hit: Crossing | None) -> bool:
@@ -671,7 +661,7 @@ class _Reader:
         return None if not took or took < 0 or (reached and not is_to_target) else took
 
     def _own_seconds(self, trial: FrozenTrial, reached: bool, origin: str) -> float | None:
-        """For a contended trial, the study's value."""
+        """Return bssearch's seconds; for a contended trial, the study's value."""
         attributes = trial.user_attrs
         if not reached:
             return checked_seconds(attributes.get(OWN_SECONDS), OWN_SECONDS, reached, origin)

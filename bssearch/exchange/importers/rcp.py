@@ -111,8 +111,6 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePo
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A reference point; field names are lower-case."""
-
     name: str
     fields: Mapping[str, Any]
     source: str

@@ -81,8 +81,6 @@ def check_figures(runs: Sequence[Run], figures_at: FiguresAt | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Runs of one batch size, device and number of epochs, by final figure."""
-
     batch_size: int
     reached: list[float]
     missed: list[float]
@@ -91,7 +89,6 @@ class _Group:
 
     @property
     def end(self) -> float:
-        """The most frequent end of runs that reached the target."""
         return median_low(self.reached) if self.tolerance else Counter(self.reached).most_common(1)[0][0]
 
     def at_end(self, figures: Sequence[float]) -> int:
@@ -99,7 +96,7 @@ class _Group:
 
 
 def _evidence(runs: Sequence[Run], measure: Measure) -> str:
-    """That runs did not end at the target; "" if some ended earlier."""
+    """Return evidence that runs did not end at the target; "" if some ended earlier."""
     groups = list(_groups(runs, measure))
     reached = sum(len(one.reached) for one in groups)
     if reached < 2 or sum(one.at_end(one.reached) for one in groups) < 0.9 * reached:
@@ -131,7 +128,6 @@ def _ended(count: int, how: str) -> str:
 
 
 def _groups(runs: Sequence[Run], measure: Measure) -> Iterator[_Group]:
-    """By size, device and epochs, if any reached the target."""
     groups: dict[tuple[int, str, str], list[Run]] = {}
     for run in runs:
         if getattr(run, measure):
@@ -154,7 +150,7 @@ def _key(run: Run) -> tuple[int, str, str]:
 
 
 def _seconds_differ(runs: Sequence[Run]) -> bool:
-    """By configuration rather than seed: then equal steps may be a setting, and seconds still to the target."""
+    """Return whether seconds differ by configuration: equal steps may then be a setting."""
     seconds: dict[int, dict[str, list[float]]] = {}
     for run in runs:
         if run.reached and run.train_seconds:
@@ -167,7 +163,6 @@ def _seconds_differ(runs: Sequence[Run]) -> bool:
 
 
 def _same_budget(groups: Sequence[_Group], measure: Measure) -> str:
-    """The common steps, seconds or samples of all batch sizes, or ""."""
     ends = [one.end for one in groups]
     if max(ends) <= min(ends) * (1 + TOLERANCE[measure]):
         return f"{measure} = {ends[0]:g}"
@@ -179,7 +174,6 @@ def _same_budget(groups: Sequence[_Group], measure: Measure) -> str:
 
 
 def _are_same_epochs(steps: dict[int, int]) -> bool:
-    """With or without partial batches."""
     samples = [size * count for size, count in steps.items()]
     if max(samples) > MOST_ROUNDING * min(samples):
         return False
@@ -206,7 +200,6 @@ LONGEST_S = 1e9
 """30 years: more is a mistake."""
 
 MOST_RUNS = 1_000_000
-"""Most rows."""
 
 
 class RunsObjective(StrEnum):
@@ -374,7 +367,6 @@ class _Row:
 
 
 def _columns(header: list[str], origin: str) -> list[str]:
-    """Check names; number the empty ones."""
     names = [ALIASES.get(name.strip(), name.strip()) for name in header]
     for name, count in Counter(name for name in names if name).items():
         if count > 1:

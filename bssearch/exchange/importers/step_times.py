@@ -16,7 +16,6 @@ from bssearch.records import ProbeRecord
 COLUMNS = ("batch_size", "step_seconds", "micro_batch_size")
 REQUIRED = frozenset(COLUMNS[:2])
 SHORTEST_S, LONGEST_S = 1e-9, 1e6
-"""Limits of a step's seconds."""
 
 SHOWN_COLUMNS = 8
 LONGEST_INTEGER = 300
@@ -85,7 +84,6 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def _integer(digits: str) -> int | str:
-    """Too long stays text."""
     return int(digits) if len(digits) <= LONGEST_INTEGER else digits
 
 

@@ -107,7 +107,6 @@ def _about(
     objective: str,
     default_batch: int | None,
 ) -> Iterator[str]:
-    """Notes on a study, and on differences from its table."""
     reached = sum(one.run.reached for one in seeded)
     runs = f"{len(seeded)} run{'s' * (len(seeded) > 1)}"
     yield f"{runs}, {reached} reached, on device {kind[0]}, precision {kind[1]}"
@@ -137,7 +136,6 @@ def _unknown(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _names(name: str, kinds: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Unique and short."""
     if len(kinds) == 1:
         return {kinds[0]: name}
     devices = [device for device, _ in kinds]
@@ -159,7 +157,7 @@ def _slug(text: str) -> str:
 def _with_seeds(runs: Sequence[Run]) -> tuple[list[_SeededRun], list[str]]:
     """Make seeds unique within a configuration; return the changed places.
 
-    Several runs of a configuration count as confirmation, a single one as search.
+    Several runs of a configuration count as confirmation, a single run as search.
     """
     keys = [run.configuration.key for run in runs]
     taken: dict[str, set[int]] = {key: set() for key in keys}
@@ -191,7 +189,6 @@ def _with_seeds(runs: Sequence[Run]) -> tuple[list[_SeededRun], list[str]]:
 def _spec(
     name: str, seeded: Sequence[_SeededRun], target: Target, objective: str, default_batch: int | None
 ) -> StudySpec:
-    """Without a workload it cannot run."""
     runs = [one.run for one in seeded]
     sizes = sorted({run.configuration.batch_size for run in runs})
     default_known = default_batch in sizes

@@ -87,12 +87,10 @@ WRITER_RIGHTS: Mapping[str, tuple[str, ...]] = {
 """The writer's rights beside SELECT; add every new table here."""
 
 FUNCTIONS = ("bss_check_maker()", "bss_check_submitter()")
-"""Functions that our triggers call."""
 
 SEQUENCES = tuple(
     f"bss_{table}_id_seq" for table in ("environment", "study", "trial", "probe", "visit", "branch", "submission")
 )
-"""Sequences that number rows."""
 
 
 def role_statements(roles: Roles, schema: str) -> list[str]:
@@ -134,7 +132,7 @@ def right_statements(roles: Roles, schema: str, version_table: str) -> list[str]
 
 
 def _owned(owner: str, schema: str, tables: Sequence[str]) -> list[str]:
-    """Listed by exact name: similarly named objects of others must not get the rights."""
+    """List exact names: similarly named objects of others must not get the rights."""
     things = [("TABLE", "pg_class", "relowner", f"{schema}.{name}", "regclass") for name in tables]
     things += [("FUNCTION", "pg_proc", "proowner", f"{schema}.{name}", "regprocedure") for name in FUNCTIONS]
     return [
@@ -231,7 +229,6 @@ def needs(role: str, login: str | None, doing: str, connection: Connection) -> D
 
 
 def _needed() -> list[tuple[str, str, str]]:
-    """(check, right, object) for running studies."""
     rights = [(table, one.partition(" ")[0]) for table, rights in WRITER_RIGHTS.items() for one in rights]
     rights.remove(("bss_study", "DELETE"))  # running a study never deletes one
     tables = [("any_column" if right in {"INSERT", "UPDATE"} else "table", right, table) for table, right in rights]
@@ -252,7 +249,6 @@ def _lacking_query() -> str:
 
 
 _LACKING = text(_lacking_query())
-"""Selects the first right that the login lacks."""
 
 
 def _schema(connection: Connection) -> str:

@@ -34,10 +34,8 @@ SERVER_OPTIONS: dict[str, int] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""Default timeouts; the URL overrides them."""
 
 _MOST_DIGITS = 309
-"""Digits of the largest double."""
 
 UNASKED_S = 0.1
 """A connection used this recently counts as alive: no server restarts that fast."""
@@ -45,7 +43,6 @@ UNASKED_S = 0.1
 _WRITES = "bss_writes"
 _LAST_USE = "bss_last_use"
 _WAL_PAUSE_S = 0.02
-"""Pause between tries to enable write-ahead logging."""
 
 _SMALLEST_PAGE = 512
 """Bytes (https://www.sqlite.org/fileformat.html)."""
@@ -131,7 +128,7 @@ def _note_use(connection: DBAPIConnection | None, record: ConnectionPoolEntry) -
 def _ping_after_a_while(
     engine: Engine, connection: DBAPIConnection, record: ConnectionPoolEntry, proxy: PoolProxiedConnection
 ) -> None:
-    """SQLAlchemy's ``pool_pre_ping`` checks every time: a large part of a driver's messages."""
+    """SQLAlchemy's ``pool_pre_ping`` checks every time, which is a large part of a driver's messages."""
     used = record.info.get(_LAST_USE)
     if used is not None and time.monotonic() - used > UNASKED_S and not _answers(engine, connection):
         raise DisconnectionError
@@ -167,7 +164,7 @@ def _check_file(path: Path, *, write: bool) -> None:
 
 
 def _is_writable(path: Path) -> bool:
-    """Even root needs a write permission."""
+    """Require a write permission even of root."""
     return _has_write_bit(path) and os.access(path, os.W_OK)
 
 

@@ -100,7 +100,7 @@ def _nearest_driver(text: str) -> str:
 
 
 def _check_at_signs(text: str | URL, url: URL) -> None:
-    """An unescaped @ would end the password and show the rest as host."""
+    """Refuse an unescaped @, which would end the password and show the rest as host."""
     given, expected = (text, url.username is not None) if isinstance(text, str) else (url.host or "", False)
     if given.count("@") > expected:
         raise UsageError(f"{masked(text)!r}: unexpected '@'", hint=ENCODE_HINT)

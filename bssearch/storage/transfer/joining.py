@@ -100,7 +100,6 @@ def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:
 
 
 def _known(connection: Connection, copy: Copy) -> int | None:
-    """Return the study's id here, its row locked, or None."""
     study = copy.study
     same: list[ColumnElement[bool]] = [
         StudyRow.created_at == study["created_at"],
@@ -164,7 +163,6 @@ class _Join:
     # Which rows are taken
 
     def _sort_trials(self) -> None:
-        """Into added, replaced and skipped."""
         live = select(TrialRow.number).where(
             *is_running(self.study_id), TrialRow.lease_expires_at > ended_by(self.connection)
         )
@@ -207,7 +205,6 @@ class _Join:
         return [row for key, row in rows.items() if key not in self.here.rows[kind]]
 
     def _binds(self) -> bool:
-        """Whether to bind the study to the copy's environment."""
         here, there = self.here.environment, self.copy.environment
         if here is not None and there is not None and here.fingerprint != there.fingerprint:
             raise OtherDeviceError(

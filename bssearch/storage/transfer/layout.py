@@ -147,7 +147,6 @@ _TYPES: Mapping[type, Any] = {
     datetime: Annotated[AwareDatetime, Field(ge=_FIRST, lt=_END)],
     dict: Annotated[dict[str, Any], AfterValidator(_not_deep)],
 }
-"""Valid values by Python type."""
 
 _SPECIAL: Mapping[str, Any] = {
     "environment_id": _Text,
@@ -155,11 +154,9 @@ _SPECIAL: Mapping[str, Any] = {
     "answer": Annotated[dict[str, Any], AfterValidator(_kept)],
     **dict.fromkeys(OF_SCALARS, Annotated[dict[str, Any], AfterValidator(_flat)]),
 }
-"""Valid values of particular columns."""
 
 
 def _field(column: Column[Any]) -> tuple[Any, Any]:
-    """Type, and default for files without the column."""
     if isinstance(column.type, Sentences):
         return tuple[_Line, ...], ()
     python_type = storage_type(column.type).python_type

@@ -23,10 +23,8 @@ Row = dict[str, Any]
 Key = tuple[Any, ...]
 
 AT_ONCE = 1000
-"""Rows fetched or inserted at once."""
 
 _REFERENCES = {"environment": Kind.ENVIRONMENT, "trial": Kind.TRIAL, "retry_of": Kind.TRIAL}
-"""Fields that name another row, with its kind."""
 
 _TRIAL = TrialRow.__table__
 _ENVIRONMENT = EnvironmentRow.__table__
