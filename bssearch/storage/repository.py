@@ -154,7 +154,7 @@ class Transfers(Database):
             return [read_copy(connection, self._study_id(connection, name), source) for name in found]
 
     def join_studies(self, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False) -> list[Joined]:
-        """Insert what is missing, in one transaction; return what was inserted.
+        """Insert missing rows in one transaction; return their counts.
 
         The first study is called ``name`` if new. Raises `UsageError` for a contradiction
         (`bssearch.storage.transfer.joining`) or a taken name.

@@ -109,4 +109,4 @@ def _add_hparams(writer: SummaryWriter, which: list[int], values: Parameters) ->
     summaries = hparams(dict(values), dict.fromkeys(RESULTS, 0.0))  # type: ignore[no-untyped-call]
     files: Any = writer._get_file_writer()  # type: ignore[no-untyped-call]
     for index in which:
-        files.add_summary(summaries[index])  # `add_hparams` would start a run of its own
+        files.add_summary(summaries[index])  # `add_hparams` would start a separate run

@@ -382,7 +382,7 @@ def _columns(header: list[str], origin: str) -> list[str]:
         raise UsageError(
             f"the table lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}: {there_are} ({origin})",
             hint=f"the columns are {', '.join(COLUMNS)}, {PREFIX}NAME, separated by commas; {', '.join(SPLIT)} may "
-            "stand for batch_size",
+            "replace batch_size",
         )
     return [name or f"#{number}" for number, name in enumerate(names)]
 
