@@ -520,7 +520,7 @@ class _Reader:
         if not given.is_known:
             raise UsageError(
                 f"no parameter batch_size ({given.origin}); the trial has {', '.join(trial.params) or 'no parameters'}",
-                hint="name it with --param THEIRS=batch_size, or give micro_batch_size, accumulation_steps and world_size",
+                hint="use --param THEIRS=batch_size, or give micro_batch_size, accumulation_steps and world_size",
             )
         return given
 
