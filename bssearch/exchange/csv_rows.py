@@ -12,12 +12,11 @@ from bssearch.records.text import visible
 
 Row = Mapping[str, Any]
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of cells that a spreadsheet would compute (https://owasp.org/www-
-community/attacks/CSV_Injection)."""
+"""First characters of formulas (https://owasp.org/www-community/attacks/CSV_Injection)."""
 
 
 def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """Write rows as CSV with a header; lists and mappings as JSON. Values without a column are dropped."""
+    """Write a header and rows; lists and mappings as JSON. Values without a column are dropped."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(map(_csv_cell, columns))
     for row in rows:
@@ -25,7 +24,7 @@ def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None
 
 
 def _csv_cell(value: Any) -> Any:
-    """Return a value as a CSV cell; prefix text that looks like a formula with '."""
+    """Prefix text that looks like a formula with '."""
     if isinstance(value, dict | list | tuple):
         return json.dumps(value, allow_nan=False)
     if isinstance(value, datetime):

@@ -1,10 +1,11 @@
 """A stored study as an Optuna study, for Optuna's plots and tools.
 
-Learning curves become intermediate values, in the target's direction. States map as follows:
+Learning curves become intermediate values, in the target's direction. States become:
 
-* reached → COMPLETE, with the objective's value (time_to_target: seconds; if contended, steps × the step time) *
-pruned, capped, exhausted, paused, diverged → PRUNED, without a value * running → RUNNING; queued → WAITING * failed,
-lost, cancelled, out of memory → FAIL (after out of memory a retry uses smaller micro-batches)
+* reached: COMPLETE with the objective's value (if contended, steps × the step time for seconds);
+* pruned, capped, exhausted, paused, diverged: PRUNED without a value;
+* running: RUNNING; queued: WAITING;
+* failed, lost, cancelled, out of memory: FAIL.
 
 Under metric_in_budget, trials that used the whole budget are COMPLETE with their best metric. A COMPLETE trial without
 a measured value becomes FAIL.
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 SEARCH = (Phase.SEARCH,)
-"""Default phases: only trials that a search chose, because Optuna would take repeats for evidence."""
+"""Without repeats, which Optuna would take for evidence."""
 
 
 def load_optuna_study(
@@ -54,15 +55,13 @@ def load_optuna_study(
 ) -> optuna.Study:
     """Return an in-memory Optuna study: a snapshot of the stored one.
 
-    Its direction is minimize, unless metric_in_budget maximizes. Parameters are those that the space varies or that
-    differ between trials, as run; distributions are the space's, widened to hold every trial. User attributes hold
-    bssearch's figures, target and objective.
+    Its direction is minimize, unless metric_in_budget maximizes. Parameters vary in the space or between trials; the
+    space's distributions are widened to hold all trials. User attributes hold figures, target and objective.
 
     Args:
         name: the study.
         db: the database's URL, ignored if ``store`` is given.
-        phases: phases of the trials to include. Repeats from ``"confirm"`` or ``"audit"`` count in parameter
-            importances.
+        phases: included phases. Repeats (``"confirm"``, ``"audit"``) count in parameter importances.
         store: an open store.
 
     Raises `NotFoundError`, `DatabaseError`, and `UsageError` for an unknown phase.
@@ -84,7 +83,7 @@ def load_optuna_study(
 
 @dataclass(frozen=True, slots=True)
 class OptunaStudy:
-    """The contents of an Optuna study, independent of its storage."""
+    """An Optuna study's contents."""
 
     name: str
     direction: Literal["minimize", "maximize"]
@@ -94,7 +93,7 @@ class OptunaStudy:
 
     @classmethod
     def read(cls, store: Store, name: str, phases: Phase | str | Collection[Phase | str] = SEARCH) -> OptunaStudy:
-        """Read a stored study. Raises `NotFoundError` and `UsageError`."""
+        """Read a stored study; raise `NotFoundError` or `UsageError`."""
         study = store.study(name)
         wanted = phases_of(phases)
         trials = [trial for trial in store.trials(name) if trial.phase in wanted]
@@ -108,7 +107,7 @@ class OptunaStudy:
     def of(
         cls, study: StudyRecord, trials: Sequence[TrialRecord], curves: Mapping[int, Mapping[int, float]]
     ) -> OptunaStudy:
-        """Build an Optuna study from trials; ``curves`` are metrics by trial and step."""
+        """Build it; ``curves``: metrics by trial and step."""
         spec = spec_of(study)
         parameters = _Parameters(spec.space, [trial.configuration for trial in trials])
         objective = objective_of(spec)
@@ -126,11 +125,11 @@ class OptunaStudy:
 
 
 def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
-    """Return the given phases as a set; raise `UsageError` for an unknown one."""
+    """Return a set; raise `UsageError` for an unknown phase."""
     names = [given] if isinstance(given, str) else list(given)
     for name in names:
         if name not in set(Phase):
-            raise UsageError(f"phases has {name!r}; there are {', '.join(Phase)}")
+            raise UsageError(f"unknown phase {name!r}; choose from {', '.join(Phase)}")
     return {Phase(name) for name in names}
 
 
@@ -188,7 +187,6 @@ def _frozen(
 
 
 def _value_name(objective: Objective) -> str:
-    """Return the objective's name with its unit."""
     unit = objective.unit.strip()
     return f"{objective.name}_{unit.lower()}" if 0 < len(unit) <= 2 else objective.name
 
@@ -230,15 +228,12 @@ def _attributes(trial: TrialRecord, value: float | None) -> dict[str, Any]:
 
 
 def _local(moment: datetime) -> datetime:
-    """Return a naive local time, as Optuna stores it."""
+    """Return naive local time, as Optuna stores it."""
     return moment.astimezone().replace(tzinfo=None)
 
 
 class _Parameters:
-    """Parameters that the space varies or that differ between configurations, with their distributions.
-
-    One distribution per parameter covers all configurations: the space's, widened if needed.
-    """
+    """Parameters that vary, each with one distribution: the space's, widened to all configurations."""
 
     def __init__(self, space: SearchSpace, configurations: Sequence[Configuration]) -> None:
         self._dimensions = {one.name: one for one in space.dimensions() if one.name != REFERENCE_LEARNING_RATE}
@@ -255,7 +250,6 @@ class _Parameters:
         }
 
     def of(self, configuration: Configuration) -> dict[str, Any]:
-        """Return a configuration's parameters, without those that its optimizer or schedule lacks."""
         from optuna.distributions import CategoricalDistribution
 
         params: dict[str, Any] = {}
@@ -293,7 +287,6 @@ class _Parameters:
 
 
 def _learning_rates(space: SearchSpace) -> list[float]:
-    """Return learning rates of a space as run, including the smallest and the largest."""
     rate: Any = space.learning_rate
     fixed = rate if isinstance(rate, tuple) else (rate,)
     ends = (rate.low, rate.high) if isinstance(rate, RelativeLearningRate) else fixed
@@ -302,7 +295,6 @@ def _learning_rates(space: SearchSpace) -> list[float]:
 
 
 def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
-    """Return the unique values: numbers ascending, others in order of appearance."""
     found: list[ParameterValue] = []
     for value in values:
         if not any(_same(value, one) for one in found):
@@ -313,7 +305,7 @@ def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
 
 
 def _same(one: ParameterValue, other: ParameterValue) -> bool:
-    """Return whether two values are equal, numbers up to rounding; True is not 1."""
+    """Compare up to rounding; True is not 1."""
     if _is_number(one) and _is_number(other):
         return math.isclose(one, other, rel_tol=1e-9)  # type: ignore[arg-type]
     return type(one) is type(other) and one == other

@@ -1,8 +1,8 @@
-"""Recorded curves: trials of a past search with their learning curves, as a table.
+"""A past search's trials with their learning curves, as a table.
 
 ``NAME.csv.gz`` (or ``NAME.csv``) has the columns ``trial, param.*, seed, step, train_seconds, metric``, grouped by
 trial in order of time; an empty cell means unset. ``NAME.json`` has ``name``, ``metric``, ``goal``, ``target`` and
-``max_train_seconds``, the limit of a trial (null: no limit).
+``max_train_seconds`` (a trial's limit or null).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PREFIX = "param."
 SUFFIXES = (".csv.gz", ".csv")
 
 OTHER_SEPARATORS = (";", "\t", "|")
-"""Other column separators; spreadsheets write semicolons in locales with decimal commas."""
+"""Spreadsheets write semicolons in locales with decimal commas."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrial:
-    """A trial's parameters, without unset ones, and its evaluations in order of time: three equal lengths."""
+    """Parameters, and evaluations in order of time."""
 
     number: int
     parameters: Mapping[str, ParameterValue]
@@ -41,7 +41,7 @@ class RecordedTrial:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTable:
-    """Trials of a past search with their target; ``max_train_seconds`` is their limit."""
+    """Trials and their target; ``max_train_seconds`` is a trial's limit."""
 
     name: str
     target: Target
@@ -50,7 +50,7 @@ class RecordedTable:
 
 
 def check_separator(header: Sequence[str], origin: str) -> None:
-    """Raise `UsageError` if a table is separated by something other than commas."""
+    """Raise `UsageError` unless commas separate the columns."""
     found = next((one for one in OTHER_SEPARATORS if len(header) == 1 and one in header[0]), None)
     if found is not None:
         raise UsageError(
@@ -60,9 +60,9 @@ def check_separator(header: Sequence[str], origin: str) -> None:
 
 
 def write_table(table: RecordedTable, path: Path) -> list[Path]:
-    """Write a table and its description, both or none; return their paths. Equal tables give equal bytes.
+    """Write a table and its description, both or none; return their paths.
 
-    Raises `UsageError` if the suffix is wrong or a file cannot be written.
+    Equal tables give equal bytes. Raises `UsageError` for a wrong suffix or an unwritable file.
     """
     head = {
         "name": table.name,
@@ -98,8 +98,8 @@ def _csv_text(trials: Sequence[RecordedTrial]) -> str:
 
 
 def description_path(path: Path) -> Path:
-    """Return the path of a table's description."""
+    """Return the description's path."""
     for suffix in SUFFIXES:
         if path.name.endswith(suffix) and path.name != suffix:
             return path.with_name(path.name.removesuffix(suffix) + ".json")
-    raise UsageError(f"{str(path)!r} is no table of recorded curves: its name must end in {' or '.join(SUFFIXES)}")
+    raise UsageError(f"{str(path)!r} is not a table of recorded curves: its name must end in {' or '.join(SUFFIXES)}")

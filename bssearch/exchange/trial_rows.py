@@ -1,4 +1,4 @@
-"""Trials as flat rows and as documents, for `trial list`, `trial show` and the exports."""
+"""Trials as rows and documents, for `trial list`, `trial show` and exports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bssearch.records.batch_schedule import run_stages
 from bssearch.storage.repository import Store
 
 ZERO_WHERE_UNKNOWN = frozenset({"steps", "samples", "train_seconds"})
-"""Outcome fields that are 0 in an imported run if its table lacks them."""
+"""Outcome fields that are 0 if an imported table lacks them."""
 
 
 UNKNOWN_OF_IMPORTED = (
@@ -25,24 +25,23 @@ UNKNOWN_OF_IMPORTED = (
     "wall_seconds",
     "contended",
 )
-"""Fields that are null for imported runs, because no table has them."""
+"""Outcome fields that no imported table has."""
 
 
 ALWAYS_THERE = ("train_seconds", "time_to_target_s", "steps_to_target", "final_metric", "reason")
-"""Outcome fields that are null in rows of unfinished trials: a contract of ``trials --format json``."""
+"""Null for unfinished trials: a contract of ``trials --format json``."""
 
 
 TRIALS_AT_ONCE = 200
-"""Trials whose curves are in memory at a time."""
 
 
 def trial_table(trials: Sequence[TrialRecord]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the columns and rows of ``trials.csv`` and `trials_frame`."""
+    """Return columns and rows of ``trials.csv`` and `trials_frame`."""
     return flat_table([trial_row(trial) for trial in trials])
 
 
 def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Flatten nested mappings into dotted columns; return all columns and the rows.
+    """Return dotted columns and rows.
 
     If some rows lack a mapping, only the columns of its parts remain.
     """
@@ -61,7 +60,7 @@ def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def trial_row(trial: TrialRecord) -> dict[str, Any]:
-    """Return a trial as a flat row of configuration and outcome: the contract of ``trials --format json``."""
+    """Return configuration and outcome: the contract of ``trials --format json``."""
     known = outcome_fields(trial.outcome) if trial.outcome else {}
     outcome = {name: value for name, value in known.items() if name not in {"state", "traceback"}}
     configuration = asdict(trial.configuration)
@@ -94,9 +93,9 @@ def trial_document(
     environment: Environment | None,
     spec: Mapping[str, object] | None,
 ) -> dict[str, Any]:
-    """Return a trial with its curve, device and starting spec: the contract of ``trial --format json``.
+    """Return a trial with curve, device and spec: the contract of ``trial --format json``.
 
-    ``stages`` has the work done at each stage if the batch grows, else null.
+    ``stages``: the work at each stage if the batch grows, else null.
     """
     return {
         **trial_row(trial),
@@ -114,12 +113,12 @@ def trial_document(
 
 
 def traceback(trial: TrialRecord) -> str | None:
-    """Return the traceback of the exception that ended a trial, or None."""
+    """Return the traceback that ended a trial, or None."""
     return None if trial.outcome is None else trial.outcome.traceback
 
 
 def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> Iterator[tuple[int, Observation]]:
-    """Yield the observations of trials with the trial's number; few trials are in memory at a time."""
+    """Yield observations with trial numbers; few trials are in memory at once."""
     numbers = [trial.number for trial in trials]
     for start in range(0, len(numbers), TRIALS_AT_ONCE):
         for trial, curve in store.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():

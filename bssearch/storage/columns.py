@@ -1,4 +1,4 @@
-"""Column types with their named checks, and the mapping of records to columns."""
+"""Column types, their checks, and the mapping of records to columns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 LARGEST = 1e300
-"""Numbers in columns are smaller than this."""
 
 NAMING_CONVENTION = {
     "pk": "pk_%(table_name)s",
@@ -49,13 +48,13 @@ NAMING_CONVENTION = {
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """Aware datetimes, stored in UTC; SQLite returns aware ones too."""
+    """Aware datetimes in UTC, on SQLite too."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert to UTC; raise `ValueError` without a time zone."""
+        """Raise `ValueError` without a time zone."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -63,20 +62,20 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return an aware datetime in UTC."""
+        """Return an aware datetime."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class FiniteFloat(TypeDecorator[float]):
-    """A finite double. Checked here because SQLite silently stores NaN as NULL."""
+    """A finite double; SQLite would silently store NaN as NULL."""
 
     impl = Float(53)
     cache_ok = True
 
     def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
-        """Return the value; raise `ValueError` if it is NaN or infinite."""
+        """Raise `ValueError` for NaN and infinities."""
         if value is not None and not math.isfinite(value):
             raise ValueError(f"{value!r} is not a finite number")
         return value
@@ -85,13 +84,13 @@ class FiniteFloat(TypeDecorator[float]):
 
 
 class StorableText(TypeDecorator[str]):
-    """Text in which NUL (invalid in PostgreSQL) and lone surrogates become replacement characters."""
+    """Text; NUL (invalid in PostgreSQL) and lone surrogates become replacement characters."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Replace characters that a database cannot store; workers print anything."""
+        """Replace what no database stores."""
         if value is None:
             return None
         return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
@@ -104,7 +103,7 @@ class Sentences(TypeDecorator[tuple[str, ...]]):
     cache_ok = True
 
     def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
-        """Join the sentences; a line break inside one becomes a space."""
+        """Join sentences; their line breaks become spaces."""
         return None if value is None else "\n".join(" ".join(sentence.split()) for sentence in value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
@@ -113,7 +112,7 @@ class Sentences(TypeDecorator[tuple[str, ...]]):
 
 
 def enum(kind: type[StrEnum], name: str) -> Enum:
-    """Return a text column type with a CHECK of its values, the same on every database."""
+    """Return a text type with a CHECK of its values, equal on every database."""
     return Enum(
         kind,
         name=name,
@@ -137,7 +136,7 @@ def not_negative(*columns: str) -> list[CheckConstraint]:
 def are_finite(*columns: ColumnElement[float] | InstrumentedAttribute[float]) -> ColumnElement[bool]:
     """Return the condition that columns are finite, for rows that another program may have written.
 
-    SQLite and PostgreSQL store infinities as numbers, and PostgreSQL sorts NaN above all of them.
+    SQLite and PostgreSQL store infinities; PostgreSQL sorts NaN above all numbers.
     """
     return and_(*(column <= LARGEST for column in columns))
 
@@ -156,7 +155,7 @@ def at_most_one(*columns: str) -> list[CheckConstraint]:
 
 
 class database_now(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
-    """The database's clock, in UTC."""
+    """The database's clock."""
 
     type = UtcDateTime()
     inherit_cache = True
@@ -173,7 +172,7 @@ def _sqlite_now(element: database_now, compiler: SQLCompiler, **options: Any) ->
 
 
 class database_started(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
-    """Start time of the database server; NULL on SQLite."""
+    """Start of the server; NULL on SQLite."""
 
     type = UtcDateTime()
     inherit_cache = True
@@ -205,13 +204,12 @@ PREFIXES: Mapping[type, str] = {
     DeviceUse: "",
     StepTimeError: "error_",
 }
-"""Column prefixes of nested records. `Environment` appears only in joined rows, since it has its own table;
-`StepTimeError` is computed from the visits and never stored."""
+"""Column prefixes of nested records."""
 
 
 @cache
 def layout(record_type: type) -> dict[str, type | None]:
-    """Return the record's fields, each with the type of its nested record, else None."""
+    """Return the record's fields with the types of nested records, else None."""
     hints = typing.get_type_hints(record_type)
     return {field.name: _nested(hints[field.name]) for field in fields(record_type)}
 
@@ -222,7 +220,7 @@ def _nested(hint: object) -> type | None:
 
 
 def column_types(record_type: type, *, without: str | None = None) -> dict[str, Any]:
-    """Return the columns of a record's fields with their types, in order, except the field ``without``."""
+    """Return the columns of a record's fields with their types, in order."""
     hints = typing.get_type_hints(record_type)
     found: dict[str, Any] = {}
     for name, nested in layout(record_type).items():
@@ -234,7 +232,7 @@ def column_types(record_type: type, *, without: str | None = None) -> dict[str, 
 
 
 def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
-    """Return the column values of a record, omitting nested records that are None."""
+    """Return column values, without nested records that are None."""
     columns: dict[str, Any] = {}
     for name, nested in layout(type(record)).items():
         value = getattr(record, name)
@@ -248,7 +246,7 @@ def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
 def from_columns(
     record_type: type[Record], columns: Mapping[str, Any] | RowMapping, *, absent: str | None = None, prefix: str = ""
 ) -> Record:
-    """Build a record from its columns; the nested record ``absent`` becomes None."""
+    """Build a record; the nested record ``absent`` is None."""
     values: dict[str, Any] = {}
     for name, nested in layout(record_type).items():
         if name == absent:

@@ -1,4 +1,4 @@
-"""An open database: its transactions, its retries, and the ids behind names. The store builds on it."""
+"""An open database: transactions, retries, and the ids behind names."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from bssearch.storage.models import EnvironmentRow, StudyRow
 from bssearch.storage.statements import insert_if_absent, no_study
 
 RETRY_FOR_S = 900.0
-"""Seconds to retry: longer than a server takes to restart or to be replaced."""
+"""Longer than a server takes to restart or be replaced."""
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 10.0
-"""Seconds before the second try, and at most between later ones."""
+"""Pause before the second try, and the longest later one."""
 
 
 class Patience:
     """Retries work that lost its connection, with growing random pauses, for `RETRY_FOR_S`.
 
-    Threads may share it: each waits for itself, and ``notify`` reports the loss once and the return once.
+    Threads may share it; ``notify`` reports a loss and a return once.
     """
 
     def __init__(self, where: str, notify: Callable[[str], None]) -> None:
@@ -53,14 +53,14 @@ class Patience:
     def run(self, work: Callable[[], Result]) -> Result:
         """Return the result of ``work``; raise `DatabaseError` if the connection stays lost.
 
-        ``work`` must be idempotent, because the connection may break after its commit.
+        ``work`` must be idempotent: the connection may break after its commit.
         """
         try:
             return work()
         except ConnectionLostError as error:
             if self._over.is_set():
                 raise
-            self._tell(f"{error.message}; trying again for {RETRY_FOR_S / 60:.0f} minutes", waiting=True)
+            self._tell(f"{error.message}; retrying for {RETRY_FOR_S / 60:.0f} minutes", waiting=True)
         try:
             result = self._repeat(work)
         except ConnectionLostError as error:
@@ -68,8 +68,8 @@ class Patience:
             self.end()
             self.is_waiting = False
             raise DatabaseError(
-                f"{error.message} (tried again for up to {RETRY_FOR_S / 60:.0f} minutes)",
-                hint="what had been stored is safe; the same command goes on",
+                f"{error.message} (retried for {RETRY_FOR_S / 60:.0f} minutes)",
+                hint="stored results are safe; run the same command again to continue",
             ) from error
         except BSSearchError:  # the database answered, so the connection is back
             self._tell_back()
@@ -118,11 +118,12 @@ Result = TypeVar("Result")
 Notify = Callable[[str], None]
 
 LONGEST_TURN_SECONDS = 10.0
-"""Seconds after which the server ends a silent driver's lock on a study, for which others wait."""
+"""The server ends a silent driver's lock on a study after this time."""
 
 SPREAD_SECONDS = 0.1
-"""Longest pause before a turn on SQLite. Waiting writers poll for the lock every 100 ms; without this pause, one of 8
-drivers never started a trial."""
+"""Longest pause before a turn on SQLite. Writers poll for the lock every 100 ms: without the pause, one of 8 drivers
+never started a trial.
+"""
 
 
 def patiently(
@@ -142,18 +143,18 @@ _LOCKED_STUDY_ID = _STUDY_ID.with_for_update()
 
 
 class _Turn(threading.local):
-    """A thread's transaction that has locked a study; None before the lock and after the first write."""
+    """A thread's locking transaction; None before the lock and after the first write."""
 
     connection: Connection | None = None
     ending = ExitStack()
 
 
 class _TurnOver(Exception):  # noqa: N818 - it rolls back, and is no failure
-    """A turn ends without a write."""
+    pass
 
 
 class Database:
-    """An engine, its transactions, and the ids behind names."""
+    """An engine and its transactions."""
 
     def __init__(self, url: str | URL, *, write: bool = True, notify: Notify | None = None) -> None:
         self._engine = create_engine_for(url, write=write)
@@ -186,7 +187,6 @@ class Database:
             self.close()
 
     def _refuse_faulty_rows(self, error: Exception) -> None:
-        """Raise `DatabaseError` if the error is due to a row that bssearch cannot have stored."""
         from bssearch.storage.integrity import first_fault
 
         for name, study_id in (self._asked or self._all_studies()).items():
@@ -194,8 +194,8 @@ class Database:
                 fault = first_fault(connection, study_id)
             if fault is not None:
                 raise DatabaseError(
-                    f"what is stored of the study {name!r} cannot be used: {fault}",
-                    hint="something else than bssearch has written it; other studies are not concerned",
+                    f"study {name!r} has an invalid row: {fault}",
+                    hint="another program wrote this row; other studies are not affected",
                 ) from error
 
     def _all_studies(self) -> dict[str, int]:
@@ -220,11 +220,11 @@ class Database:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a call is waiting for an unreachable server."""
+        """Whether a call waits for an unreachable server."""
         return self._patience.is_waiting
 
     def give_up(self) -> None:
-        """Stop retrying; current and future calls fail immediately."""
+        """Stop retrying, also in future calls."""
         self._patience.end()
 
     def _reading(self) -> AbstractContextManager[Connection]:
@@ -236,7 +236,7 @@ class Database:
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         if not self._write:
-            raise DatabaseError(f"{self.masked_url} was opened for reading")
+            raise DatabaseError(f"{self.masked_url} was opened read-only")
         held, self._turn.connection = self._turn.connection, None
         if held is None:
             with writing(self._engine) as connection:
@@ -247,7 +247,7 @@ class Database:
 
     @contextmanager
     def turn(self, study: str) -> Iterator[None]:
-        """Lock a study for this thread until its first write, which belongs to the same transaction and commits it.
+        """Lock a study for this thread until its first write, which joins the transaction and commits it.
 
         A server ends the lock after `LONGEST_TURN_SECONDS` of silence; the write then retries in a new transaction.
         """
@@ -270,7 +270,7 @@ class Database:
             self._end_turn()
 
     def _in_turn(self) -> AbstractContextManager[Connection] | None:
-        """Return this thread's turn, for reading; None if there is no turn. A turn ends with its connection."""
+        """This thread's turn, for reading; a turn ends with its connection."""
         connection = self._turn.connection
         return None if connection is None else self._reading_in(connection)
 
@@ -284,14 +284,13 @@ class Database:
             raise
 
     def _end_turn(self) -> None:
-        """Unlock the study, unless this thread's write has done so."""
         if self._turn.connection is not None:
             self._turn.connection = None
             with suppress(_TurnOver, ConnectionLostError), self._turn.ending.pop_all():
                 raise _TurnOver
 
     def _on_study(self, name: str, work: Callable[[Connection, int], Result]) -> Result:
-        """Run ``work`` with the study locked. Retries reuse its id: the first try may have renamed or deleted it."""
+        """Keep the id for retries: the first try may have renamed or deleted the study."""
         study_id: int | None = None
 
         def once() -> Result:
@@ -309,7 +308,6 @@ class Database:
         return self._found(connection, name, _STUDY_ID)
 
     def _lock_study(self, connection: Connection, name: str) -> int:
-        """Return the study's id, and lock its row until the transaction ends."""
         return self._found(connection, name, _LOCKED_STUDY_ID)
 
     def _found(self, connection: Connection, name: str, query: Select[Any]) -> int:
@@ -333,7 +331,7 @@ class Database:
 
 
 def environment_digest(environment: Environment) -> str:
-    """Return the digest that equal environments share; fields added later count only if known."""
+    """Return the digest that equal environments share; later fields count only if known."""
     told = json.loads(to_json(environment))
     for name in ("git_dirty", "libraries"):
         if told[name] in (None, []):

@@ -1,6 +1,6 @@
 """Finds rows of a study that bssearch cannot have stored; used only after an error.
 
-SQLite accepts any type in any column, and its checks can be turned off; PostgreSQL enforces types itself.
+SQLite accepts any type in any column; PostgreSQL does not.
 """
 
 from __future__ import annotations
@@ -49,25 +49,23 @@ from bssearch.storage.models import (
 )
 
 LARGEST = 1e300
-"""Numbers that bssearch measures are smaller than this, and larger than its inverse."""
+"""Bound of measured numbers; its inverse is the lower one."""
 
 LARGEST_WHOLE = 2**62
-"""Counts are smaller than this."""
 
 OF_SCALARS = frozenset({"parameters", "sampled", "further_test_metrics"})
-"""Columns whose JSON objects hold only booleans, numbers, texts and nulls."""
+"""Columns of JSON objects of booleans, numbers, texts and nulls."""
 
 LONGEST = 60
-"""Characters of a value shown in an error."""
 
 
 def is_scalar(value: object) -> bool:
-    """Return whether a value is a `bssearch.records.ParameterValue`, as columns of `OF_SCALARS` hold."""
+    """Return whether a value is a `bssearch.records.ParameterValue`."""
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def first_fault(connection: Connection, study_id: int) -> str | None:
-    """Return a description of a study's first invalid row; None if all rows are valid."""
+    """Describe the first invalid row; None if all are valid."""
     for table, words, label, scope in _rows_of(study_id):
         for column in table.columns:
             value = type_coerce(column, NullType())
@@ -86,7 +84,6 @@ def first_fault(connection: Connection, study_id: int) -> str | None:
 
 
 def _rules(table: Table) -> Iterator[tuple[ColumnElement[bool], str]]:
-    """Yield each rule of a table, checks and foreign keys, as the condition that violates it and a description."""
     for constraint in table.constraints:
         if isinstance(constraint, CheckConstraint) and isinstance(constraint.sqltext, TextClause):
             yield literal_column(f"NOT ({constraint.sqltext.text})"), f"not {constraint.sqltext.text}"
@@ -95,11 +92,10 @@ def _rules(table: Table) -> Iterator[tuple[ColumnElement[bool], str]]:
         pairs = [(one.parent, there.c[one.column.name]) for one in key.elements]
         is_there = select(1).select_from(there).where(*(own == other for own, other in pairs)).exists()
         names = ", ".join(own.name for own, _ in pairs)
-        yield and_(*(own.is_not(None) for own, _ in pairs), ~is_there), f"what its {names} refers to is not there"
+        yield and_(*(own.is_not(None) for own, _ in pairs), ~is_there), f"the row that {names} refers to is missing"
 
 
 def _rows_of(study_id: int) -> Iterator[tuple[Table, str, ColumnElement[Any], ColumnElement[bool]]]:
-    """Yield each table with a row's name, the column that identifies it, and the condition for the study's rows."""
     trial = TrialRow.__table__
     yield StudyRow.__table__, "study", StudyRow.__table__.c.name, StudyRow.id == study_id
     environments = select(TrialRow.environment_id).where(TrialRow.study_id == study_id)
@@ -121,7 +117,6 @@ def _rows_of(study_id: int) -> Iterator[tuple[Table, str, ColumnElement[Any], Co
 
 
 def _is_wrong(column: Column[Any], dialect: str) -> ColumnElement[bool]:
-    """Return the condition that a column's value is missing, of another type, or not finite."""
     raw = type_coerce(column, NullType())
     kind = storage_type(column.type)
     wrong: list[ColumnElement[bool]] = [] if column.nullable else [raw.is_(None)]
@@ -130,14 +125,13 @@ def _is_wrong(column: Column[Any], dialect: str) -> ColumnElement[bool]:
 
 
 def storage_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
-    """Return the plain SQL type under any `TypeDecorator`."""
+    """Return the SQL type under any `TypeDecorator`."""
     while isinstance(kind, TypeDecorator):
         kind = kind.impl_instance
     return kind
 
 
 def _of_another_kind(raw: ColumnElement[Any], kind: TypeEngine[Any], dialect: str) -> Iterator[ColumnElement[bool]]:
-    """Yield the conditions that make a non-null value invalid for its column type."""
     is_sqlite = dialect == "sqlite"
     stored = func.typeof(raw)
     if isinstance(kind, Float):
@@ -170,7 +164,6 @@ def _first(connection: Connection, query: Select[Any]) -> tuple[Any, ...] | None
 
 
 def _is_ours(found: Any, is_of_scalars: bool) -> bool:
-    """Return whether a JSON object, decoded or as text, is one that bssearch could store."""
     try:
         values = from_json(found) if isinstance(found, str) else found
     except ValueError:
@@ -179,6 +172,6 @@ def _is_ours(found: Any, is_of_scalars: bool) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return the value as text, shortened for messages."""
+    """Return a short text of the value."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

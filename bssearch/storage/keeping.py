@@ -17,7 +17,7 @@ from bssearch.storage.statements import STUDY, insert_if_absent, study_record
 
 
 def create(connection: Connection, study: StudyRecord, *, again: bool) -> None:
-    """Store a study; raise `UsageError` if the name is taken. ``again``: an earlier try may have stored it."""
+    """Store a study; ``again``: an earlier try may have stored it. Raises `UsageError` if the name is taken."""
     if insert_if_absent(connection, StudyRow, to_columns(study)):
         return
     stored = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()
@@ -26,7 +26,7 @@ def create(connection: Connection, study: StudyRecord, *, again: bool) -> None:
 
 
 def rename(connection: Connection, study_id: int, *, old: str, new: str) -> None:
-    """Rename a study; raise `UsageError` if the name is invalid or taken, or the study is running."""
+    """Raise `UsageError` if the name is invalid or taken, or the study is running."""
     check_name(new)
     check_idle(connection, study_id, old, "renamed")
     if connection.scalar(select(StudyRow.id).where(StudyRow.name == new, StudyRow.id != study_id)) is not None:
@@ -39,12 +39,12 @@ def rename(connection: Connection, study_id: int, *, old: str, new: str) -> None
 
 
 def update_spec(connection: Connection, study_id: int, *, spec: Mapping[str, object]) -> None:
-    """Replace the spec of a study."""
+    """Replace the spec."""
     connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(spec=dict(spec)))
 
 
 def bind(connection: Connection, study_id: int, environment: Environment, environment_id: int, *, again: bool) -> None:
-    """Bind a study to the kind of device of its first environment; raise `OtherDeviceError` for any other kind.
+    """Bind a study to a kind of device; raise `OtherDeviceError` for another kind.
 
     ``again`` rebinds it to another environment of the same kind.
     """
@@ -55,16 +55,13 @@ def bind(connection: Connection, study_id: int, environment: Environment, enviro
     elif not same_kind:
         raise OtherDeviceError(
             f"the study {study.name!r} was measured on {study.environment.fingerprint}, this is "
-            f"{environment.fingerprint}: seconds of two kinds of device are never pooled",
-            hint="give the spec another name to ask the question on this device",
+            f"{environment.fingerprint}; different devices are never pooled",
+            hint="give the spec another name for this device",
         )
 
 
 def archive(connection: Connection, study_id: int, *, name: str, archived: bool) -> None:
-    """Archive a study, or undo it; raise `UsageError` if the study to archive is running.
-
-    Archiving twice keeps the first time.
-    """
+    """Archive a study, or undo it; archiving twice keeps the first time. Raises `UsageError` if it is running."""
     if archived:
         check_idle(connection, study_id, name, "archived")
     put_away = update(StudyRow).where(StudyRow.id == study_id)
@@ -75,13 +72,13 @@ def archive(connection: Connection, study_id: int, *, name: str, archived: bool)
 
 
 def delete_all(connection: Connection, study_id: int, *, name: str) -> None:
-    """Delete a study with its rows; raise `UsageError` if it is running."""
+    """Delete a study; raise `UsageError` if it is running."""
     check_idle(connection, study_id, name, "deleted")
     connection.execute(delete(StudyRow).where(StudyRow.id == study_id))
 
 
 def check_name(name: str) -> None:
-    """Raise `UsageError` if a spec could not have this name."""
+    """Raise `UsageError` for an invalid name."""
     from pydantic import TypeAdapter, ValidationError
 
     from bssearch.spec import StudySpec
@@ -90,11 +87,10 @@ def check_name(name: str) -> None:
         TypeAdapter(Annotated[str, StudySpec.model_fields["name"]]).validate_python(name)
     except ValidationError:
         raise UsageError(
-            f"{name!r} is no name for a study",
-            hint="a name is of letters, digits, '.', '_' and '-', starts with a letter or digit, "
-            "and has 100 characters at most",
+            f"invalid study name {name!r}",
+            hint="use letters, digits, '.', '_' and '-'; start with a letter or digit; use at most 100 characters",
         ) from None
 
 
 def _taken(name: str) -> UsageError:
-    return UsageError(f"there is a study {name!r} already", hint="continue it, or choose another name")
+    return UsageError(f"study {name!r} already exists", hint="continue it, or choose another name")

@@ -1,7 +1,6 @@
-"""Leases: the owner of a running trial or of a claim, and its expiry by the database's clock.
+"""Leases: the owner of a running trial or claim, and its expiry by the database's clock.
 
-A driver renews its leases continually; an owner with an expired lease counts as gone. Knowledge of the owner's process
-overrides the lease.
+An owner with an expired lease counts as gone, unless its process is known to live.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from bssearch.storage.revisions import mark_changed
 from bssearch.storage.statements import end_trial, is_running
 
 RESTART_GRACE_S = 60.0
-"""Seconds after a server's start in which no lease counts as expired: longer than a driver's pause between tries."""
+"""Seconds after a server's start without expiries: longer than a driver's pause between tries."""
 
 IsAlive = Callable[[str], bool | None]
-"""Whether an owner is alive; None if unknown."""
+"""None if unknown."""
 
 
 def ended_by(connection: Connection) -> datetime:
-    """Return the time up to which expired leases have ended: now, or never soon after a server's start.
+    """Return the time up to which leases have expired; never soon after a server's start.
 
-    No driver can renew a lease while the server is down, so an expiry then proves nothing.
+    No driver can renew a lease while the server is down.
     """
     time, started = connection.execute(select(database_now(), database_started())).one()
     if started is not None and time < started + timedelta(seconds=RESTART_GRACE_S):
@@ -38,7 +37,7 @@ def ended_by(connection: Connection) -> datetime:
 
 
 def heartbeat(connection: Connection, study_id: int, *, owner: str, lease_seconds: float) -> None:
-    """Extend the leases of an owner's running trials and claims to ``lease_seconds`` from now."""
+    """Extend an owner's leases to ``lease_seconds`` from now."""
     expires_at = now(connection) + timedelta(seconds=lease_seconds)
     connection.execute(
         update(TrialRow).where(*is_running(study_id), TrialRow.lease_owner == owner).values(lease_expires_at=expires_at)
@@ -49,7 +48,7 @@ def heartbeat(connection: Connection, study_id: int, *, owner: str, lease_second
 
 
 def last_renewed(connection: Connection, study_id: int) -> dict[str, datetime]:
-    """Return the latest lease end of each owner of running trials or claims."""
+    """Return each owner's latest lease end."""
     found: dict[str, datetime] = {}
     rows = [
         *connection.execute(select(TrialRow.lease_owner, TrialRow.lease_expires_at).where(*is_running(study_id))),
@@ -62,7 +61,7 @@ def last_renewed(connection: Connection, study_id: int) -> dict[str, datetime]:
 
 
 def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
-    """End the running trials of owners that are dead, or unknown with an expired lease; return their numbers."""
+    """End the trials of dead owners, and of unknown ones with expired leases; return their numbers."""
     owners = connection.scalars(select(TrialRow.lease_owner).where(*is_running(study_id)).distinct()).all()
     known = {owner: is_alive(owner) for owner in owners if owner is not None}
     dead = {owner for owner, alive in known.items() if alive is False}
@@ -92,7 +91,6 @@ def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> li
 
 
 def _last_seen(connection: Connection, trial_id: int) -> dict[str, Any]:
-    """Return a trial's progress at its last evaluation, as columns of its outcome."""
     last = connection.execute(
         select(
             ObservationRow.step.label("steps"),
@@ -110,7 +108,7 @@ def _last_seen(connection: Connection, trial_id: int) -> dict[str, Any]:
 def claim(
     connection: Connection, study_id: int, *, name: str, owner: str, lease_seconds: float, is_alive: IsAlive
 ) -> bool:
-    """Take a claim that is free, the owner's, or abandoned; return whether the owner has it."""
+    """Take a claim that is free, the owner's or abandoned; return whether the owner has it."""
     place = ClaimRow.study_id == study_id, ClaimRow.name == name
     held = connection.execute(select(ClaimRow.owner, ClaimRow.expires_at).where(*place)).first()
     values = {"owner": owner, "expires_at": now(connection) + timedelta(seconds=lease_seconds)}
@@ -126,14 +124,14 @@ def claim(
 
 
 def release(connection: Connection, study_id: int, *, name: str, owner: str) -> None:
-    """Release a claim, unless another owner holds it."""
+    """Release a claim of this owner."""
     connection.execute(
         delete(ClaimRow).where(ClaimRow.study_id == study_id, ClaimRow.name == name, ClaimRow.owner == owner)
     )
 
 
 def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> None:
-    """Raise `UsageError` if a trial of the study is running, or a claim is held, under a live lease."""
+    """Raise `UsageError` if a live lease holds a trial or claim of the study."""
     ended = ended_by(connection)
     running = connection.execute(
         select(TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at)
@@ -146,12 +144,12 @@ def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> 
         )
     ).first()
     if running is not None:
-        busy, until = f"its trial {running.number} is run by {running.lease_owner}", running.lease_expires_at
+        busy, until = f"{running.lease_owner} runs trial {running.number}", running.lease_expires_at
     elif claimed is not None:
-        busy, until = f"{claimed.owner} is at work on it ({claimed.name})", claimed.expires_at
+        busy, until = f"{claimed.owner} holds its claim {claimed.name}", claimed.expires_at
     else:
         return
     raise UsageError(
         f"the study {name!r} cannot be {doing}: {busy}",
-        hint=f"stop that driver first; one that is gone is forgotten as its lease ends: {until:%Y-%m-%d %H:%M:%S} UTC",
+        hint=f"stop that driver first; if it is dead, its lease ends at {until:%Y-%m-%d %H:%M:%S} UTC",
     )

@@ -40,7 +40,6 @@ from bssearch.storage.statements import (
 
 
 def _timed_model(spec: object) -> ModelParameters:
-    """Return the model parameters of a stored spec's default; empty if the spec is unreadable."""
     try:
         return StudySpec.model_validate(spec).timed_model
     except ValidationError:
@@ -55,10 +54,9 @@ class Measurements(Database):
         super().__init__(url, write=write, notify=notify)
 
     def save_probe(self, study: str, environment: Environment, probe: ProbeRecord, visit: int | None = None) -> int:
-        """Store a visit's step time for a batch size and return the visit's number. All visits are kept.
+        """Store a visit's step time and return the visit's number; stored visits stay unchanged.
 
-        ``visit=None`` starts a new visit; it gets its number under the study's lock, so concurrent visits differ. The
-        first visit fixes the evaluation cadence. A visit that is stored already stays as it is.
+        ``visit=None`` starts a visit, numbered under the study's lock. The first visit fixes the evaluation cadence.
         """
         number = visit
 
@@ -83,7 +81,7 @@ class Measurements(Database):
 
     @patiently
     def visits(self, study: str) -> list[Visit]:
-        """Return all visits, oldest first, numbered over all environments."""
+        """Return all visits, oldest first."""
         with self._reading() as connection:
             return self._visits(connection, self._study_id(connection, study))
 
@@ -96,10 +94,9 @@ class Measurements(Database):
 
     @patiently
     def probes(self, study: str, environment: Environment | None = None) -> dict[int, ProbeRecord]:
-        """Return the step times by batch size, each for the micro-batch split that trials use.
+        """Return step times by batch size, over all visits.
 
-        This is the largest timed split within the environment's `memory_boundary`. Batch sizes without such a split are
-        left out. Seconds use all visits.
+        Each is for the largest timed split within `memory_boundary`, which trials use; sizes without one are left out.
         """
         with self._reading() as connection:
             study_id = self._study_id(connection, study)
@@ -110,12 +107,12 @@ class Measurements(Database):
 
     @patiently
     def step_times(self, study: str) -> list[ProbeRecord]:
-        """Return the step time of every measured split, oldest first."""
+        """Return every split's step time, oldest first."""
         with self._reading() as connection:
             return list(self._step_times(connection, counters(connection, study)))
 
     def _step_times(self, connection: Connection, now: Counters) -> list[ProbeRecord]:
-        """Return the step times, cached until the next measurement because every read of trials needs them."""
+        """Cache until the next measurement, because every read of trials needs step times."""
         study_id, as_of = now.study_id, now.measured_as_of
         if study_id not in self._known_step_times or self._known_step_times[study_id][0] != as_of:
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
@@ -126,10 +123,9 @@ class Measurements(Database):
     def _timed(
         self, connection: Connection, study_id: int, trials: Sequence[TrialRecord], now: Counters | None = None
     ) -> list[TrialRecord]:
-        """Return trials with steps × the step time over all visits so far, instead of the step time when they ended.
+        """Return trials with steps × the step time over all visits so far.
 
-        Trials with another model than the default's keep their stored product, because only the default's model was
-        timed.
+        Trials with another model keep their stored product: only the default's model was timed.
         """
         if all(trial.outcome is None or trial.outcome.steps_to_target is None for trial in trials):
             return list(trials)
@@ -141,11 +137,11 @@ class Measurements(Database):
 
     @patiently
     def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:
-        """Return the micro-batch sizes that fit an environment's memory; default: the largest device a trial ran on.
+        """Return the micro-batch sizes that fit; default: the largest device a trial ran on.
 
-        All probes on this kind of device count, and all trials that ran out of memory. A size with a single such trial
-        is ignored if a later memory probe in a separate process fitted that size or a larger one. Sizes that were too
-        large count from devices with at least as much memory; sizes that fit, from devices with at most as much.
+        All probes and out-of-memory trials of this kind of device count. A size with one such trial is ignored if a
+        later probe in a separate process fitted it or a larger size. Sizes too large count from devices with at least
+        as much memory; sizes that fit, from devices with at most as much.
         """
         with self._reading() as connection:
             return self._boundary(connection, self._study_id(connection, study), environment)
@@ -169,7 +165,7 @@ class Measurements(Database):
 
     @patiently
     def environment_of(self, study: str, number: int) -> Environment | None:
-        """Return the environment of a trial; None if it has not started."""
+        """Return a trial's environment; None before its start."""
         with self._reading() as connection:
             place = TrialRow.study_id == self._study_id(connection, study), TrialRow.number == number
             query = ENVIRONMENTS.join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
@@ -178,7 +174,7 @@ class Measurements(Database):
 
     @patiently
     def environments(self, study: str) -> dict[int, Environment]:
-        """Return the environment of each started trial, by number."""
+        """Return the environment of each started trial."""
         with self._reading() as connection:
             query = ENVIRONMENTS.add_columns(EnvironmentRow.id)
             trials = select(TrialRow.number, TrialRow.environment_id).where(
@@ -191,7 +187,7 @@ class Measurements(Database):
 
     @patiently
     def torch_versions(self, study: str) -> list[str]:
-        """Return the torch versions of a study's trials, the earliest trial's first."""
+        """Return the trials' torch versions, earliest trial first."""
         with self._reading() as connection:
             query = (
                 select(EnvironmentRow.torch_version)
@@ -203,7 +199,7 @@ class Measurements(Database):
             return list(connection.scalars(query))
 
     def save_memory(self, study: str, environment: Environment, memory: MemoryUse) -> None:
-        """Store whether a micro-batch size fits, replacing an earlier measurement in the same environment."""
+        """Store whether a micro-batch size fits, replacing an earlier result."""
         columns = {
             "batch_size": memory.micro_batch_size,
             "micro_batch_size": memory.micro_batch_size,
@@ -216,7 +212,7 @@ class Measurements(Database):
 
     @patiently
     def memory(self, study: str, environment: Environment) -> list[MemoryUse]:
-        """Return the memory probes of this kind of device with equal memory, by micro-batch size; one per host."""
+        """Return memory probes of equal devices by micro-batch size, one per host."""
         with self._reading() as connection:
             query = MEMORY.where(
                 ProbeRow.study_id == self._study_id(connection, study),
@@ -234,13 +230,13 @@ class Measurements(Database):
             ]
 
     def save_noise(self, study: str, environment: Environment, noise: NoiseMeasurement) -> None:
-        """Store a gradient noise scale, replacing an earlier one of the same batch size and environment."""
+        """Store a gradient noise scale, replacing an earlier one."""
         columns = {"steps_timed": 0, "out_of_memory": False, **to_columns(noise)}
         self._replace(study, environment, ProbeKind.NOISE_SCALE, columns)
 
     @patiently
     def noise(self, study: str) -> list[NoiseMeasurement]:
-        """Return a study's probed noise scales, newest first."""
+        """Return probed noise scales, newest first."""
         with self._reading() as connection:
             query = NOISE.where(ProbeRow.study_id == self._study_id(connection, study))
             return [from_columns(NoiseMeasurement, row) for row in connection.execute(query).mappings()]
@@ -262,7 +258,6 @@ class Measurements(Database):
         kind: ProbeKind,
         columns: Mapping[str, object],
     ) -> dict[str, object]:
-        """Return the key columns of a measurement."""
         return {
             "study_id": study_id,
             "environment_id": self._environment_id(connection, environment),
@@ -275,9 +270,9 @@ class Measurements(Database):
 def _ran_out(
     connection: Connection, study_id: int, kind: Sequence[ColumnElement[bool]]
 ) -> list[tuple[int, int | None]]:
-    """Return (micro-batch size, device memory) of trials that ran out of memory, without chance failures.
+    """Return (micro-batch size, device memory) of out-of-memory trials, without chance failures.
 
-    A trial may also fail because other processes, or earlier trials in its process, hold memory.
+    Other processes, or earlier trials in the process, may have held the memory.
     """
     trials = connection.execute(MICRO_BATCHES_TOO_LARGE.where(TrialRow.study_id == study_id, *kind)).all()
     if all(count > 1 for _, _, count, _ in trials):
@@ -293,5 +288,4 @@ def _ran_out(
 
 
 def _is_enough(memory: int | None, needed: int | None) -> bool:
-    """Return whether ``memory`` is at least ``needed``; True if either is unknown."""
     return memory is None or needed is None or memory >= needed

@@ -1,4 +1,4 @@
-"""The schema's revisions. Alembic is imported only when a migration runs."""
+"""The schema's revisions. Alembic is imported only for a migration."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 REVISIONS: Final = ("0001_initial",)
-"""All revisions that this version knows, oldest first."""
 
 UNRELEASED: Final = frozenset(f"{number:04d}" for number in range(1, 17))
-"""Pre-release revisions: no upgrade path, but their study files can be imported."""
+"""Pre-release revisions without an upgrade path; their study files can be imported."""
 
 SCHEMA_HEAD: Final = REVISIONS[-1]
 VERSION_TABLE: Final = "bss_alembic_version"
@@ -43,7 +42,7 @@ UPGRADE_COMMAND: Final = "bssearch db upgrade"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgrade:
-    """Revisions before and after an upgrade (equal: no change), and the backup of the file."""
+    """Revisions before and after (equal: no change), and the backup."""
 
     before: str | None
     after: str
@@ -55,7 +54,7 @@ class Upgrade:
 
 
 def current(database: str | URL | Engine) -> str | None:
-    """Return the schema's revision; None if the database has no bssearch tables."""
+    """Return the revision; None without bssearch tables."""
     if isinstance(database, Engine):
         return _current(database)
     engine = create_engine_for(database, write=False)
@@ -75,21 +74,19 @@ def _refuse_another(revision: str | None, name: str) -> None:
     if revision == SCHEMA_HEAD:
         return
     if revision is None:
-        raise SchemaError(
-            f"{name} has no tables of bssearch", hint=f"`{UPGRADE_COMMAND}` makes them; is it the right --db?"
-        )
+        raise SchemaError(f"{name} has no bssearch tables", hint=f"check --db, or create them with `{UPGRADE_COMMAND}`")
     _refuse_unknown(revision, name)
     raise SchemaError(
-        f"the schema of {name} is at revision {revision}, this version needs {SCHEMA_HEAD}",
+        f"the schema of {name} is at revision {revision}; this version needs {SCHEMA_HEAD}",
         hint=f"upgrade it with `{UPGRADE_COMMAND}`",
     )
 
 
 def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
-    """Make a database fit for writing: upgrade a SQLite file, check a server.
+    """Upgrade a SQLite file, or check a server, for writing.
 
-    ``notify`` reports the upgrade of a file that was not empty. For a server, raises `SchemaError` if the schema is
-    outdated, `DatabaseError` if the login lacks a right that running a study needs.
+    ``notify`` reports the upgrade of a non-empty file. For a server, raises `SchemaError` if outdated, `DatabaseError`
+    if the login lacks a right.
     """
     if sqlite_file(engine.url) is None:
         _refuse_another(_current(engine, to_write=True), shown(engine.url))
@@ -100,19 +97,18 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
         return
     done = upgrade(engine.url)
     if done.copy is not None:
-        notify(f"the schema of {shown(engine.url)} went from {done.before} to {done}")
+        notify(f"upgraded the schema of {shown(engine.url)} from {done.before} to {done}")
 
 
 def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
-    """Upgrade the schema in one transaction; back up a SQLite file that has a schema first.
+    """Upgrade the schema in one transaction, after a backup of a SQLite file.
 
-    ``roles`` creates roles on a server; a server with roles gets the rights on new tables. Concurrent calls are safe:
-    one upgrades, the others wait.
+    ``roles`` creates roles on a server; existing roles get the rights on new tables. Concurrent calls wait.
 
     Raises:
         SchemaError: if a newer version wrote the database.
         UsageError: if roles are given for a SQLite file.
-        DatabaseError: if the login is not a member of the owner role or cannot create roles.
+        DatabaseError: if the login is not in the owner role or cannot create roles.
     """
     url = parse_url(url)
     path = sqlite_file(url)
@@ -137,7 +133,6 @@ def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
 
 
 def _upgrade(connection: Connection, before: str | None, roles: Roles | None) -> None:
-    """Run the pending migrations as the tables' owner, and grant roles their rights."""
     there = found_roles(connection, VERSION_TABLE)
     if before != SCHEMA_HEAD:
         if there:
@@ -151,17 +146,17 @@ def _upgrade(connection: Connection, before: str | None, roles: Roles | None) ->
 
 
 def refuse_roles_of_a_file(url: URL) -> None:
-    """Raise `UsageError` for a SQLite file, because it has no roles."""
+    """Raise `UsageError` for a SQLite file: it has no roles."""
     path = sqlite_file(url)
     if path is not None:
         raise UsageError(
-            f"{path} has no roles: who may read and write a SQLite file, its own permissions say",
-            hint="give them with chmod and chgrp; roles are PostgreSQL's: --db postgresql://USER@HOST/NAME",
+            f"{path} is a SQLite file, which has no roles",
+            hint="set its permissions with chmod and chgrp, or use PostgreSQL: --db postgresql://USER@HOST/NAME",
         )
 
 
 def is_ours(name: str | None, kind: str, parents: object) -> bool:
-    """Limit Alembic to our tables; other programs may share the database."""
+    """Limit Alembic to our tables, because programs share databases."""
     return kind != "table" or (name is not None and name.startswith("bss_") and name != VERSION_TABLE)
 
 
@@ -181,7 +176,7 @@ def _current(engine: Engine, *, to_write: bool = False) -> str | None:
 def _revision(connection: Connection) -> str | None:
     revisions = list(connection.scalars(text(f"SELECT version_num FROM {VERSION_TABLE}")))
     if len(revisions) > 1:
-        raise SchemaError(f"{VERSION_TABLE} holds several revisions: {', '.join(revisions)}")
+        raise SchemaError(f"{VERSION_TABLE} has several revisions: {', '.join(revisions)}")
     return str(revisions[0]) if revisions else None
 
 
@@ -190,7 +185,6 @@ def _has_version_table(connection: Connection) -> bool:
 
 
 def _check_schema_is_visible(connection: Connection) -> None:
-    """Raise `DatabaseError` if the role cannot see the schema of existing tables."""
     if connection.dialect.name == "postgresql":
         role, schema = connection.execute(text("SELECT current_user, current_schema()")).one()
         if schema is None:
@@ -200,30 +194,29 @@ def _check_schema_is_visible(connection: Connection) -> None:
 def _refuse_unknown(revision: str, name: str) -> None:
     if revision in UNRELEASED:
         raise SchemaError(
-            f"{name} was written by a version before the first release: its schema is at revision {revision}",
+            f"{name} was written by a pre-release version: its schema is at revision {revision}",
             hint="with that version `bssearch export STUDY --to study --file FILE` writes each study to a file, which "
             "`bssearch import study FILE` of this one reads into a new database",
         )
     if revision not in REVISIONS:
         raise SchemaError(
             f"{name} was written by a newer bssearch: its schema is at revision {revision}, "
-            f"this version knows them up to {SCHEMA_HEAD}",
+            f"this version supports up to {SCHEMA_HEAD}",
             hint="update bssearch, or name another database with --db or BSSEARCH_DB_URL",
         )
 
 
 def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
-    """Raise `UsageError` if the database has roles with another prefix, because they would keep their rights."""
+    """Raise `UsageError` for roles with another prefix, because they would keep their rights."""
     there = found_roles(connection, VERSION_TABLE)
     if there not in {None, roles}:
         raise UsageError(
-            f"{shown(connection.engine.url)} has the roles {', '.join(there.names if there else ())} already",
-            hint="leave --prefix as it was",
+            f"{shown(connection.engine.url)} already has the roles {', '.join(there.names if there else ())}",
+            hint="use the same --prefix",
         )
 
 
 def _wait_for_others(connection: Connection) -> None:
-    """Let one process upgrade at a time; on SQLite the write transaction does."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": VERSION_TABLE})
 
@@ -243,7 +236,7 @@ def _run_migrations(connection: Connection) -> None:
 
 
 def beside_tables() -> list[str]:
-    """Return the statements for PostgreSQL objects other than tables: the ``POSTGRESQL`` of each revision."""
+    """Return PostgreSQL's statements beside tables: each revision's ``POSTGRESQL``."""
     from alembic.script import ScriptDirectory
 
     revisions = reversed(list(ScriptDirectory.from_config(_config()).walk_revisions()))
@@ -264,6 +257,4 @@ def _check_references(connection: Connection) -> None:
         return
     broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
     if any(str(row[0]).startswith("bss_") for row in broken):
-        raise DatabaseError(
-            f"the upgrade would leave {len(broken)} rows without the row they refer to; nothing was changed"
-        )
+        raise DatabaseError(f"the upgrade would leave {len(broken)} rows with missing references; nothing was changed")

@@ -1,6 +1,6 @@
-"""The tables. A column for a record's field has the field's name (see `bssearch.storage.columns`).
+"""The tables. Columns have the names of records' fields (see `bssearch.storage.columns`).
 
-Times are UTC; seconds and metrics are finite floats; bytes and counts are integers. JSON is only for user-defined keys.
+Times are UTC; bytes and counts are integers. JSON is only for user-defined keys.
 """
 
 from __future__ import annotations
@@ -83,14 +83,10 @@ _ENUMS: Mapping[type[StrEnum], str] = {
     SecondsBasis: "seconds_basis",
     ProbeKind: "kind",
 }
-"""Enumerations, with the names of their checks."""
 
 
 class Base(DeclarativeBase):
-    """Base of all tables; a table has a column for each field of the records that it ``holds``.
-
-    Classes declare only the columns that queries name or that differ from the field.
-    """
+    """Base of all tables; a table has a column for each field of the records that it ``holds``."""
 
     __table__: ClassVar[Table]
     metadata = MetaData(naming_convention=NAMING_CONVENTION)
@@ -114,7 +110,7 @@ class Base(DeclarativeBase):
 
 
 class EnvironmentRow(Base, holds=(Environment,)):
-    """Environments; ``digest`` hashes the whole record, so equal ones share a row."""
+    """Environments; ``digest`` hashes the whole record."""
 
     __tablename__ = "bss_environment"
     __table_args__ = (UniqueConstraint("digest"),)
@@ -130,11 +126,11 @@ class EnvironmentRow(Base, holds=(Environment,)):
 
 
 class StudyRow(Base, holds=(NewStudy,)):
-    """Studies. ``environment_id`` is the first environment, which binds the study to a kind of device.
+    """Studies; the first environment binds a study to a kind of device.
 
-    ``revision`` counts changes of trials and probes. ``rewritten_at_revision`` is the last one that deleted or rewrote
-    rows, ``probed_at_revision`` the last one that stored a probe. PostgreSQL sets ``login`` to the creator; only that
-    login and owners may rename, archive or delete the study.
+    ``revision`` counts changes; ``rewritten_at_revision`` is the last that deleted or rewrote rows,
+    ``probed_at_revision`` the last with a probe. PostgreSQL sets ``login``: only that login and owners may rename,
+    archive or delete the study.
     """
 
     __tablename__ = "bss_study"
@@ -159,12 +155,11 @@ class StudyRow(Base, holds=(NewStudy,)):
 
 
 class TrialRow(Base, holds=(TrialRecord,)):
-    """Trials: the configuration, the lease while running, then the outcome.
+    """Trials: configuration, lease while running, outcome.
 
-    ``plan_id`` identifies the plan that last started or queued the trial; a stored plan never starts again.
-    ``revision`` is the study's revision at the last change. ``spec_digest`` refers to `SpecRow`. Until a trial ends,
-    its outcome columns hold the zeros of a `TrialOutcome`, but a resumed trial keeps the ``contended`` of its first
-    part.
+    ``plan_id`` identifies the last plan that started or queued the trial; a stored plan never starts again.
+    ``revision`` is that of the last change. Before the end, outcome columns hold zeros; a resumed trial keeps
+    ``contended``.
     """
 
     __tablename__ = "bss_trial"
@@ -218,7 +213,7 @@ class TrialRow(Base, holds=(TrialRecord,)):
 
 
 class ObservationRow(Base, holds=(Observation,)):
-    """Evaluations of a trial; append-only."""
+    """Evaluations; append-only."""
 
     __tablename__ = "bss_observation"
     __table_args__ = (*not_negative("step", "samples", "train_seconds"),)
@@ -231,10 +226,9 @@ class ObservationRow(Base, holds=(Observation,)):
 
 
 class ProbeRow(Base, holds=(StepTime, NoiseMeasurement)):
-    """Measurements of a batch size, split into micro-batches, in an environment.
+    """Measurements of a batch size and split in an environment.
 
-    A memory probe has ``batch_size`` = ``micro_batch_size``. Only noise scales have ``step`` and ``metric``, their
-    place in the training.
+    Memory probes have ``batch_size`` = ``micro_batch_size``; only noise scales have ``step`` and ``metric``.
     """
 
     __tablename__ = "bss_probe"
@@ -268,7 +262,7 @@ class ProbeRow(Base, holds=(StepTime, NoiseMeasurement)):
 
 
 class VisitRow(Base, holds=(Visit,)):
-    """Step times by visit; append-only. Visits are numbered within an environment."""
+    """Step times by visit; append-only, numbered within an environment."""
 
     __tablename__ = "bss_visit"
     __table_args__ = (
@@ -293,7 +287,7 @@ class VisitRow(Base, holds=(Visit,)):
 
 
 class FindingRow(Base):
-    """A study's answer; ``stamp`` is the study's stamp when the answer was made."""
+    """Answers; ``stamp`` is the study's when the answer was made."""
 
     __tablename__ = "bss_finding"
 
@@ -304,7 +298,7 @@ class FindingRow(Base):
 
 
 class LogRow(Base):
-    """The last lines that a trial's worker printed."""
+    """The last lines of a trial's worker."""
 
     __tablename__ = "bss_log"
 
@@ -313,7 +307,7 @@ class LogRow(Base):
 
 
 class ClaimRow(Base):
-    """Named leases for tasks that one driver of a study does at a time."""
+    """Leases for tasks that one driver does at a time."""
 
     __tablename__ = "bss_claim"
 
@@ -324,7 +318,7 @@ class ClaimRow(Base):
 
 
 class BranchRow(Base, holds=(BranchMeasurement,)):
-    """Branches in an environment; append-only. ``digest`` covers everything that determines the result."""
+    """Branches; append-only. ``digest`` covers all that determines the result."""
 
     __tablename__ = "bss_branch"
     __table_args__ = (
@@ -341,7 +335,7 @@ class BranchRow(Base, holds=(BranchMeasurement,)):
 
 
 class SpecRow(Base):
-    """Whole specs; append-only. ``digest`` is `bssearch.records.spec_digest`."""
+    """Specs; append-only. ``digest`` is `bssearch.records.spec_digest`."""
 
     __tablename__ = "bss_spec"
 

@@ -1,4 +1,4 @@
-"""The queue: submitted studies and the workers that serve them, by priority, then by age."""
+"""The queue: submitted studies by priority, then age, and their workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from bssearch.storage.statements import insert_if_absent
 
 
 class SubmissionRow(Base, holds=(Submission,)):
-    """A submitted study; ``served_seconds`` are the slot seconds it has received."""
+    """A submitted study; ``served_seconds`` are slot seconds."""
 
     __tablename__ = "bss_submission"
     __table_args__ = (
@@ -59,7 +59,7 @@ class SubmissionRow(Base, holds=(Submission,)):
 
 
 class WorkerRow(Base):
-    """A worker and the submission that it serves."""
+    """A worker and its submission."""
 
     __tablename__ = "bss_worker"
 
@@ -80,7 +80,7 @@ class WorkerRow(Base):
 
 
 def _columns(row: type[Base], names: Iterable[str], json: str) -> list[ColumnElement[Any]]:
-    """Return columns, with the JSON column as text so that each row is parsed separately."""
+    """Return columns with JSON as text, so that each row is parsed separately."""
     table = row.__table__
     return [cast(table.c[name], Text).label(name) if name == json else table.c[name] for name in names]
 
@@ -88,7 +88,7 @@ def _columns(row: type[Base], names: Iterable[str], json: str) -> list[ColumnEle
 def _are_moments(
     *columns: InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None],
 ) -> ColumnElement[bool]:
-    """Return the condition that columns are null or valid datetimes; PostgreSQL has infinities and later years."""
+    """Return the condition for null or valid datetimes; PostgreSQL has infinities and later years."""
     return and_(*(or_(column.is_(None), column.between(EARLIEST, LATEST)) for column in columns))
 
 
@@ -100,23 +100,23 @@ SUBMISSIONS = (
     )
     .order_by(SubmissionRow.id)
 )
-"""Submissions in order of arrival, except rows with invalid numbers or times."""
+"""In order of arrival, without rows of invalid numbers or times."""
 
 WORKERS = (
     select(*_columns(WorkerRow, (one.name for one in fields(WorkerRecord) if one.name != "is_here"), json="templates"))
     .where(_are_moments(WorkerRow.seen_at, WorkerRow.left_at, WorkerRow.serving_since))
     .order_by(WorkerRow.seen_at.desc())
 )
-"""Workers, most recently seen first, except rows with invalid times."""
+"""Most recently seen first, without rows of invalid times."""
 
 
 def submission_record(row: RowMapping) -> Submission:
-    """Return a submission; unreadable values stay text."""
+    """Build a submission; unreadable values stay text."""
     return Submission(**{**row, "values": _value(row["values"])})
 
 
 def worker_record(row: RowMapping, time: datetime, seen_within_s: float) -> WorkerRecord:
-    """Return a worker as of ``time``; unreadable templates become empty."""
+    """Build a worker as of ``time``; unreadable templates become empty."""
     templates = _value(row["templates"])
     offered = templates if isinstance(templates, Mapping) else {}
     is_here = row["left_at"] is None and time - row["seen_at"] <= timedelta(seconds=seen_within_s)
@@ -131,24 +131,23 @@ def _value(stored: str) -> Any:
 
 
 SEEN_WITHIN_S = 60.0
-"""Seconds without a heartbeat after which a worker counts as gone: four heartbeats."""
+"""A worker counts as gone after four missed heartbeats."""
 
 FORGOTTEN_AFTER = timedelta(days=7)
-"""Time to keep the rows of absent workers, so that `submit` knows their templates."""
+"""Absent workers' rows stay, because `submit` needs their templates."""
 
 _MAY_BECOME = {
     SubmissionState.PAUSED: (SubmissionState.WAITING,),
     SubmissionState.CANCELLED: (SubmissionState.WAITING, SubmissionState.PAUSED, SubmissionState.FAILED),
     SubmissionState.WAITING: (SubmissionState.PAUSED, SubmissionState.FAILED, SubmissionState.CANCELLED),
 }
-"""Allowed changes of state by a person: target state, then source states."""
 
 
 class Queue(Database):
     """Stores the queue."""
 
     def submit(self, new: NewSubmission) -> Submission:
-        """Queue a study, or requeue the owner's finished submission of the same template with new values.
+        """Queue a study, or requeue the owner's finished submission of the template with new values.
 
         Raises `UsageError` if the name is invalid or taken.
         """
@@ -171,7 +170,7 @@ class Queue(Database):
                 elif earlier is not None:
                     raise _taken(earlier, new.name)
                 elif connection.scalar(select(StudyRow.id).where(StudyRow.name == new.name)) is not None:
-                    raise UsageError(f"there is a study {new.name!r} already", hint="--name gives it another name")
+                    raise UsageError(f"study {new.name!r} already exists", hint="choose another name with --name")
                 tried_at = now(connection)
                 row = {one.name: getattr(new, one.name) for one in fields(NewSubmission)}
                 row |= {"values": dict(new.values), "submitted_at": tried_at, "reason": ""}
@@ -190,13 +189,13 @@ class Queue(Database):
 
     @patiently
     def submission(self, name: str) -> Submission:
-        """Return a submission; raise `NotFoundError` if it does not exist."""
+        """Return a submission; raise `NotFoundError`."""
         with self._reading() as connection:
             return _submission(connection, name)
 
     @patiently
     def unsettled(self) -> dict[str, list[int]]:
-        """Return the running and paused trials that workers left in the studies of cancelled submissions.
+        """Return the running and paused trials that workers left in cancelled studies.
 
         Trials run or paused outside the queue do not count.
         """
@@ -220,7 +219,7 @@ class Queue(Database):
 
     @patiently
     def set_submission(self, name: str, state: SubmissionState, reason: str) -> Submission:
-        """Pause, cancel or requeue a submission and return it; no change if it has this state.
+        """Pause, cancel or requeue a submission and return it.
 
         Raises `NotFoundError`, or `UsageError` if its state does not allow the change.
         """
@@ -230,20 +229,20 @@ class Queue(Database):
             if found.state is state:
                 return found
             if found.state not in _MAY_BECOME[state]:
-                raise UsageError(f"the submission {name!r} is {found.state}: it cannot be made {state} any more")
+                raise UsageError(f"the submission {name!r} is {found.state} and cannot become {state}")
             values = {"state": state, "reason": reason}
             connection.execute(update(SubmissionRow).where(SubmissionRow.name == name).values(values))
             return _submission(connection, name)
 
     @patiently
     def waiting(self) -> list[str]:
-        """Return the names of the submissions that may be served now, in order."""
+        """Return the names of submissions to serve, in order."""
         with self._reading() as connection:
             return [one.name for one in _waiting(connection)]
 
     @patiently
     def keep_worker(self, worker: WorkerRecord) -> None:
-        """Store a worker, seen now; delete workers not seen for `FORGOTTEN_AFTER`."""
+        """Store a worker; delete those not seen for `FORGOTTEN_AFTER`."""
         row = {one.name: getattr(worker, one.name) for one in fields(WorkerRecord) if one.name not in _OF_SHIFTS}
         row["templates"] = {name: dict(types) for name, types in worker.templates.items()}
         with self._writing() as connection:
@@ -254,14 +253,14 @@ class Queue(Database):
 
     @patiently
     def workers(self) -> list[WorkerRecord]:
-        """Return the stored workers, most recently seen first."""
+        """Return workers, most recently seen first."""
         with self._reading() as connection:
             time = now(connection)
             return [worker_record(row, time, SEEN_WITHIN_S) for row in connection.execute(WORKERS).mappings()]
 
     @patiently
     def beat(self, worker: str, *, left: bool = False) -> None:
-        """Record a worker's heartbeat, or its orderly exit."""
+        """Record a heartbeat or an orderly exit."""
         with self._writing() as connection:
             values: dict[str, Any] = {"seen_at": now(connection)}
             if left:
@@ -270,10 +269,9 @@ class Queue(Database):
 
     @patiently
     def begin_shift(self, worker: str, eligible: Collection[str]) -> Submission | None:
-        """Choose which of the ``eligible`` submissions a worker serves next; None if none is waiting.
+        """Choose which ``eligible`` submission a worker serves next, if any.
 
-        A worker keeps a waiting submission that it already serves: an earlier try was committed, or the end of its
-        shift was lost.
+        A worker keeps its waiting submission: an earlier try was committed, or the end of its shift was lost.
         """
         with self._writing() as connection:
             _lock(connection)
@@ -291,7 +289,7 @@ class Queue(Database):
 
     @patiently
     def renew_shift(self, worker: str, eligible: Collection[str], used: float) -> bool:
-        """Add the slot seconds used; return whether the shift continues because no other submission comes first."""
+        """Add slot seconds; return False if another submission comes first."""
         with self._writing() as connection:
             name = _add_served(connection, worker, used)
             first = _first(_waiting(connection), eligible)
@@ -301,9 +299,9 @@ class Queue(Database):
     def end_shift(
         self, worker: str, used: float, state: SubmissionState = SubmissionState.WAITING, reason: str = ""
     ) -> None:
-        """End a worker's shift of ``used`` slot seconds; set the submission's state if it is still waiting.
+        """End a shift of ``used`` slot seconds; set the state of a submission that is still waiting.
 
-        For a submission that stays waiting, ``reason`` says why this worker did not finish it.
+        If it stays waiting, ``reason`` says why this worker did not finish it.
         """
         with self._writing() as connection:
             name = _add_served(connection, worker, used)
@@ -315,47 +313,45 @@ class Queue(Database):
 
 
 def refuse_queued(connection: Connection, name: str, doing: str) -> None:
-    """Raise `UsageError` if a study is still queued: a worker would recreate it under its old name."""
+    """Raise `UsageError` if a study is queued: a worker would recreate it under its old name."""
     state = connection.scalar(select(SubmissionRow.state).where(SubmissionRow.name == name))
     if state is not None and not state.is_over:
         raise UsageError(
-            f"the study {name!r} cannot be {doing}: it is in the queue, and {state}",
+            f"the study {name!r} cannot be {doing}: it is queued and {state}",
             hint=f"bssearch queue cancel {name}",
         )
 
 
 def rename_submission(connection: Connection, old: str, new: str) -> None:
-    """Rename a finished submission with its study; raise `UsageError` if the new name is taken."""
+    """Rename a finished submission; raise `UsageError` if the name is taken."""
     if connection.scalar(select(SubmissionRow.id).where(SubmissionRow.name == new)) is not None:
-        raise UsageError(f"{new!r} is the name of a study in the queue", hint="choose another name")
+        raise UsageError(f"{new!r} is already in the queue", hint="choose another name")
     connection.execute(update(SubmissionRow).where(SubmissionRow.name == old).values(name=new))
 
 
 def forget_submission(connection: Connection, name: str) -> None:
-    """Delete a study's submission, to free the name."""
+    """Delete a submission to free its name."""
     connection.execute(delete(SubmissionRow).where(SubmissionRow.name == name))
 
 
 _OF_SHIFTS = frozenset({"seen_at", "serving", "serving_since", "is_here"})
-"""Fields of a worker that shifts and heartbeats change."""
 
 
 def _process(owner: str) -> str:
-    """Return the process part of a driver's or worker's name (see `bssearch.search.leases`)."""
+    """The process part of a driver's or worker's name (see `bssearch.search.leases`)."""
     return owner.rpartition("/")[0]
 
 
 def _lock(connection: Connection) -> None:
-    """Serialize changes of the queue; on SQLite the write transaction does."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('bss_submission'))"))
 
 
 def _taken(by: Submission | None, name: str) -> UsageError:
     how = (
-        f"submitted by {by.owner} already, from the template {by.template}; it is {by.state}" if by else "taken already"
+        f"already submitted by {by.owner} from the template {by.template} and is {by.state}" if by else "already taken"
     )
-    return UsageError(f"{name!r} was {how}", hint="--name gives it another name")
+    return UsageError(f"{name!r} was {how}", hint="choose another name with --name")
 
 
 def _found(connection: Connection, name: str) -> Submission | None:
@@ -368,14 +364,13 @@ def _submission(connection: Connection, name: str) -> Submission:
     if found is None:
         names = connection.scalars(select(SubmissionRow.name).order_by(SubmissionRow.id.desc()).limit(5)).all()
         raise NotFoundError(
-            f"nobody has submitted {name!r}",
-            hint=f"the last ones are {', '.join(names)}" if names else "the queue is empty: bssearch queue submit",
+            f"no submission {name!r}",
+            hint=f"latest submissions: {', '.join(names)}" if names else "the queue is empty; bssearch queue submit",
         )
     return found
 
 
 def _waiting(connection: Connection) -> list[Submission]:
-    """Return the submissions that may be served now, highest priority first, then oldest."""
     rows = connection.execute(SUBMISSIONS.where(SubmissionRow.state == SubmissionState.WAITING)).mappings()
     time = now(connection)
     begun = [one for one in map(submission_record, rows) if one.not_before is None or one.not_before <= time]
@@ -387,9 +382,9 @@ def _first(waiting: Iterable[Submission], eligible: Collection[str]) -> Submissi
 
 
 def _add_served(connection: Connection, worker: str, used: float) -> str | None:
-    """Add slot seconds to the submission that a worker serves, and return its name.
+    """Add slot seconds to the worker's submission; return its name.
 
-    None if it was resubmitted during the shift, because the shift used its old values.
+    None if it was resubmitted during the shift, whose values were the old ones.
     """
     _lock(connection)
     row = connection.execute(select(WorkerRow.serving, WorkerRow.serving_since).where(WorkerRow.name == worker)).first()

@@ -1,4 +1,4 @@
-"""The store: studies, trials, observations and probes as records. Each method is one transaction."""
+"""The store. Each method is one transaction."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ from bssearch.storage.transfer.finished import FinishedStudy, Import
 
 
 class Specs(Database):
-    """Specs by which trials were started: budget, slots, pruner and executor of a study may change between trials."""
+    """Specs at the start of trials: budget, slots, pruner and executor may change between trials."""
 
     def keep_spec(self, study: str, spec: Mapping[str, object]) -> str:
-        """Store a spec once and return its digest, for `Lease.spec`."""
+        """Store a spec once; return its digest for `Lease.spec`."""
         digest = spec_digest(spec)
 
         def keep(connection: Connection, study_id: int) -> None:
@@ -86,7 +86,7 @@ class Specs(Database):
 
     @patiently
     def spec_at(self, study: str, number: int) -> Mapping[str, object] | None:
-        """Return the spec by which a trial was started, as JSON values; None if it was not stored."""
+        """Return the spec that started a trial; None if not stored."""
         with self._reading() as connection:
             query = (
                 select(SpecRow.spec)
@@ -98,10 +98,10 @@ class Specs(Database):
 
 
 class Branches(Database):
-    """Branches of longer runs, trained by `bssearch probe branch`."""
+    """Branches, trained by `bssearch probe branch`."""
 
     def save_branch(self, study: str, environment: Environment, branch: BranchMeasurement) -> None:
-        """Store a branch unless this environment has one with the same digest."""
+        """Store a branch unless its digest exists in this environment."""
 
         def save(connection: Connection, study_id: int) -> None:
             place = {"study_id": study_id, "environment_id": self._environment_id(connection, environment)}
@@ -113,7 +113,7 @@ class Branches(Database):
     def branches(
         self, study: str, environment: Environment, digests: Collection[str] | None = None
     ) -> list[BranchMeasurement]:
-        """Return a study's branches in an environment, oldest first; ``digests`` limits them."""
+        """Return branches in an environment, oldest first; ``digests`` limits them."""
         columns = [BranchRow.__table__.c[name] for name in column_types(BranchMeasurement)]
         with self._reading() as connection:
             query = (
@@ -125,12 +125,10 @@ class Branches(Database):
 
 
 class Transfers(Database):
-    """Whole studies, copied out of or into the store. Its modules are imported on use: most commands need none."""
+    """Copies of whole studies. Modules are imported on use: most commands need none."""
 
     def write_study(self, study: str, path: Path) -> Sequence[int]:
-        """Write a study to a file; return the numbers of its running trials, which are left out.
-
-        The file shows one state of the database and appears whole or not at all.
+        """Write a study to a file, whole or not at all; return its running trials, which are left out.
 
         Raises:
             NotFoundError: if the study does not exist.
@@ -144,9 +142,9 @@ class Transfers(Database):
         return copy.running
 
     def copy_studies(self, names: Collection[str] | None, source: str) -> list[Copy]:
-        """Read the named studies, or all that are not archived, without running trials, in one state of the database.
+        """Read named studies, or all not archived, in one state of the database, without running trials.
 
-        ``source`` names this database in messages. Raises `NotFoundError`, or `DatabaseError` if a row is invalid.
+        ``source`` names the database in messages. Raises `NotFoundError`, or `DatabaseError` for an invalid row.
         """
         from bssearch.storage.transfer.study_copy import read_copy
 
@@ -156,10 +154,10 @@ class Transfers(Database):
             return [read_copy(connection, self._study_id(connection, name), source) for name in found]
 
     def join_studies(self, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False) -> list[Joined]:
-        """Insert the missing parts of each study, in one transaction; return what was inserted.
+        """Insert missing rows in one transaction; return their counts.
 
-        The first study is called ``name`` if it is new here. Raises `UsageError` if a copy contradicts this database
-        (see `bssearch.storage.transfer.joining`) or another study has its name.
+        The first study is called ``name`` if new. Raises `UsageError` for a contradiction
+        (`bssearch.storage.transfer.joining`) or a taken name.
         """
         from bssearch.storage.transfer.joining import join, wait_for_others
 
@@ -175,18 +173,18 @@ class Transfers(Database):
 
 
 class Findings(Database):
-    """Findings: a study's answer, valid while its stamp equals the study's."""
+    """Answers of studies, valid while their stamp equals the study's."""
 
     @patiently
     def stamp(self, study: str) -> str:
-        """Return a digest of everything an answer depends on: the trials, the probes and the spec."""
+        """Return a digest of trials, probes and spec."""
         with self._reading() as connection:
             return _stamp(connection, self._study_id(connection, study))
 
     def save_finding(self, study: str, stamp: str, answer: Mapping[str, object], *, is_news: bool = False) -> None:
-        """Store an answer as JSON values, replacing an earlier one; take ``stamp`` before making the answer.
+        """Replace the stored answer; take ``stamp`` before making the answer.
 
-        If ``is_news``, drivers see it as they see a new measurement.
+        ``is_news``: drivers see it like a new measurement.
         """
 
         def save(connection: Connection, study_id: int) -> None:
@@ -200,7 +198,7 @@ class Findings(Database):
 
     @patiently
     def seconds_since_finding(self, study: str) -> float:
-        """Return the age of the stored answer by the database's clock; infinite if there is no answer."""
+        """Return the age of the answer, or infinity."""
         with self._looking() as connection:
             query = select(FindingRow.found_at).where(FindingRow.study_id == self._study_id(connection, study))
             found_at = connection.scalar(query)
@@ -208,7 +206,7 @@ class Findings(Database):
 
     @patiently
     def last_finding(self, study: str) -> Mapping[str, Any] | None:
-        """Return the stored answer even if it is outdated; None if there is no answer."""
+        """Return the answer, even if outdated, or None."""
         with self._looking() as connection:
             query = select(FindingRow.answer).where(FindingRow.study_id == self._study_id(connection, study))
             last: Mapping[str, Any] | None = connection.scalar(query)
@@ -216,7 +214,7 @@ class Findings(Database):
 
     @patiently
     def finding(self, study: str) -> Mapping[str, Any] | None:
-        """Return the stored answer; None if there is no answer or it is outdated."""
+        """Return the answer; None if missing or outdated."""
         with self._reading() as connection:
             study_id = self._study_id(connection, study)
             stored = connection.execute(
@@ -253,13 +251,13 @@ _EVALUATIONS = EVALUATIONS.where(
 
 
 class Observations(Database):
-    """Observations by trial and step, and the last lines that each trial printed."""
+    """Observations, and the last lines that trials printed."""
 
     @patiently
     def append_observations(self, study: str, rows: Sequence[tuple[int, Observation]]) -> None:
-        """Store observations with the numbers of their trials, all or none. For a running trial this is no change.
+        """Store observations, all or none; no change of a running trial.
 
-        Raises `DatabaseError` if a step is stored already, unless an earlier try stored all of the same rows.
+        Raises `DatabaseError` if a step exists, unless an earlier try stored the same rows.
         """
         if not rows:
             return
@@ -286,14 +284,14 @@ class Observations(Database):
 
     @patiently
     def observations(self, study: str, number: int) -> list[Observation]:
-        """Return the observations of a trial by step."""
+        """Return a trial's observations by step."""
         with self._reading() as connection:
             trial_id_of(connection, study, self._study_id(connection, study), number)
         return self.curves(study, [number])[number]
 
     @patiently
     def curves(self, study: str, numbers: Collection[int]) -> dict[int, list[Observation]]:
-        """Return the observations of each trial, by step; an empty list for a trial without any."""
+        """Return trials' observations by step; may be empty."""
         found: dict[int, list[Observation]] = {number: [] for number in numbers}
         with self._reading() as connection:
             query = OBSERVATIONS.where(
@@ -305,7 +303,7 @@ class Observations(Database):
 
     @patiently
     def evaluations(self, study: str, numbers: Collection[int]) -> dict[int, list[tuple[float, float]]]:
-        """Return the (train seconds, metric) pairs of each trial, by step; pruning asks for these."""
+        """Return trials' (train seconds, metric) pairs by step, for pruning."""
         found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
         with self._looking() as connection:
             of = {"study_id": self._study_id(connection, study), "numbers": list(found)}
@@ -315,7 +313,7 @@ class Observations(Database):
 
     @patiently
     def observation_count(self, study: str) -> int:
-        """Return the number of a study's observations."""
+        """Return the number of observations."""
         with self._reading() as connection:
             query = select(func.count()).select_from(ObservationRow).join(TrialRow)
             study_id = self._study_id(connection, study)
@@ -323,7 +321,7 @@ class Observations(Database):
 
     @patiently
     def save_log(self, study: str, number: int, text: str) -> None:
-        """Store the last lines of a trial's worker, replacing earlier ones."""
+        """Replace a trial's last lines."""
         with self._writing() as connection:
             trial_id = trial_id_of(connection, study, self._study_id(connection, study), number)
             if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
@@ -331,7 +329,7 @@ class Observations(Database):
 
     @patiently
     def log(self, study: str, number: int) -> str | None:
-        """Return the last lines of a trial's worker; None if none were stored."""
+        """Return a trial's last lines, or None."""
         with self._reading() as connection:
             trial_id = trial_id_of(connection, study, self._study_id(connection, study), number)
             return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))
@@ -340,8 +338,8 @@ class Observations(Database):
 def open_store(url: str | URL | None = None, *, write: bool = True, notify: Notify | None = None) -> Store:
     """Open the database at ``url``, else at ``BSSEARCH_DB_URL``, else the file in the current folder.
 
-    With ``write``, a SQLite file is created or upgraded; otherwise it must exist and stays untouched. ``notify``
-    receives one-line messages: schema upgraded, connection lost, connection back.
+    ``write`` creates or upgrades a SQLite file; otherwise it must exist and stays untouched. ``notify`` receives
+    one-line messages: schema upgraded, connection lost, connection back.
 
     Raises:
         UsageError: if the URL is malformed.
@@ -352,7 +350,7 @@ def open_store(url: str | URL | None = None, *, write: bool = True, notify: Noti
 
 
 def check_writable(url: str | None = None) -> None:
-    """Raise the error of `open_store` if a study could not be stored. Creates nothing and opens no file."""
+    """Raise the error of `open_store` if nothing could be stored. Opens and creates no file."""
     engine = create_engine_for(database_url(url))
     try:
         if sqlite_file(engine.url) is None:
@@ -362,13 +360,13 @@ def check_writable(url: str | None = None) -> None:
 
 
 class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Queue):
-    """An open database; threads may share it. Opened for writing, it waits for an unreachable server (`Patience`).
+    """An open database; threads may share it. For writing, it waits for an unreachable server (`Patience`).
 
-    Every method may raise `DatabaseError`; methods that take a study's name may raise `NotFoundError`.
+    Any method may raise `DatabaseError`; with a study's name, `NotFoundError`.
     """
 
     def create_study(self, new: NewStudy) -> StudyRecord:
-        """Store a new study; raise `UsageError` if the name is taken."""
+        """Store a study; raise `UsageError` if the name is taken."""
         study: StudyRecord | None = None
 
         def create() -> StudyRecord:
@@ -382,7 +380,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         return self._patience.run(create)
 
     def import_studies(self, studies: Sequence[FinishedStudy]) -> None:
-        """Store new studies with their finished trials, all or none; raise `UsageError` if a name is taken."""
+        """Store studies with finished trials, all or none; raise `UsageError` if a name is taken."""
         batch = Import(studies)
 
         def add() -> None:
@@ -392,7 +390,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         self._patience.run(add)
 
     def rename_study(self, old: str, new: str) -> None:
-        """Rename a study; raise `UsageError` if the name is taken or invalid, or the study is running or queued."""
+        """Raise `UsageError` if the name is taken or invalid, or the study is running or queued."""
 
         def rename(connection: Connection, study_id: int) -> None:
             refuse_queued(connection, old, "renamed")
@@ -403,7 +401,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         self._on_study(old, rename)
 
     def archive_study(self, name: str, archived: bool = True) -> None:
-        """Archive a study, or undo it; raise `UsageError` if the study to archive is running or queued."""
+        """Archive a study, or undo it; raise `UsageError` if it is running or queued."""
 
         def archive(connection: Connection, study_id: int) -> None:
             if archived:
@@ -413,7 +411,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         self._on_study(name, archive)
 
     def delete_study(self, name: str) -> None:
-        """Delete a study with all its trials; raise `UsageError` if it is running or queued."""
+        """Delete a study; raise `UsageError` if it is running or queued."""
 
         def delete_all(connection: Connection, study_id: int) -> None:
             refuse_queued(connection, name, "deleted")
@@ -424,7 +422,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
 
     @patiently
     def study(self, name: str) -> StudyRecord:
-        """Return a study; raise `NotFoundError`, which suggests similar names."""
+        """Return a study; raise `NotFoundError` with similar names."""
         found = self.find_study(name)
         if found is None:
             with self._reading() as connection:
@@ -443,24 +441,24 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
 
     @patiently
     def studies(self) -> list[StudySummary]:
-        """Return all studies, oldest first, with the counts of their trials."""
+        """Return all studies with counts, oldest first."""
         with self._reading() as connection:
             return [study_summary(row) for row in connection.execute(STUDIES).mappings()]
 
     @patiently
     def study_records(self) -> list[StudyRecord]:
-        """Return all studies, oldest first, each with its spec and the device it is bound to."""
+        """Return all studies with spec and device, oldest first."""
         with self._reading() as connection:
             return [study_record(row) for row in connection.execute(STUDY.order_by(StudyRow.id)).mappings()]
 
     def update_spec(self, name: str, spec: Mapping[str, object]) -> None:
-        """Replace the spec of a study; the new one must ask the same question."""
+        """Replace the spec with one that asks the same question."""
         self._on_study(name, partial(keeping.update_spec, spec=spec))
 
     def bind_environment(self, name: str, environment: Environment, *, again: bool = False) -> None:
-        """Bind a study to the kind of device of its first run; raise `OtherDeviceError` for any other kind.
+        """Bind a study to its first kind of device; raise `OtherDeviceError` for another.
 
-        ``again`` replaces the bound environment with this one, of the same kind.
+        ``again`` replaces the environment with this one of the same kind.
         """
 
         def bind(connection: Connection, study_id: int) -> None:
@@ -469,11 +467,10 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         self._on_study(name, bind)
 
     def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
-        """Start a planned trial under a lease and return it; None if another driver was faster.
+        """Start a planned trial under a lease; None if another driver was faster.
 
-        A new trial gets the study's next number, from 1, only if no trial is newer than ``plan.after``. So each driver
-        decides with knowledge of all earlier trials. A queued or paused trial starts only if no driver has started it;
-        its time counts from now. Of its configuration only the micro-batches may differ from the queued ones.
+        A new trial gets the next number only if no trial is newer than ``plan.after``: each driver knows all earlier
+        trials. A queued or paused trial starts once, its time counts from now, and only its micro-batches may change.
 
         Raises `UsageError` if the study is archived.
         """
@@ -481,7 +478,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         return self._patience.run(work)
 
     def enqueue(self, study: str, plan: TrialPlan) -> int:
-        """Store a planned trial for any driver to start, and return its number."""
+        """Queue a trial for any driver; return its number."""
         trial = self._patience.run(partial(starting.start, self, study, plan, uuid4().hex))
         assert trial is not None, "nobody else queues the same plan"
         return trial.number
@@ -489,18 +486,18 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
     def settle_paused(
         self, study: str, numbers: Collection[int] | None = None, state: TrialState = TrialState.PRUNED
     ) -> list[int]:
-        """End paused trials for good, all or the given ones; return the numbers of those that were paused."""
+        """End paused trials, all or the given ones; return their numbers."""
         return self._on_study(study, partial(starting.settle_paused, numbers=numbers, state=state))
 
     def finish_trial(
         self, study: str, number: int, outcome: TrialOutcome, *, steps_x_step_time_s: float | None
     ) -> TrialRecord:
-        """Store how a running trial ended and return it. A resumed trial is contended if any of its parts was.
+        """Store how a trial ended. A resumed trial is contended if any part was.
 
-        Raises `DatabaseError` if the trial has ended differently.
+        Raises `DatabaseError` if it ended differently.
         """
         if not outcome.state.is_finished:
-            raise ValueError(f"{outcome.state} is not how a trial ends")
+            raise ValueError(f"{outcome.state} is not a final state")
         columns = {**to_columns(outcome), "steps_x_step_time_s": steps_x_step_time_s}
         if not outcome.contended:
             del columns["contended"]  # keeps the row's value, from the part before a pause
@@ -520,46 +517,46 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
         return self._on_study(study, finish)
 
     def heartbeat(self, study: str, owner: str, lease_seconds: float) -> None:
-        """Extend the leases of the owner's running trials and claims to ``lease_seconds`` from now."""
+        """Extend the owner's leases to ``lease_seconds`` from now."""
         self._on_study(study, partial(leases.heartbeat, owner=owner, lease_seconds=lease_seconds))
 
     @patiently
     def time(self) -> datetime:
-        """Return the time of the database's clock."""
+        """Return the database's time."""
         with self._reading() as connection:
             return now(connection)
 
     @patiently
     def leases(self, study: str) -> dict[str, datetime]:
-        """Return the latest lease end of each owner of running trials or claims."""
+        """Return each owner's latest lease end."""
         with self._reading() as connection:
             return leases.last_renewed(connection, self._study_id(connection, study))
 
     def mark_lost(self, study: str, *, is_alive: IsAlive) -> list[int]:
-        """End the running trials of dead owners as lost; return their numbers.
+        """End dead owners' trials as lost; return their numbers.
 
-        ``is_alive`` returns True, False, or None if unknown; then the lease decides.
+        If ``is_alive`` returns None (unknown), the lease decides.
         """
         return self._on_study(study, partial(leases.mark_lost, is_alive=is_alive))
 
     def claim(self, study: str, name: str, *, owner: str, lease_seconds: float, is_alive: IsAlive) -> bool:
-        """Claim a task that one driver of a study does at a time; return whether the owner holds it now.
+        """Claim a task that one driver does at a time; return whether the owner has it.
 
-        A claim is held until its lease ends (`heartbeat` extends it) or its owner dies.
+        A claim lasts until its lease ends or its owner dies.
         """
         return self._on_study(
             study, partial(leases.claim, name=name, owner=owner, lease_seconds=lease_seconds, is_alive=is_alive)
         )
 
     def release(self, study: str, name: str, *, owner: str) -> None:
-        """Release a claim, unless another owner holds it."""
+        """Release a claim of this owner."""
         self._on_study(study, partial(leases.release, name=name, owner=owner))
 
     @patiently
     def trials(
         self, study: str, *, phase: Phase | None = None, states: Collection[TrialState] | None = None
     ) -> list[TrialRecord]:
-        """Return a study's trials by number, optionally of one phase or some states."""
+        """Return trials by number, of one phase or some states."""
         with self._reading() as connection:
             study_id = self._study_id(connection, study)
             query = TRIALS.where(TrialRow.study_id == study_id)
@@ -572,7 +569,7 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
 
     @patiently
     def seconds_at_rest(self, study: str) -> float:
-        """Return the seconds since a trial last started or ended, or since the study began, by the database's clock."""
+        """Return the seconds since a trial started or ended, else since the study began."""
         with self._reading() as connection:
             study_id = self._study_id(connection, study)
             trials = select(func.max(TrialRow.created_at), func.max(TrialRow.ended_at))
@@ -582,14 +579,14 @@ class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Qu
 
     @patiently
     def changes(self, study: str, since: int) -> Changes:
-        """Return the trials that changed after a revision (0: all), read in one transaction."""
+        """Return the trials that changed after a revision (0: all)."""
         with self._reading() as connection:
             found, now = changes(connection, study, since)
             return replace(found, trials=self._timed(connection, now.study_id, found.trials, now))
 
     @patiently
     def trial(self, study: str, number: int) -> TrialRecord:
-        """Return a trial; raise `NotFoundError`, which names the valid numbers."""
+        """Return a trial; raise `NotFoundError` with the valid numbers."""
         with self._reading() as connection:
             study_id = self._study_id(connection, study)
             [found] = self._timed(connection, study_id, [stored_trial(connection, study, study_id, number)])

@@ -1,8 +1,8 @@
-"""The revision of a study: a counter that every change of its trials and probes raises.
+"""A study's revision: a counter that changes of its trials and probes raise.
 
-The change and the increment share a transaction, under a lock of the study's row held until the commit. So changes
-commit in revision order, and a reader of one revision has seen all earlier ones. Heartbeats are no change, nor are
-observations of running trials: with many drivers, every driver would reread all running trials each second.
+Change and increment share a transaction that locks the study's row. So changes commit in revision order, and a reader
+of a revision has seen all earlier ones. Heartbeats and observations of running trials do not count: every driver would
+reread all running trials each second.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _ENDED = select(TrialRow.number).where(*_AMONG, TrialRow.state != TrialState.RUN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Trials that changed since a revision, by number, and the current ``revision``.
+    """Trials that changed since a revision, and the current one.
 
-    A trial changes when it is stored, started, resumed or ended, or receives observations after its end. If
-    ``is_rewritten``, rows were deleted or rewritten: ``trials`` are all trials, and the reader discards its own.
-    ``has_new_probes``: a probe was stored or a trial ran out of memory, so the step times in force may differ.
+    Trials change when stored, started, resumed or ended, or observed after their end. ``is_rewritten``: rows were
+    deleted or rewritten, ``trials`` holds all, and readers discard theirs. ``has_new_probes``: step times may differ
+    after a probe or a trial out of memory.
     """
 
     revision: int
@@ -53,33 +53,33 @@ class Changes:
 
 
 def raise_revision(connection: Connection, study_id: int) -> int:
-    """Raise the revision of a study and return it."""
+    """Raise and return the revision."""
     return connection.execute(_RAISED, {"of_study": study_id}).scalar_one()
 
 
 def mark_changed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:
-    """Raise the study's revision and assign it to the changed trials, if any."""
+    """Give changed trials, if any, a new revision."""
     if numbers:
         changed = {"of_study": study_id, "numbers": list(numbers)}
         connection.execute(_CHANGED, {**changed, "revision": raise_revision(connection, study_id)})
 
 
 def mark_observed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:
-    """Mark the finished ones of some trials that received observations as changed."""
+    """Mark finished trials that received observations as changed."""
     ended = connection.scalars(_ENDED, {"of_study": study_id, "numbers": list(numbers)})
     mark_changed(connection, study_id, ended.all())
 
 
 def mark_probed(connection: Connection, study_id: int) -> None:
-    """Raise the revision of a study after a new probe."""
+    """Raise the revision after a probe."""
     revision = raise_revision(connection, study_id)
     connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(probed_at_revision=revision))
 
 
 def mark_rewritten(connection: Connection, study_id: int) -> None:
-    """Raise the revision after trials or observations were deleted or rewritten, so that readers reread everything.
+    """Make readers reread everything.
 
-    Every deletion of such rows from a study that stays must call this.
+    Every deletion of trials or observations from a remaining study must call this.
     """
     revision = raise_revision(connection, study_id)
     connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(rewritten_at_revision=revision))
@@ -87,7 +87,7 @@ def mark_rewritten(connection: Connection, study_id: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The change counters of a study."""
+    """The change counters."""
 
     study_id: int
     created_at: datetime
@@ -97,12 +97,12 @@ class Counters:
 
     @property
     def measured_as_of(self) -> tuple[datetime, int, int]:
-        """Return a value that changes with every measurement, and differs for a later study with the same id."""
+        """Changes with every measurement, and differs for a later study with the same id."""
         return self.created_at, self.probed_at_revision, self.rewritten_at_revision
 
 
 def counters(connection: Connection, study: str | int) -> Counters:
-    """Return the counters of a study, by name or id; raise `NotFoundError` if it does not exist."""
+    """Return the counters of a study; raise `NotFoundError`."""
     query, value = (_OF_ID, study) if isinstance(study, int) else (_OF_NAME, study)
     row = connection.execute(query, {"study": value}).first()
     if row is None:
@@ -113,7 +113,7 @@ def counters(connection: Connection, study: str | int) -> Counters:
 def changes(connection: Connection, study: str, since: int) -> tuple[Changes, Counters]:
     """Return the changes since a revision (0: all) and the counters.
 
-    A revision above the study's own is from a deleted study of the same name, so all trials are returned.
+    A revision above the study's is from a deleted study of the same name: all trials are returned.
     """
     row = counters(connection, study)
     is_rewritten = since < row.rewritten_at_revision or since > row.revision

@@ -18,8 +18,9 @@ from bssearch.storage.revisions import mark_changed, raise_revision
 from bssearch.storage.statements import stored_trial
 
 JUST_BEFORE = timedelta(microseconds=1)
-"""Offset of a trial's start from the database's clock. SQLite's clock has milliseconds: without the offset, a trial
-that ends within one millisecond would look imported (`TrialRecord.is_imported`: start = end)."""
+"""Offset of a start from the database's clock. SQLite counts milliseconds: a trial that ends within one would look
+imported (`TrialRecord.is_imported`: start = end).
+"""
 
 _STATE = select(
     func.max(TrialRow.number),
@@ -27,7 +28,6 @@ _STATE = select(
     select(StudyRow.archived_at).where(StudyRow.id == bindparam("study_id")).scalar_subquery(),
     select(TrialRow.number).where(TrialRow.plan_id == bindparam("plan_id")).scalar_subquery(),
 ).where(TrialRow.study_id == bindparam("study_id"))
-"""Newest trial number, database time, archive time of the study, and the number of a plan's trial."""
 
 _ADDED = insert(TrialRow.__table__)
 
@@ -35,7 +35,7 @@ _ADDED = insert(TrialRow.__table__)
 def archived(name: str) -> UsageError:
     """Return the error for a new trial of an archived study."""
     return UsageError(
-        f"the study {name!r} is archived and takes no more trials", hint=f"bssearch study archive {name} --undo"
+        f"the study {name!r} is archived and accepts no trials", hint=f"bssearch study archive {name} --undo"
     )
 
 
@@ -48,7 +48,7 @@ def start(
     lease: Lease | None = None,
     environment: Environment | None = None,
 ) -> TrialRecord | None:
-    """Start a plan's trial under a lease, or queue it if ``lease`` is None. Idempotent per ``plan_id``.
+    """Start a trial, or queue it without ``lease``; idempotent per ``plan_id``.
 
     Returns None if another driver was faster. Raises `UsageError` if the study is archived.
     """
@@ -92,7 +92,7 @@ def start(
 
 
 def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict[str, Any]:
-    """Return the columns of a queued trial that starts; of its configuration only the micro-batches may change."""
+    """Change only micro-batches of the configuration."""
     return {
         "environment_id": environment_id,
         "micro_batch_size": plan.configuration.micro_batch_size,
@@ -106,10 +106,7 @@ def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict
 
 
 def _resumed() -> dict[str, Any]:
-    """Return the columns of a paused trial that resumes, with a blank outcome.
-
-    The row keeps ``contended``, which applies to the whole trial: the next worker does not know the first part.
-    """
+    """Keep ``contended``, which applies to the whole trial."""
     blank = to_columns(TrialOutcome(state=TrialState.RUNNING, reason=""))
     del blank["contended"]
     return blank | {"ended_at": None, "steps_x_step_time_s": None}
@@ -118,7 +115,7 @@ def _resumed() -> dict[str, Any]:
 def settle_paused(
     connection: Connection, study_id: int, *, numbers: Collection[int] | None, state: TrialState
 ) -> list[int]:
-    """End paused trials, all or the given ones, in a state; return their numbers."""
+    """End paused trials in a state; return their numbers."""
     settled = update(TrialRow).where(TrialRow.study_id == study_id, TrialRow.state == TrialState.PAUSED)
     if numbers is not None:
         settled = settled.where(TrialRow.number.in_(numbers))

@@ -50,7 +50,7 @@ from bssearch.storage.models import (
 
 
 def _columns(row: type[Base], record_type: type, *, without: str | None = None) -> list[ColumnElement[Any]]:
-    """Return a record's columns, from the table because ORM attributes cost a comparison per query."""
+    """Use the table, because ORM attributes cost a comparison per query."""
     return [row.__table__.c[name] for name in column_types(record_type, without=without)]
 
 
@@ -100,7 +100,7 @@ VISITS: Select[Any] = select(VisitRow.environment_id, *_columns(VisitRow, Visit)
 IS_REFUSED = (
     (ProbeRow.kind == ProbeKind.STEP_TIME) & ProbeRow.step_seconds.is_(None) & ProbeRow.out_of_memory.is_(False)
 )
-"""A batch size that the user's program refuses; it says nothing about memory."""
+"""The user's program refuses the batch size; this says nothing about memory."""
 
 MICRO_BATCHES_PROBED: Select[int, bool, int | None] = (
     select(ProbeRow.micro_batch_size, ProbeRow.out_of_memory, EnvironmentRow.device_memory_bytes)
@@ -121,21 +121,21 @@ MICRO_BATCHES_TOO_LARGE: Select[int, int | None, int, datetime | None] = (
     .where(TrialRow.state == TrialState.OOM, ~cast(TrialRow.parameters, Text).contains(BATCH_STAGES))
     .group_by(TrialRow.micro_batch_size, EnvironmentRow.device_memory_bytes)
 )
-"""Trials that ran out of memory, by size: their count and the last time. Growing batches are excluded because the size
-at the failure is unknown."""
+"""Out-of-memory trials by size: count and last time. Growing batches are excluded: the size at the failure is unknown.
+"""
 
 MICRO_BATCHES_FITTED: Select[int, int | None, datetime] = (
     select(ProbeRow.micro_batch_size, EnvironmentRow.device_memory_bytes, ProbeRow.measured_at)
     .join(EnvironmentRow)
     .where(ProbeRow.kind == ProbeKind.MEMORY, ProbeRow.out_of_memory.is_(False))
 )
-"""Sizes that fitted in a separate process, with the time of the probe."""
+"""Sizes that fitted in a separate process, and when."""
 
 ENVIRONMENTS: Select[Any] = select(*_columns(EnvironmentRow, Environment)).select_from(EnvironmentRow)
 
 
 def of_its_kind(environment: Environment) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions for environments with comparable seconds and bytes (`Environment.fingerprint`)."""
+    """Conditions for environments with comparable seconds and bytes (`Environment.fingerprint`)."""
     return (
         EnvironmentRow.device_name == environment.device_name,
         EnvironmentRow.precision == environment.precision,
@@ -158,14 +158,14 @@ NOISE: Select[Any] = (
 
 
 def insert_if_absent(connection: Connection, table: type[Base], columns: Mapping[str, Any]) -> bool:
-    """Insert a row unless its key exists; return whether it was inserted."""
+    """Insert a row unless its key exists; return whether it did."""
     kind = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = kind.insert(table.__table__).on_conflict_do_nothing().returning(literal_column("1"))
     return connection.execute(statement, columns).first() is not None
 
 
 def is_running(study_id: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    """Return the conditions of a study's running trials."""
+    """Conditions of a study's running trials."""
     return TrialRow.study_id == study_id, TrialRow.state == TrialState.RUNNING
 
 
@@ -177,7 +177,7 @@ _ENDS = (
 
 
 def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any]) -> bool:
-    """End a running trial and its lease; return False if it was not running. Its owner stays stored."""
+    """End a running trial and its lease; False if not running. Its owner stays stored."""
     return connection.execute(_ENDS, {**columns, "lease_expires_at": None, "of_trial": trial_id}).rowcount == 1
 
 
@@ -190,7 +190,7 @@ _TRIAL_IDS = select(TrialRow.number, TrialRow.id).where(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """A study for lists; ``trials``, ``reached`` and ``running`` are counts."""
+    """A study with counts of its trials."""
 
     name: str
     workload: str
@@ -205,12 +205,12 @@ class StudySummary:
 
 
 def study_record(row: RowMapping) -> StudyRecord:
-    """Build a study from a row of `STUDY`."""
+    """Build a study from `STUDY`."""
     return from_columns(StudyRecord, row, absent="environment" if row["environment_id"] is None else None)
 
 
 def study_summary(row: RowMapping) -> StudySummary:
-    """Build a summary from a row of `STUDIES`."""
+    """Build a summary from `STUDIES`."""
     return StudySummary(
         name=row["name"],
         workload=str(row["spec"].get("workload", "")),
@@ -226,12 +226,12 @@ def study_summary(row: RowMapping) -> StudySummary:
 
 
 def trial_record(row: RowMapping) -> TrialRecord:
-    """Build a trial from a row of `TRIALS`; its outcome is None until it has finished."""
+    """Build a trial from `TRIALS`; no outcome before its end."""
     return from_columns(TrialRecord, row, absent=None if row["state"].is_finished else "outcome")
 
 
 def stored_trial(connection: Connection, study: str, study_id: int, number: int) -> TrialRecord:
-    """Return a trial; raise `NotFoundError`, which names the valid numbers."""
+    """Return a trial; raise `NotFoundError` with the valid numbers."""
     row = connection.execute(_TRIAL, {"study_id": study_id, "number": number}).mappings().first()
     if row is None:
         raise no_trial(connection, study, study_id, number)
@@ -239,7 +239,7 @@ def stored_trial(connection: Connection, study: str, study_id: int, number: int)
 
 
 def trial_ids_of(connection: Connection, study: str, study_id: int, numbers: Collection[int]) -> dict[int, int]:
-    """Return the ids of trials by number; raise `NotFoundError` if one is missing."""
+    """Return ids by number; raise `NotFoundError` if one is missing."""
     rows = connection.execute(_TRIAL_IDS, {"study_id": study_id, "numbers": list(numbers)})
     found = {number: trial_id for number, trial_id in rows}
     for number in numbers:
@@ -249,21 +249,21 @@ def trial_ids_of(connection: Connection, study: str, study_id: int, numbers: Col
 
 
 def trial_id_of(connection: Connection, study: str, study_id: int, number: int) -> int:
-    """Return the id of a trial; raise `NotFoundError`, which names the valid numbers."""
+    """Return a trial's id; raise `NotFoundError` with the valid numbers."""
     return trial_ids_of(connection, study, study_id, [number])[number]
 
 
 def no_trial(connection: Connection, study: str, study_id: int, number: int) -> NotFoundError:
-    """Return the error for a missing trial, with the valid numbers."""
+    """Return the error with the valid numbers."""
     low, high = connection.execute(
         select(func.min(TrialRow.number), func.max(TrialRow.number)).where(TrialRow.study_id == study_id)
     ).one()
-    there_are = "it has none yet" if low is None else f"its trials are {low} to {high}"
+    there_are = "it has no trials yet" if low is None else f"its trials are {low} to {high}"
     return NotFoundError(f"the study {study!r} has no trial {number}: {there_are}")
 
 
 def no_study(connection: Connection, name: str) -> NotFoundError:
-    """Return the error for a missing study, with similar names."""
+    """Return the error with similar names."""
     names = connection.scalars(select(StudyRow.name).order_by(StudyRow.name)).all()
     near = difflib.get_close_matches(name, names, n=3)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""

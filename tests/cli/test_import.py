@@ -86,8 +86,8 @@ def test_a_table_becomes_a_study(tmp_path: Path) -> None:
     names, said = do(tmp_path, "runs", "runs.csv", "--metric", "accuracy", "--target", "0.9", "--precision", "bf16")
     assert names == ["runs"]
     assert "study runs: 6 runs, 4 reached, on device A100, precision bf16" in said
-    assert "not known of any run: warmup_epochs, weight_decay, dropout, label_smoothing, optimizer" in said
-    assert "final_metric is NaN, and so not known, in 1 of 6 runs (the first: runs.csv:7)" in said
+    assert "unknown for all runs: warmup_epochs, weight_decay, dropout, label_smoothing, optimizer" in said
+    assert "final_metric is NaN (unknown) in 1 of 6 runs (the first: runs.csv:7)" in said
     study, spec, trials = stored(tmp_path)
     assert (study.target.metric, study.target.value, study.objective) == ("accuracy", 0.9, "time_to_target")
     assert study.environment is not None
@@ -156,7 +156,7 @@ def test_without_a_target_it_is_the_worst_metric_of_a_run_that_reached_it(tmp_pa
 def test_metrics_that_do_not_agree_with_reached_are_noted(tmp_path: Path) -> None:
     write_table(tmp_path, "8,0,1,10,1,0.1,,", "16,0,0,10,1,0.9,,")
     _, said = do(tmp_path, "runs", "runs.csv", "--target", "0.5")
-    assert "do not agree in 2 of 2 runs: 0.1 reached metric ≥ 0.5 (runs.csv:2); is it the right goal?" in said
+    assert "disagree in 2 of 2 runs: 0.1 reached metric ≥ 0.5 (runs.csv:2); is it the right goal?" in said
 
 
 def test_missing_seeds_are_numbered_and_a_seed_that_stands_twice_gets_the_next_free_one(tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ def test_missing_seeds_are_numbered_and_a_seed_that_stands_twice_gets_the_next_f
     assert [outcome(trial).steps for trial in trials] == [10, 11, 12, 13, 14, 9, 9]
     assert [trial.phase for trial in trials] == [Phase.CONFIRM] * 5 + [Phase.SEARCH] * 2
     assert spec.confirm.runs == 5
-    assert "in 2 of 7 runs the seed is that of an earlier run of the same configuration" in said
-    assert "(the first: runs.csv:5)" in said
+    assert "2 of 7 runs repeat the seed of an earlier run of the same configuration" in said
+    assert "(first: runs.csv:5)" in said
 
 
 def test_single_runs_confirm_nothing(tmp_path: Path) -> None:
@@ -273,8 +273,8 @@ def test_without_seconds_the_objective_is_samples(tmp_path: Path) -> None:
     write_table(tmp_path, "8,1,10", "16,0,", header="batch_size,reached,steps")
     _, said = do(tmp_path, "runs", "runs.csv", "--target", "1")
     study, spec, trials = stored(tmp_path)
-    assert "study runs: no run has train_seconds, so its objective is samples_to_target" in said
-    assert "not known of some of 2 runs: steps of 1" in said
+    assert "study runs: no run has train_seconds; the objective is samples_to_target" in said
+    assert "unknown for some of 2 runs: steps of 1" in said
     assert (study.objective, spec.budget.trial_train_seconds) == ("samples_to_target", 1.0)
     first, second = map(outcome, trials)
     assert (first.time_to_target_s, first.steps_to_target, first.warnings) == (
@@ -307,10 +307,10 @@ def test_learning_rates_that_are_not_known_are_in_no_space(tmp_path: Path) -> No
         (("0,0,1,10,1,,,",), (), "batch_size = '0' must be an integer in [1, 2147483647] (runs.csv:2)"),
         (("8,0,1,10,0,,,",), (), "train_seconds = '0' must be > 0"),
         (("8,0,maybe,10,1,,,",), (), "reached = 'maybe' must be"),
-        (("8,0,1,10,1,,,",), (), "the target is not known: no run that reached it has a final_metric"),
+        (("8,0,1,10,1,,,",), (), "the target is unknown: no run that reached it has a final_metric"),
         (("8,0,1,10,1,,,",), ("--target", "nan"), "--target = nan must be a finite number"),
-        (("8,0,1,10,1,0.9,,",), ("--name", "a b"), "'a b' is no name for a study"),
-        (("8,0,1,10,1,0.9,A,", "8,0,1,10,1,0.9,B,"), ("--name", "x" * 99), "is no name for a study"),
+        (("8,0,1,10,1,0.9,,",), ("--name", "a b"), "invalid study name 'a b'"),
+        (("8,0,1,10,1,0.9,A,", "8,0,1,10,1,0.9,B,"), ("--name", "x" * 99), "invalid study name"),
         (("8,0,1,10,1,0.9,,",), ("--objective", "fun"), "fun"),
         (("8,0,1,10,1,0.9,,",), ("--db", "nosuch://x/y"), "nosuch"),
     ],

@@ -149,7 +149,7 @@ def test_a_worker_outlasts_a_server_that_is_away(tmp_path: Path, own_postgres: P
     with worker(node, url, checkpoints) as served:
         served.wait_for("templates task")
         own_postgres.stop()
-        served.wait_for("trying again for 15 minutes")
+        served.wait_for("retrying for 15 minutes")
         own_postgres.start()
         served.wait_for("is back")
         with open_store(url) as store:
@@ -170,7 +170,7 @@ def test_a_worker_told_to_stop_while_the_server_is_away_stops(
     with worker(node, url, checkpoints) as served:
         served.wait_for("templates task")
         own_postgres.stop()
-        served.wait_for("trying again for 15 minutes")
+        served.wait_for("retrying for 15 minutes")
         served.process.send_signal(signal.SIGTERM)
         assert served.wait(30) == 0, served.said
         assert "has stopped" in served.lines[-1]

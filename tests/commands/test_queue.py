@@ -308,11 +308,11 @@ def test_a_study_that_is_done_goes_on_with_a_larger_budget(node: Path, url: str,
 def test_only_its_owner_submits_a_study_again_from_its_template_and_once_it_is_over(store: Store) -> None:
     put(store, "mine")
     for changes in ({}, {"owner": "bert"}):
-        with pytest.raises(UsageError, match="'mine' was submitted by ann already, from the template task; it"):
+        with pytest.raises(UsageError, match="'mine' was already submitted by ann from the template task"):
             put(store, "mine", **changes)
     store.set_submission("mine", SubmissionState.CANCELLED, "")
     for changes in ({"owner": "bert"}, {"template": "other"}):
-        with pytest.raises(UsageError, match="it is cancelled"):
+        with pytest.raises(UsageError, match="and is cancelled"):
             put(store, "mine", **changes)
     put(store, "mine", priority=2.0)
     assert [(one.name, one.priority) for one in store.submissions()] == [("mine", 2.0)]
@@ -510,7 +510,7 @@ class TestSubmitting:
         assert pause_study(store, "one").reason.startswith("paused by ")
         assert resume_study(store, "one").state is SubmissionState.WAITING
         assert cancel_study(store, "one").state is SubmissionState.CANCELLED
-        with pytest.raises(UsageError, match="'one' is cancelled: it cannot be made paused"):
+        with pytest.raises(UsageError, match="'one' is cancelled and cannot become paused"):
             pause_study(store, "one")
 
 
@@ -524,7 +524,7 @@ class TestCommands:
             ("digits --name a --not-before 2026-12-01T08:00", 2, "must say its offset from UTC"),
             ("digits --name a --priority 0", 2, "priority = 0 must be from 1e-06 to 1e+06"),
             ("digits --name a workload=x.py:X", 2, "workload cannot be submitted"),
-            ("digits --name ../a", 2, "is no name for a study"),
+            ("digits --name ../a", 2, "invalid study name"),
             ("missing.yaml --name a", 3, "no file of a submission 'missing.yaml'"),
             ("task budget.trials=3 budget.trials=4 --name a", 2, "budget.trials is given twice"),
             ("task --owner= --name a", 2, "owner = '' must be a name"),
@@ -539,7 +539,7 @@ class TestCommands:
     def test_what_nobody_submitted_is_not_found(self, tmp_path: Path, url: str) -> None:
         open_store(url).close()
         for verb in ("cancel", "pause", "resume"):
-            assert "nobody has submitted 'none'" in refused(tmp_path, "queue", verb, "none", "--db", url, code=3)
+            assert "no submission 'none'" in refused(tmp_path, "queue", verb, "none", "--db", url, code=3)
 
     def test_the_queue_is_shown_to_people(self, tmp_path: Path, url: str, store: Store) -> None:
         store.keep_worker(record())

@@ -84,17 +84,17 @@ class TestImports:
 
     def test_a_name_that_is_taken_or_ill_formed_stores_nothing(self, store: Store) -> None:
         add_study(store, "taken")
-        for name, said in (("taken", "there is a study 'taken' already"), ("a b", "is no name for a study")):
+        for name, said in (("taken", "study 'taken' already exists"), ("a b", "invalid study name")):
             with pytest.raises(UsageError, match=said):
                 store.import_studies([make_study("first"), make_study(name)])
             assert [study.name for study in store.studies()] == ["taken"]
-        with pytest.raises(UsageError, match="there is a study 'first' already"):
+        with pytest.raises(UsageError, match="study 'first' already exists"):
             store.import_studies([make_study("first"), make_study("first")])
         assert [study.name for study in store.studies()] == ["taken"]
 
     def test_a_trial_that_has_not_ended_stores_nothing(self, store: Store) -> None:
         running = replace(OUTCOME, state=TrialState.RUNNING)
-        with pytest.raises(ValueError, match="running is not how a trial ends"):
+        with pytest.raises(ValueError, match="running is not a final state"):
             store.import_studies([make_study("first"), make_study("second", OUTCOME, running)])
         assert store.studies() == []
 
@@ -112,7 +112,7 @@ class TestImports:
             raise ConnectionError
         assert store.studies() == []
         store.import_studies([make_study("first", OUTCOME)])
-        with pytest.raises(UsageError, match="there is a study 'first' already"), store._writing() as connection:
+        with pytest.raises(UsageError, match="study 'first' already exists"), store._writing() as connection:
             batch.add(connection, store._environment_id)
         assert len(store.trials("first")) == 1
 

@@ -79,7 +79,7 @@ def test_the_first_row_that_bssearch_cannot_have_stored_is_named(file: Path, sta
         store.trials("toy")
         store.curves("toy", [1])
         raise ZeroDivisionError("what would come of it")
-    assert str(caught.value).startswith(f"what is stored of the study 'toy' cannot be used: {said}")
+    assert str(caught.value).startswith(f"study 'toy' has an invalid row: {said}")
     assert "other studies" in str(caught.value.hint)
 
 

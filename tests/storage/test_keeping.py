@@ -28,14 +28,14 @@ class TestKeeping:
     @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 101, "a/b"])
     def test_a_name_must_be_one_that_a_spec_could_have(self, store: Store, name: str) -> None:
         add_study(store)
-        with pytest.raises(UsageError, match="is no name for a study") as caught:
+        with pytest.raises(UsageError, match="invalid study name") as caught:
             store.rename_study("toy", name)
         assert "100 characters" in str(caught.value.hint)
 
     def test_a_taken_name_and_an_unknown_study_are_refused(self, store: Store) -> None:
         add_study(store)
         add_study(store, "other")
-        with pytest.raises(UsageError, match="there is a study 'other' already"):
+        with pytest.raises(UsageError, match="study 'other' already exists"):
             store.rename_study("toy", "other")
         calls: list[Callable[[], object]] = [
             lambda: store.rename_study("nix", "new"),
@@ -54,11 +54,11 @@ class TestKeeping:
         ]
         store.claim("toy", "time steps", owner="node-1/4711", lease_seconds=60.0, is_alive=lambda owner: None)
         for call in calls:
-            with pytest.raises(UsageError, match=r"node-1/4711 is at work on it \(time steps\)"):
+            with pytest.raises(UsageError, match=r"node-1/4711 holds its claim time steps"):
                 call()
         start(store, lease_owner="node-1/4711")
         for call in calls:
-            with pytest.raises(UsageError, match=r"its trial 1 is run by node-1/4711"):
+            with pytest.raises(UsageError, match=r"node-1/4711 runs trial 1"):
                 call()
         store.heartbeat("toy", "node-1/4711", -5.0)
         store.rename_study("toy", "new")
@@ -107,7 +107,7 @@ class TestKeeping:
         store.archive_study("toy")
         calls: list[Callable[[], object]] = [lambda: start(store), lambda: enqueue(store)]
         for call in calls:
-            with pytest.raises(UsageError, match="'toy' is archived and takes no more trials"):
+            with pytest.raises(UsageError, match="'toy' is archived and accepts no trials"):
                 call()
         store.archive_study("toy", archived=False)
         assert start(store) == 1

@@ -76,7 +76,7 @@ def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
     assert [trial.number for trial in store.trials("toy")] == [1]
     lost, back = told
     assert "cannot be reached" in lost
-    assert lost.endswith("trying again for 15 minutes")
+    assert lost.endswith("retrying for 15 minutes")
     assert back == f"the connection to {store.masked_url} is back"
     assert "\n" not in lost + back
 
@@ -90,7 +90,7 @@ def test_a_server_that_stays_away_is_given_up(
     monkeypatch.setattr(patience, "RETRY_FOR_S", 0.5)
     with pytest.raises(DatabaseError, match=r"cannot be reached.*tried again") as caught:
         start(store)
-    assert "the same command goes on" in str(caught.value.hint)
+    assert "run the same command again" in str(caught.value.hint)
     assert len(told) == 1
 
 
@@ -267,7 +267,7 @@ def test_what_is_over_is_submitted_again_once_the_server_is_back_by_its_owner_al
         submitted = pool.submit(store.submit, new("mine", owner=owner, values={"budget.trials": 9}))
         wait_for(lambda: told)
         own_postgres.start()
-        with nullcontext() if owner == "ann" else pytest.raises(UsageError, match="'mine' was submitted by ann"):
+        with nullcontext() if owner == "ann" else pytest.raises(UsageError, match="already submitted by ann"):
             assert submitted.result().state is SubmissionState.WAITING
     assert store.submission("mine").values == {"budget.trials": 9 if owner == "ann" else 4}
 

@@ -251,7 +251,7 @@ class TestUpgrade:
             start(store)
         with monkeypatch.context() as patch:
             _next_version(patch, tmp_path)
-            for url, message in ((empty, "has no tables of bssearch"), (ours, f"at revision {HEAD}, .* needs {LATER}")):
+            for url, message in ((empty, "has no bssearch tables"), (ours, f"at revision {HEAD}, .* needs {LATER}")):
                 for write in (True, False):
                     with pytest.raises(SchemaError, match=message) as caught:
                         open_store(url, write=write)
@@ -282,7 +282,7 @@ class TestForeignTables:
             connection.execute("INSERT INTO studies VALUES (1, 'theirs')")
             connection.commit()
         assert migrate.current(sqlite_url) is None
-        with pytest.raises(SchemaError, match="no tables of bssearch"):
+        with pytest.raises(SchemaError, match="no bssearch tables"):
             open_store(sqlite_url, write=False)
         with open_store(sqlite_url) as store:
             add_study(store)

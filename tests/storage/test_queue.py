@@ -69,12 +69,12 @@ def test_a_submission_is_stored_as_it_was_made(store: Store) -> None:
 
 def test_a_name_is_given_once_among_submissions_and_studies(store: Store) -> None:
     store.submit(new("toy"))
-    with pytest.raises(UsageError, match="'toy' was submitted by ann already, from the template digits; it is waiting"):
+    with pytest.raises(UsageError, match="'toy' was already submitted by ann from the template digits and is waiting"):
         store.submit(new("toy", owner="bob"))
     add_study(store, "stored")
-    with pytest.raises(UsageError, match="there is a study 'stored' already"):
+    with pytest.raises(UsageError, match="study 'stored' already exists"):
         store.submit(new("stored"))
-    with pytest.raises(UsageError, match="'no name' is no name for a study"):
+    with pytest.raises(UsageError, match="invalid study name 'no name'"):
         store.submit(new("no name"))
 
 
@@ -169,11 +169,11 @@ def test_states_change_as_a_person_and_a_worker_may_change_them(store: Store) ->
     store.begin_shift("worker", {"one"})
     store.end_shift("worker", 1.0, SubmissionState.DONE, "found")
     assert (store.submission("one").state, store.submission("one").reason) == (SubmissionState.DONE, "found")
-    with pytest.raises(UsageError, match="'one' is done: it cannot be made waiting"):
+    with pytest.raises(UsageError, match="'one' is done and cannot become waiting"):
         store.set_submission("one", SubmissionState.WAITING, "")
-    with pytest.raises(NotFoundError, match="nobody has submitted 'other'") as caught:
+    with pytest.raises(NotFoundError, match="no submission 'other'") as caught:
         store.submission("other")
-    assert caught.value.hint == "the last ones are one"
+    assert caught.value.hint == "latest submissions: one"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_row_that_something_else_has_written_keeps_no_worker_from_the_next(
     store.submit(new("odd", owner="eve"))
     with store._writing() as connection:
         connection.execute(text(f'UPDATE bss_submission SET "{column}" = :value'), {"value": value})
-    with pytest.raises(UsageError, match=r"'odd' was (submitted by eve|taken) already"):
+    with pytest.raises(UsageError, match=r"'odd' was already (submitted by eve|taken)"):
         store.submit(new("odd", owner="ann"))
     for name, owner in (("a", "ann"), ("of-eve", "eve")):
         store.submit(new(name, owner=owner))
@@ -228,7 +228,7 @@ def test_a_submission_that_is_tried_again_is_not_taken_for_one_that_was_there_be
     monkeypatch.setattr(store, "_writing", fails_once)
     assert store.submit(new("mine", values={"budget.trials": 8})).values == {"budget.trials": 8}
     lost.clear()
-    with pytest.raises(UsageError, match="'theirs' was submitted by bob already"):
+    with pytest.raises(UsageError, match="'theirs' was already submitted by bob"):
         store.submit(new("theirs"))
 
 
@@ -289,7 +289,7 @@ def test_a_study_that_waits_in_the_queue_keeps_its_name_and_one_that_is_over_tak
     add_study(store, "toy")
     for state in (SubmissionState.WAITING, SubmissionState.PAUSED):
         store.set_submission("toy", state, "")
-        refused = f"it is in the queue, and {state}"
+        refused = f"it is queued and {state}"
         with pytest.raises(UsageError, match=refused):
             store.rename_study("toy", "other")
         with pytest.raises(UsageError, match=refused):
@@ -297,7 +297,7 @@ def test_a_study_that_waits_in_the_queue_keeps_its_name_and_one_that_is_over_tak
         with pytest.raises(UsageError, match=refused):
             store.delete_study("toy")
     store.set_submission("toy", SubmissionState.CANCELLED, "")
-    with pytest.raises(UsageError, match="'taken' is the name of a study in the queue"):
+    with pytest.raises(UsageError, match="'taken' is already in the queue"):
         store.rename_study("toy", "taken")
     store.rename_study("toy", "other")
     store.archive_study("other")

@@ -25,29 +25,29 @@ _SECRET = re.compile(r"passw|passphrase|secret|credential|api[_-]?key|token$", r
 
 
 class Board(Protocol):
-    """Shows the trials of one driver. All calls come from one thread; a call that raises is repeated up to twice."""
+    """Shows one driver's trials. Calls come from one thread; one that raises is repeated up to twice."""
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
         """Show a study. ``mark`` is unique; ``about`` has ``target``, ``objective``, ``device`` and ``spec`` (YAML)."""
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
-        """Show a trial that starts or resumes at an epoch second. Its phase and seed are parameters too."""
+        """Show a trial that starts or resumes at an epoch second; parameters include phase and seed."""
 
     def observed(self, number: int, points: Sequence[Point]) -> None:
-        """Add evaluations. The figures of each include the metric and ``train_seconds``."""
+        """Add evaluations; figures include the metric and ``train_seconds``."""
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Show that a trial ended or is paused. ``is_elsewhere``: a dead driver had started it."""
+        """Show that a trial ended or paused. ``is_elsewhere``: a dead driver had started it."""
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Show the answer after some trials; ``words`` has ``headline``, ``verdict`` and ``document`` (JSON)."""
+        """Show the answer; ``words`` has ``headline``, ``verdict`` and ``document`` (JSON)."""
 
     def close(self) -> None:
-        """Flush. No call follows."""
+        """Flush; no call follows."""
 
 
 def masked(value: Any) -> Any:
-    """Return values with ``***`` for the password of each URL in a text."""
+    """Replace passwords of URLs by ``***``."""
     if isinstance(value, str):
         return without_passwords(value)
     if isinstance(value, Mapping):
@@ -56,7 +56,7 @@ def masked(value: Any) -> Any:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Return JSON values with ``***`` for texts named as secrets by a key, ``--password=…`` or the argument before."""
+    """Replace texts by ``***`` if a key, ``--password=…`` or the argument before names a secret."""
     if isinstance(value, Mapping):
         return {key: without_secrets(one, str(key)) for key, one in value.items()}
     if isinstance(value, list):
@@ -79,7 +79,7 @@ LIBRARIES: Mapping[str, tuple[str, tuple[int, ...]]] = {
 
 
 def boards_of(spec: StudySpec) -> tuple[str, ...]:
-    """Return the boards of the spec, then of ``BSSEARCH_LOG``, without duplicates. Raises `UsageError`."""
+    """Return the boards of the spec, then of ``BSSEARCH_LOG``; raise `UsageError`."""
     names = [name.strip() for name in os.environ.get(LOG_VARIABLE, "").split(",") if name.strip()]
     for name in names:
         if not registry.is_known("boards", name):
@@ -88,7 +88,7 @@ def boards_of(spec: StudySpec) -> tuple[str, ...]:
 
 
 def check_boards(names: Iterable[str]) -> None:
-    """Raise `UsageError` if the library of a built-in board is missing or too old. Imports none of them."""
+    """Raise `UsageError` if a built-in board's library is missing or too old; import none."""
     for name in LIBRARIES.keys() & set(names):
         distribution, oldest = LIBRARIES[name]
         version = next((one.version for one in importlib.metadata.distributions(name=distribution)), "")

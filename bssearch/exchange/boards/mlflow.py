@@ -1,4 +1,4 @@
-"""MLflow: an experiment per study, a run per trial and one for the answer, at the place that MLflow's settings name."""
+"""MLflow: an experiment per study, a run per trial and one for the answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATUS |= dict.fromkeys(("diverged", "failed", "oom"), "FAILED")
 
 
 class MLflow:
-    """Logs with MLflow's client. A trial's run is found again by the tags for the study's mark and the number."""
+    """Logs with MLflow's client; tags of mark and number identify a trial's run."""
 
     def __init__(self) -> None:
         with ExitStack() as stack:
@@ -38,12 +38,12 @@ class MLflow:
         self._runs: dict[int, str] = {}
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
-        """Find or make the study's experiment."""
+        """Find or make the experiment."""
         self._name, self._mark = name, mark
         self._tag_experiment({"study": name, **about})
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
-        """Make the trial's run, or resume it."""
+        """Make or resume the run."""
         run = self._run(number, at, parameters)
         self._client.update_run(run, status="RUNNING")
         self._client.set_tag(run, "bssearch.state", "running")
@@ -56,7 +56,7 @@ class MLflow:
             self._client.log_batch(run, metrics=metrics[first : first + MOST_METRICS])
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Log state, reason and results, and end the run unless the trial is paused."""
+        """Log results; end the run unless paused."""
         if is_elsewhere and self._found(trial=str(number)) is None:
             return
         run = self._run(number)
@@ -68,7 +68,7 @@ class MLflow:
             self._runs.pop(number, None)
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Log the answer in a separate run; a different recommendation turns the old run into an earlier answer."""
+        """Log the answer; a different recommendation makes the old run an earlier answer."""
         found, shown = self._found(kind="answer"), {"headline": words["headline"], "verdict": words["verdict"]}
         if found is not None and found.data.params != {one.key: one.value for one in _params(parameters)}:
             self._client.set_tag(found.info.run_id, "bssearch.kind", "earlier answer")

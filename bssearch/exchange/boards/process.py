@@ -32,9 +32,9 @@ Message = tuple[list[str], str, dict[str, Any]]  # the boards to call, the metho
 
 
 class BoardProcess:
-    """Reports to boards in a separate process; `report` never blocks. Raises `OSError` if it cannot start.
+    """Reports to boards in another process. Raises `OSError` if it cannot start.
 
-    ``asked`` counts the reports, ``delivered`` those that each board took; ``notes`` are for users.
+    ``asked`` counts reports, ``delivered`` those taken by each board; ``notes`` are for users.
     """
 
     def __init__(self, names: Sequence[str], *, capacity: int = CAPACITY) -> None:
@@ -65,18 +65,18 @@ class BoardProcess:
             thread.start()
 
     def report(self, method: str, **arguments: Any) -> None:
-        """Queue a call for all boards whose queue is not full."""
+        """Queue a call for each board with space; never block."""
         self.asked += 1
         names = [name for name in self.delivered if self._queued[name] - self._handled[name] < self._capacity]
         for name in self.delivered.keys() - names:
-            self._failed(name, f"{self._capacity:,} wait, further ones are dropped")
+            self._failed(name, f"queue full ({self._capacity:,} reports); dropping further reports")
         for name in names:
             self._queued[name] += 1
         if names:
             self._messages.put((names, method, arguments))
 
     def close(self) -> None:
-        """Wait for all deliveries until the deadline, end the process, and note the number of lost reports."""
+        """Deliver until the deadline, end the process, note lost reports."""
         self._is_closing = True
         self._messages.put(None)
         self._heard = began = time.monotonic()

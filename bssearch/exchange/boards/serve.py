@@ -1,4 +1,4 @@
-"""The process of a driver's boards, one thread each: ``python -m bssearch.exchange.boards.serve DESCRIPTOR BOARD…``."""
+"""A process with one thread per board: ``python -m bssearch.exchange.boards.serve DESCRIPTOR BOARD…``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SAYING = threading.Lock()
 
 
 class Delivery(threading.Thread):
-    """Delivers reports to a board and counts successes and failures. It hurries if ``closing`` is set."""
+    """Delivers reports to a board and counts them; hurries if ``closing``."""
 
     def __init__(self, name: str, connection: Connection, closing: threading.Event) -> None:
         super().__init__(name=name)
@@ -48,7 +48,7 @@ class Delivery(threading.Thread):
         self._retrying = Retrying(stop=stop_after_attempt(3), wait=waits, sleep=pause, reraise=True)
 
     def run(self) -> None:
-        """Create the board, deliver all reports, and close it."""
+        """Create the board, deliver, close."""
         if not self._tried(0, self._make):
             return
         os.nice(9)  # on Linux only this thread, and what the library starts from it
@@ -70,7 +70,6 @@ class Delivery(threading.Thread):
         self._board = made()
 
     def _deliver(self, messages: list[Message]) -> None:
-        """Deliver reports in order, grouping a trial's evaluations."""
         points: dict[int, list[Point]] = {}
         for _, method, arguments in [*messages, ([], "", {})]:
             if method == "observed":
@@ -83,7 +82,6 @@ class Delivery(threading.Thread):
                 self._tried(1, partial(getattr(self._board, method), **arguments))
 
     def _tried(self, reports: int, call: Callable[[], None]) -> bool:
-        """Call up to three times; return whether it succeeded."""
         try:
             self._retrying(call)
         except BaseException as error:  # a library may call `sys.exit`
@@ -102,7 +100,7 @@ def _cpu_seconds() -> float:
 
 
 def main() -> None:
-    """Deliver reports until the driver says it is done, or dies."""
+    """Deliver until the driver is done or dies."""
     descriptor, *names = sys.argv[1:]
     if sys.platform == "linux":  # trials find this process by its name (`bssearch.training.contention`)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, BOARD_PROCESS.encode(), 0, 0, 0)

@@ -1,4 +1,4 @@
-"""TensorBoard: a folder per study, with a run per trial and one for the answer."""
+"""TensorBoard: a folder per study, a run per trial and one for the answer."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ RESULTS = tuple(f"result/{name}" for name in ("time_to_target_s", "final_metric"
 
 
 class TensorBoard:
-    """Writes event files. TensorBoard's axis *relative* shows train seconds."""
+    """Writes event files; the axis *relative* shows train seconds."""
 
     def __init__(self) -> None:
         self._writers: dict[int, SummaryWriter] = {}
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
-        """Find the study's folder, and write its description."""
+        """Write the study's description."""
         self._folder, self._metric = study_folder(tensorboard_folder(), name, mark), metric
         with SummaryWriter(str(self._folder / "summary")) as summary:
             summary.add_text("study", f"{about['target']}, {about['objective']}, on {about['device']}")
             summary.add_text("spec", "\n".join(f"    {line}" for line in about["spec"].splitlines()))
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
-        """Start or resume the trial's run."""
+        """Start or resume the run."""
         writer = self._writer(number)
         _add_hparams(writer, [0, 1], {name: value for name, value in parameters.items() if value is not None})
         writer.flush()
 
     def observed(self, number: int, points: Sequence[Point]) -> None:
-        """Add the metric by step and by train milliseconds, and the other figures by step."""
+        """Add the metric by step and train milliseconds, other figures by step."""
         writer, metric = self._writer(number), self._metric
         for step, at, figures in points:
             milliseconds = round(1000 * figures["train_seconds"])
@@ -50,7 +50,7 @@ class TensorBoard:
         writer.flush()
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Write state, reason and results, and close the run's file."""
+        """Write results and close the file."""
         if is_elsewhere and not self._path(number).exists():
             return
         writer, step = self._writer(number), round(figures.get("steps", 0))
@@ -64,7 +64,7 @@ class TensorBoard:
         del self._writers[number]
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Write the answer at the number of trials behind it."""
+        """Write the answer at its number of trials."""
         lines = [words["headline"], "", f"This is {words['verdict']}.", "", "| parameter | value |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in parameters.items()]
         with SummaryWriter(str(self._folder / "summary")) as summary:
@@ -91,7 +91,7 @@ class TensorBoard:
 
 
 def study_folder(root: Path, name: str, mark: str) -> Path:
-    """Return the folder of a study: its name, with its mark if a folder of that name is another study's."""
+    """Return the folder: the name, with the mark if another study has it."""
     safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".") or "study"
     for folder in (root / safe, root / f"{safe}-{mark}"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,12 +102,11 @@ def study_folder(root: Path, name: str, mark: str) -> Path:
             if (folder / MARK_FILE).read_text(encoding="utf-8") != mark:
                 continue
         return folder
-    raise FileExistsError(f"{folder} belongs to another study than {name!r}; move it away")
+    raise FileExistsError(f"{folder} belongs to another study than {name!r}; move the folder")
 
 
 def _add_hparams(writer: SummaryWriter, which: list[int], values: Parameters) -> None:
-    """Add summaries of hyperparameters: their names (0), their values (1), the end of the run (2)."""
     summaries = hparams(dict(values), dict.fromkeys(RESULTS, 0.0))  # type: ignore[no-untyped-call]
     files: Any = writer._get_file_writer()  # type: ignore[no-untyped-call]
     for index in which:
-        files.add_summary(summaries[index])  # `add_hparams` would start a run of its own
+        files.add_summary(summaries[index])  # `add_hparams` would start a separate run

@@ -1,4 +1,4 @@
-"""Weights & Biases: a group per study, a run per trial and one for the answer, as W&B's settings say."""
+"""Weights & Biases: a group per study, a run per trial and one for the answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ID_CHARACTERS = 64  # wandb.init takes no longer id
 
 
 class WeightsAndBiases:
-    """Keeps a run open for each trial that runs, with an id made of study and number. Sends no code or console."""
+    """Keeps a run open per running trial; ids are study and number. Sends no code or console."""
 
     def __init__(self) -> None:
         self._runs: dict[int, wandb.Run] = {}
@@ -35,16 +35,16 @@ class WeightsAndBiases:
         self._about = {"study": name, **{key: value for key, value in about.items() if key != "spec"}}
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
-        """Start the trial's run, or resume it."""
+        """Start or resume the run."""
         self._run(number, parameters).summary["state"] = "running"
 
     def observed(self, number: int, points: Sequence[Point]) -> None:
-        """Log the metric twice: by its name over train seconds, and below ``by_step`` over steps."""
+        """Log the metric over train seconds, and in ``by_step`` over steps."""
         for step, _, figures in points:
             self._run(number).log({**figures, f"by_step/{self._metric}": figures[self._metric]}, step=step)
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Write state, reason and results, and finish the run; a paused trial resumes it by its id."""
+        """Write results and finish the run; a paused trial resumes by id."""
         if is_elsewhere and number not in self._runs:
             return  # W&B itself notices that a run's process has gone
         run = self._run(number)
@@ -54,13 +54,13 @@ class WeightsAndBiases:
         del self._runs[number]
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Write the answer as the summary of a run of its own."""
+        """Write the answer as a separate run's summary."""
         run = self._new("answer", "answer", parameters)
         run.summary.update({"headline": words["headline"], "verdict": words["verdict"], **figures})
         run.finish()
 
     def close(self) -> None:
-        """Finish the open runs; another driver may resume them."""
+        """Finish open runs; another driver may resume them."""
         for run in self._runs.values():
             run.finish()
 

@@ -1,4 +1,4 @@
-"""Exports of a study to files: tables of trials and observations, learning curves, or the whole study."""
+"""Exports of a study to files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The files of an export: lines for programs, and sentences for people."""
+    """Files, with lines for programs and sentences for people."""
 
     written: Sequence[str]
     notes: Sequence[str] = ()
@@ -55,7 +55,7 @@ KINDS: Mapping[object, str] = {
     float: "float64",
     datetime: "datetime64[us, UTC]",
 }
-"""Nullable pandas types by Python type; other types become text."""
+"""Nullable pandas types by Python type; others become text."""
 
 TEXT = "string"
 MOST_INTEGER = 2**63
@@ -63,7 +63,7 @@ LARGEST_FLOAT = int(sys.float_info.max)
 
 
 def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write trials to ``NAME.csv`` and observations to ``NAME.observations.csv``, both or none.
+    """Write ``NAME.csv`` (trials) and ``NAME.observations.csv``, both or none.
 
     Text that looks like a formula gets the prefix '. Raises `NotFoundError`, or `UsageError` if a file cannot be
     written.
@@ -79,7 +79,7 @@ def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
 
 
 def export_parquet(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write ``NAME.parquet`` and ``NAME.observations.parquet`` with types, both or none.
+    """Write typed ``NAME.parquet`` and ``NAME.observations.parquet``, both or none.
 
     Integers are nullable 64-bit, times UTC, lists JSON. Raises `NotFoundError`, or `UsageError` if the extra
     ``parquet`` is missing or a file cannot be written.
@@ -100,7 +100,7 @@ def export_parquet(store: Store, name: str, file: str | None = None) -> Exported
 
 
 def require_parquet() -> None:
-    """Raise `UsageError` if the extra ``parquet`` is not installed."""
+    """Raise `UsageError` without the extra ``parquet``."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -110,10 +110,10 @@ def require_parquet() -> None:
 
 
 def export_table(store: Store, name: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the columns and rows of a study's trials.
+    """Return columns and rows of trials.
 
-    Columns are those of ``trials --format json`` with dotted names, plus the study, start and end (with time zone), the
-    traceback and ``environment.…``. Raises `NotFoundError`.
+    Those of ``trials --format json`` with dotted names, plus study, start, end, traceback and ``environment.…``. Raises
+    `NotFoundError`.
     """
     places = store.environments(name)
     return flat_table([_row(name, trial, places.get(trial.number)) for trial in store.trials(name)])
@@ -131,14 +131,14 @@ def _row(name: str, trial: TrialRecord, place: Environment | None) -> dict[str, 
 
 
 def write_observations(file: TextIO, observations: Iterable[tuple[int, Observation]]) -> None:
-    """Write observations with their trial numbers as CSV."""
+    """Write observations with trial numbers as CSV."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("trial", *OBSERVED))
     writer.writerows((number, *astuple(one)) for number, one in observations)
 
 
 def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a data frame typed by the records' fields, or else by the values."""
+    """Return a data frame typed by the records' fields, else by values."""
     import pandas as pd
 
     found: dict[str, pd.Series[Any]] = {}
@@ -150,7 +150,7 @@ def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd
 
 
 def column_type(column: str, values: Sequence[Any]) -> str:
-    """Return the pandas type of a column: the declared type if the values fit, else the values' own.
+    """Return a column's pandas type: as declared if the values fit, else by values.
 
     Mixed numbers and integers beyond 64 bits become floats; beyond float range, and for other mixtures, text.
     """
@@ -176,7 +176,6 @@ def _text(value: Any) -> str | None:
 
 @cache
 def _declared() -> Mapping[str, str]:
-    """Return the types of columns that are record fields, for columns without values."""
     records: dict[str, list[type]] = {
         "": [TrialRecord, Configuration, TrialOutcome, DeviceUse, Observation],
         "noise_": [GradientNoise],
@@ -198,7 +197,6 @@ def _without_none(hint: Any) -> Any:
 
 
 def _paths(name: str, file: str | None, suffix: str) -> list[Path]:
-    """Return the paths of trials and observations; raise `UsageError` if one is not writable."""
     path = Path(file or f"{name}{suffix}")
     paths = [path, path.with_name(f"{path.name.removesuffix(suffix)}.observations{suffix}")]
     for one in paths:
@@ -207,7 +205,7 @@ def _paths(name: str, file: str | None, suffix: str) -> list[Path]:
 
 
 def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write the curves of a study's search trials, by default to ``NAME.csv.gz``, with a JSON description.
+    """Write search trials' curves, by default to ``NAME.csv.gz``, with a JSON description.
 
     Raises the errors of `recorded_table`.
     """
@@ -215,16 +213,16 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
     early = stopped_early(store, name)
     written = [str(path) for path in write_table(table, Path(file or f"{name}.csv.gz"))]
     note = (
-        f"note: the study's own pruner stopped {early} of {len(table.trials)} trials, whose curves end there: to "
-        "compare pruners without that, run a study with --set pruner.name=none"
+        f"note: the study's pruner stopped {early} of {len(table.trials)} trials, whose curves end there; to compare "
+        "pruners on full curves, run a study with --set pruner.name=none"
     )
     return Exported(written, [note] if early else [])
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
-    """Return a study's finished search trials that have curves.
+    """Return finished search trials with curves; a trial stopped early ends there when replayed.
 
-    A trial stopped early ends there when replayed. Raises `NotFoundError`, or `UsageError` if no trial has a curve.
+    Raises `NotFoundError`, or `UsageError` without curves.
     """
     study = store.study(name)
     spec = spec_of(study)
@@ -235,21 +233,21 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
         for number, group in groupby(observations, key=itemgetter(0))
     ]
     if not recorded and spec.is_imported:
-        raise UsageError(f"study {name!r} has no learning curves: its runs were imported, without evaluations")
+        raise UsageError(f"study {name!r} has no learning curves: its runs were imported without evaluations")
     if not recorded:
         raise UsageError(
-            f"study {name!r} has no learning curves: none of its {len(finished)} finished trials stored an evaluation"
+            f"study {name!r} has no learning curves: its {len(finished)} finished trials stored no evaluations"
         )
     return RecordedTable(name, study.target, spec.budget.trial_train_seconds, tuple(recorded))
 
 
 def search_trials(store: Store, name: str) -> list[TrialRecord]:
-    """Return a study's finished search trials, without repeats."""
+    """Return finished search trials, without repeats."""
     return [trial for trial in store.trials(name) if trial.phase is Phase.SEARCH and trial.state.is_finished]
 
 
 def stopped_early(store: Store, name: str) -> int:
-    """Return the number of search trials stopped by the study's pruner; replayed, they end there."""
+    """Count search trials that the pruner stopped."""
     stopped = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}
     return sum(trial.state in stopped for trial in search_trials(store, name))
 
@@ -267,11 +265,11 @@ def _recorded(trial: TrialRecord, curve: list[Observation]) -> RecordedTrial:
 
 
 def export_study(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write a whole study to a file, by default ``NAME.bssearch.jsonl.gz``. Equal studies give equal bytes.
+    """Write a whole study, by default to ``NAME.bssearch.jsonl.gz``, without running trials.
 
-    Running trials are left out, because their leases belong to this database. Raises the errors of `Store.write_study`.
+    Equal studies give equal bytes. Raises the errors of `Store.write_study`.
     """
     path = Path(file or f"{name}{SUFFIX}")
     running = store.write_study(name, path)
-    note = f"note: left out {len(running)} running trials; export the study again when they have ended"
+    note = f"note: skipped {len(running)} running trials; export the study again after they end"
     return Exported([str(path)], [note] if running else [])

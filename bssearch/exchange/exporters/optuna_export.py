@@ -1,7 +1,7 @@
-"""Writes a study to an Optuna database, for `optuna trials`, optuna-dashboard and `optuna.load_study`.
+"""Writes a study to an Optuna database.
 
-Rows equal those of Optuna's `RDBStorage`, but in one transaction: 2,000 trials of 50 evaluations take 2 s instead of
-0.1 s each (SQLite, Optuna 5.0).
+Rows equal those of Optuna's `RDBStorage`, in one transaction: 2,000 trials of 50 evaluations take 2 s instead of 0.1 s
+each (SQLite, Optuna 5.0).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 def export_to_optuna(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write a study's search trials to a database as an Optuna study of the same name, all or none.
+    """Write search trials as an Optuna study of the same name, all or none.
 
-    ``file`` is a URL or a SQLite path, by default ``NAME.optuna.db``. The database may hold other Optuna studies.
+    ``file`` is a URL or a SQLite path, by default ``NAME.optuna.db``; it may hold other Optuna studies.
 
     Raises:
-        UsageError: if the study has no trials, its name is taken, or the database belongs to another program.
+        UsageError: without trials, if the name is taken, or if the database belongs to another program.
         SchemaError: if another version of Optuna made the tables.
         DatabaseError: if the database cannot be opened or written.
     """
@@ -41,7 +41,7 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
     study = OptunaStudy.read(store, name)
     if not study.trials:
         imported = spec_of(store.study(name)).is_imported
-        none = "no search trials: its runs were imported, and are repeats" if imported else "no trials"
+        none = "no search trials: its runs were imported as repeats" if imported else "no trials"
         raise UsageError(f"study {name!r} has {none}; there is nothing to export for Optuna")
     write_study(study, url)
     unfinished = sum(not trial.state.is_finished() for trial in study.trials)
@@ -51,7 +51,7 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
 
 
 def write_study(study: OptunaStudy, url: URL) -> None:
-    """Write an Optuna study to a database, all or none; see `export_to_optuna`."""
+    """Write an Optuna study, all or none; see `export_to_optuna`."""
     path = sqlite_file(url)
     is_new = path is not None and not path.exists()
     try:
@@ -68,7 +68,6 @@ def write_study(study: OptunaStudy, url: URL) -> None:
 
 @contextmanager
 def _failures(url: URL, name: str) -> Iterator[None]:
-    """Raise errors of Optuna and SQLAlchemy as ours, without the URL's password."""
     from optuna.exceptions import StorageInternalError
 
     try:
@@ -86,7 +85,6 @@ def _failures(url: URL, name: str) -> Iterator[None]:
 
 
 def _refuse_others(url: URL) -> None:
-    """Raise `UsageError` if the database is bssearch's or has foreign tables with Optuna's names."""
     path = sqlite_file(url)
     if path is not None and not path.exists():
         if not path.absolute().parent.is_dir():
@@ -97,18 +95,16 @@ def _refuse_others(url: URL) -> None:
         tables = set(inspect(engine).get_table_names())
     finally:
         engine.dispose()
-    hint = "give --file a database of its own: a new one is made where there is none"
+    hint = "give a separate database with --file; it is created if missing"
     if "bss_study" in tables:
-        raise UsageError(
-            f"{shown(url)} is a database of bssearch's own; Optuna's tables do not belong in it", hint=hint
-        )
+        raise UsageError(f"{shown(url)} is a bssearch database; Optuna's tables need another one", hint=hint)
     taken = sorted(tables & {"alembic_version", "studies", "trials"})
     if taken and "version_info" not in tables:
-        raise UsageError(f"{shown(url)} has another program's table {taken[0]!r}, a name that Optuna needs", hint=hint)
+        raise UsageError(f"{shown(url)} has another program's table {taken[0]!r}, whose name Optuna needs", hint=hint)
 
 
 def _insert(connection: Connection, study: OptunaStudy) -> None:
-    """Insert a study's rows into Optuna 5's tables (schema 12)."""
+    """Fill Optuna 5's tables (schema 12)."""
     from optuna.distributions import distribution_to_json
     from optuna.storages._rdb import models
     from optuna.study import StudyDirection
@@ -184,5 +180,5 @@ def _trial(study_id: int, trial: FrozenTrial) -> dict[str, Any]:
 
 
 def _utc(local: datetime | None) -> datetime | None:
-    """Convert naive local time to naive UTC, as Optuna 5 stores it."""
+    """Return naive UTC, as Optuna 5 stores it."""
     return None if local is None else local.astimezone(UTC).replace(tzinfo=None)

@@ -20,11 +20,10 @@ LARGEST = 2**31 - 1
 """Largest integer of every database's integer column."""
 
 MOST_BYTES = 2**26
-"""Largest size of a file of runs, in bytes."""
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text; raise `NotFoundError`, or `UsageError` if it is not UTF-8."""
+    """Return a file's text; raise `NotFoundError`, or `UsageError` unless UTF-8."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -42,7 +41,7 @@ def read_text(path: Path) -> str:
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
-    """Parse an integer, also ``120.0``; raise `UsageError` if invalid or out of bounds."""
+    """Parse an integer, also ``120.0``; raise `UsageError`."""
     value = number(text)
     try:
         found = int(text) if "_" not in text else None
@@ -54,7 +53,7 @@ def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST
 
 
 def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
-    """Parse a boolean (true, false) or a number, else return the text; infinities and NaN are refused."""
+    """Parse true, false or a finite number, else return the text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     value = number(text)
@@ -71,7 +70,7 @@ def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
 
 
 def csv_rows(text: str, source: str, *, skipinitialspace: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows that are not blank with their first line number; raise `UsageError` for invalid CSV."""
+    """Yield non-blank rows with their first line number; raise `UsageError`."""
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=skipinitialspace, strict=True)
     while True:
         line = reader.line_num + 1
@@ -86,7 +85,7 @@ def csv_rows(text: str, source: str, *, skipinitialspace: bool = False) -> Itera
 
 
 def number(text: str) -> float:
-    """Parse a number; NaN if invalid. Digit groups with underscores are invalid."""
+    """Parse a number; NaN if invalid. No underscores between digits."""
     try:
         return math.nan if "_" in text else float(text)
     except ValueError:
@@ -103,9 +102,9 @@ SPLIT = ("micro_batch_size", "accumulation_steps", "world_size")
 class Run:
     """An imported run; None means unknown.
 
-    ``steps`` and ``train_seconds`` run to the target, or to the end of a run that missed it. ``last_miss_step`` is the
-    last evaluation before the target; ``missed`` is the state of a run that missed it. Unknown parameters have a
-    placeholder in the configuration and None in ``parameters``. ``origin`` is the place, such as ``runs.csv:12``.
+    ``steps`` and ``train_seconds`` run to the target, or to the end of a miss. ``last_miss_step``: the last evaluation
+    before the target; ``missed``: the state of a miss. Unknown parameters have a placeholder in the configuration and
+    None in ``parameters``. ``origin``: the place, such as ``runs.csv:12``.
     """
 
     origin: str
@@ -123,7 +122,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """The runs of a table in order, and notes for its reader."""
+    """Runs in order, and notes."""
 
     runs: tuple[Run, ...]
     notes: tuple[str, ...]
@@ -132,10 +131,10 @@ class RunTable:
 def make_configuration(
     batch_size: int, values: Mapping[str, ParameterValue], origin: str, label: Callable[[str], str] = str
 ) -> Configuration:
-    """Build a configuration from parameters by name; None means unknown.
+    """Build a configuration; None means unknown.
 
-    Unknown `TYPED` parameters get a placeholder, and None in ``parameters``. A micro-batch split counts if its product
-    is the batch size. ``label`` names a parameter as in the file. Raises `UsageError` for an invalid value.
+    Unknown `TYPED` parameters get a placeholder. A split counts if its product is the batch size. ``label`` names a
+    parameter as in the file. Raises `UsageError`.
     """
     given = {name: value for name, value in values.items() if value is not None}
     typed: dict[str, Any] = {"learning_rate": 1.0, **dict.fromkeys(TRAINING_PARAMETERS, 0.0), "optimizer": "unknown"}
@@ -176,7 +175,6 @@ def _split(batch_size: int, parts: Mapping[str, int]) -> tuple[int, int, int]:
 
 BATCH, MICRO, ACCUMULATION, WORLD = "batch_size", "micro_batch_size", "accumulation_steps", "world_size"
 STEP_BATCH = "effective_batch_size"
-"""An unambiguous name of the batch per optimizer step."""
 
 _ALIASES = {
     MICRO: (
@@ -233,13 +231,13 @@ _ALIASES = {
     STEP_BATCH: ("global_batch_size", "total_batch_size", "total_train_batch_size", "step_batch_size"),
 }
 _NODES = ("nodes", "num_nodes", "n_nodes", "nnodes")
-"""Names for a number of machines; with them a number of devices may be per machine or total."""
+"""Numbers of machines; with them a number of devices may be per machine."""
 
 _PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *theirs)}
 
 
 def part_of_batch(name: str) -> str | None:
-    """Return the batch part that a column name means; None for other parameters."""
+    """Return the batch part that a column means; None for other parameters."""
     return _PARTS.get(_plain(name))
 
 
@@ -249,7 +247,7 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenBatch:
-    """A run's statements about its batch: ``parts`` by our names, ``labels`` by the file's."""
+    """A run's batch: ``parts`` by our names, ``labels`` by the file's."""
 
     origin: str
     parts: Mapping[str, int]
@@ -257,17 +255,17 @@ class GivenBatch:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str, label: Callable[[str], str] = str) -> GivenBatch:
-        """Collect batch parts from values by the file's names, ignoring other parameters, None and "".
+        """Collect batch parts from values by the file's names, ignoring None and "".
 
-        Raises `UsageError` for a non-positive or non-integer value, or for two names of a part that differ.
+        Raises `UsageError` for an invalid value, or two names of a part that differ.
         """
         parts: dict[str, int] = {}
         labels: dict[str, str] = {}
         for name, value in values.items():
             if _plain(name) in _NODES and str(value) not in ("", "1", "1.0", "None"):
                 raise UsageError(
-                    f"{label(name)} = {value}: the devices on all nodes are not known ({origin})",
-                    hint=f"give them as {WORLD} instead of {label(name)}",
+                    f"{label(name)} = {value} may be per node; the total number of devices is unknown ({origin})",
+                    hint=f"give the total as {WORLD} instead of {label(name)}",
                 )
             ours = BATCH if name == BATCH else part_of_batch(name)
             if ours is None or value is None or value == "":
@@ -280,7 +278,7 @@ class GivenBatch:
 
     @property
     def is_known(self) -> bool:
-        """Whether the batch per step or per device is given."""
+        """Whether the batch per step or device is given."""
         return bool({BATCH, MICRO, STEP_BATCH} & self.parts.keys())
 
     @property
@@ -294,23 +292,23 @@ class GivenBatch:
         return BATCH in self.parts and not {MICRO, STEP_BATCH} & self.parts.keys()
 
     def in_words(self, *names: str) -> str:
-        """Return given parts as text, such as ``grad_accum = 4 and world_size = 2``."""
+        """Given parts as text: ``grad_accum = 4 and world_size = 2``."""
         return " and ".join(f"{self.labels[name]} = {self.parts[name]}" for name in names if name in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatches:
-    """Each run's ``batch_size`` with its three factors, and notes for the reader."""
+    """Each run's ``batch_size`` with three factors, and notes."""
 
     batches: tuple[dict[str, int], ...]
     notes: tuple[str, ...]
 
 
 def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
-    """Return each run's batch per optimizer step; every run `is_known`.
+    """Return the batches per step of runs that are all known.
 
-    ``rename`` is a hint for naming ``batch_size`` differently, with ``{}`` for that name. Raises `UsageError` if a
-    batch is unknown, contradictory, or ambiguous between device and step.
+    ``rename``: a hint to rename ``batch_size``, with ``{}`` for that name. Raises `UsageError` for an unknown,
+    contradictory or ambiguous batch.
     """
     open_ones = [one for one in given if one.is_open]
     per_device, why = _is_per_device(open_ones, rename)
@@ -319,25 +317,25 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
     notes = []
     if why and per_device:
         notes.append(
-            f"batch_size is taken as that of a device, since {why}: × {_factors(open_ones)} it is that of a step; "
-            f"{rename.format(STEP_BATCH)} if it is that of a step already"
+            f"assuming that batch_size is per device, because {why}; a step's batch is × {_factors(open_ones)}; "
+            f"if it is per step, {rename.format(STEP_BATCH)}"
         )
     elif why:
         notes.append(
-            f"batch_size is taken as that of a step, since {why}; {rename.format(MICRO)} if it is that of a device"
+            f"assuming that batch_size is per step, because {why}; if it is per device, {rename.format(MICRO)}"
         )
     products = [one for one in given if not {BATCH, STEP_BATCH} & one.parts.keys()]
     if products:
         assumed = [name for name in (ACCUMULATION, WORLD) if name not in known]
         notes.append(
-            f"batch_size is taken as {MICRO} × {ACCUMULATION} × {WORLD} in {len(products)} of {len(given)} runs"
+            f"batch_size = {MICRO} × {ACCUMULATION} × {WORLD} in {len(products)} of {len(given)} runs"
             + (f", with {' and '.join(assumed)} = 1, which the file does not have" if assumed else "")
         )
     return StepBatches(batches, tuple(notes))
 
 
 def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]:
-    """Return whether batch sizes are per device, with evidence: "" if every step has one micro-batch."""
+    """Return the evidence too, "" if every step has one micro-batch."""
     several = [one for one in given if one.factor > 1]
     if not several:
         return False, ""
@@ -353,9 +351,9 @@ def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]
         return False, f"divided by {_factors(several)} it is {min(micro)} in all runs"
     first = several[0]
     raise UsageError(
-        f"{first.in_words(BATCH)} may be that of a device or that of a step, with "
+        f"{first.in_words(BATCH)} may be per device or per step, with "
         f"{first.in_words(ACCUMULATION, WORLD)} ({first.origin})",
-        hint=f"{rename.format(MICRO)} if it is that of a device, {rename.format(STEP_BATCH)} if it is that of a step",
+        hint=f"if it is per device, {rename.format(MICRO)}; if per step, {rename.format(STEP_BATCH)}",
     )
 
 
@@ -365,7 +363,6 @@ def _factors(given: Iterable[GivenBatch]) -> str:
 
 
 def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]:
-    """Return a run's batch and factors; ``known`` are the parts given for any run."""
     parts = one.parts
     micro = parts.get(MICRO, parts.get(BATCH) if per_device and one.is_open else None)
     batch = None if micro is not None and MICRO not in parts else parts.get(STEP_BATCH, parts.get(BATCH))
@@ -373,7 +370,7 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
         micro = micro or parts[MICRO]
         for name in (ACCUMULATION, WORLD):
             if name in known and name not in parts:
-                raise UsageError(f"{name} is not known, and so the batch size is not ({one.origin})")
+                raise UsageError(f"the batch size is unknown because {name} is missing ({one.origin})")
         batch = micro * one.factor
         if batch > LARGEST:
             raise UsageError(
@@ -387,13 +384,13 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
         raise UsageError(
             f"{one.in_words(STEP_BATCH, BATCH)} is not {' × '.join([MICRO, ACCUMULATION, WORLD])}: "
             f"{one.in_words(MICRO, ACCUMULATION, WORLD)} ({one.origin})",
-            hint=f"leave out the wrong one; {STEP_BATCH} is the batch of a step",
+            hint=f"remove the wrong one; {STEP_BATCH} is the batch per step",
         )
     return found
 
 
 def _whole_split(batch: int, micro: int | None, parts: Mapping[str, int]) -> dict[str, int]:
-    """Fill in missing factors of a batch, accumulation first."""
+    """Fill in missing factors, accumulation first."""
     world = parts.get(WORLD)
     if micro is None:
         micro = batch // (parts.get(ACCUMULATION, 1) * (world or 1))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Studies:
-    """Imported studies, and notes for the reader."""
+    """Imported studies, and notes."""
 
     studies: tuple[FinishedStudy, ...]
     notes: tuple[str, ...]
@@ -25,10 +25,7 @@ class Studies:
 
 @dataclass(frozen=True, slots=True)
 class WholeStudies:
-    """Whole studies; ``name`` is for the first if it is new here. With ``dry_run`` nothing is stored.
-
-    ``notes`` are sentences for the reader.
-    """
+    """Whole studies; ``name`` is for the first if new. ``dry_run`` stores nothing."""
 
     copies: Sequence[Copy]
     notes: Sequence[str]
@@ -37,18 +34,18 @@ class WholeStudies:
 
 
 StudyName = Annotated[str | None, Option("Name of the study.", shown_default="the file's")]
-"""The option of every importer that makes studies."""
+"""The option of importers that make studies."""
 
 
 class Importer(Protocol):
     """Makes studies of a file: a function, registered in `bssearch.registry`.
 
-    Its docstring is its help. Its parameters, annotated with `bssearch.registry.Option`, are its argument, the file,
-    and its options on the command line. Only the importer of whole studies takes several files.
+    Its docstring is its help. Parameters annotated with `bssearch.registry.Option` are its file and options. Only the
+    importer of whole studies takes several files.
     """
 
     def __call__(self, file: Path, *, name: str | None = None) -> Studies | WholeStudies:
-        """Return the studies of a file, to be stored all or none. Raises `NotFoundError` and `UsageError`."""
+        """Return studies, to be stored all or none; raise `NotFoundError` or `UsageError`."""
 
 
 def import_study(
@@ -65,12 +62,12 @@ def import_study(
         list[str] | None,
         Option("Import only this study; may be repeated.", metavar="NAME", shown_default="all", flag="--study"),
     ] = None,
-    dry_run: Annotated[bool, Option("Say what would be imported, and store nothing.", flag="--dry-run")] = False,
+    dry_run: Annotated[bool, Option("Print what would be imported; store nothing.", flag="--dry-run")] = False,
 ) -> WholeStudies:
-    """Import whole studies, or what is new in stored ones.
+    """Import whole studies, or their new parts if they are stored already.
 
-    Either all are imported or none. Importing the same again changes nothing. A study that went on in both places is
-    refused.
+    Either all are imported or none. Importing the same file again changes nothing. A study that continued in both
+    places is refused.
     """
     from bssearch.storage.keeping import check_name
     from bssearch.storage.transfer.study_file import read_study
@@ -86,7 +83,7 @@ def import_study(
         for missing in {*studies} - {copy.name for copy in copies}:
             raise NotFoundError(f"no study {missing!r} in {', '.join(map(_shown, file))}")
     notes += [
-        f"study {copy.name} of {copy.source}: skipped {len(copy.running)} running trials; import it again when they end"
+        f"study {copy.name} of {copy.source}: skipped {len(copy.running)} running trials; import again after they end"
         for copy in copies
         if copy.running
     ]
@@ -94,13 +91,12 @@ def import_study(
 
 
 def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> list[Copy]:
-    """Return the named studies, or all that are not archived; note omitted ones."""
     from bssearch.storage.connection.urls import parse_url, sqlite_file
     from bssearch.storage.repository import open_store
 
     file = sqlite_file(parse_url(url))
     if file is not None and not file.exists():
-        raise NotFoundError(f"import study {_shown(url)}: there is no such file")
+        raise NotFoundError(f"no file {_shown(url)}")
     with open_store(url, write=False) as store:
         there = {one.name: one for one in store.studies()}
         if names:

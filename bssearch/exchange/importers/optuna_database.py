@@ -1,4 +1,4 @@
-"""Reads a study and its trials from a database of Optuna 5, without writing."""
+"""Reads a study from a database of Optuna 5, without writing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 METRIC_NAMES = "study:metric_names"
-"""System attribute of `Study.set_metric_names`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,10 @@ class OptunaTrials:
 
 
 def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
-    """Read a study from a URL or a SQLite file; by default its only study.
+    """Read a study, by default the only one.
 
     Raises:
-        NotFoundError: if the file or the study does not exist.
+        NotFoundError: if the file or study does not exist.
         UsageError: if it is not an Optuna database, or has several studies and ``study`` is None.
         SchemaError: if another version of Optuna made the tables.
         DatabaseError: if a server cannot be read.
@@ -65,17 +64,16 @@ def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
 
 
 def optuna_database(file: str) -> URL:
-    """Return the URL of a database or SQLite file. Raises `UsageError`."""
+    """Return the URL of a database or SQLite file; raise `UsageError`."""
     is_url = ":" in file or "=" in file
     return parse_url(file if is_url else URL.create("sqlite", database=file))
 
 
 @contextmanager
 def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStorage]:
-    """Open Optuna's storage and close it at the end.
+    """Open Optuna's storage; raise `SchemaError` for another version.
 
-    Missing tables are created, unless ``address`` opens the database another way. Raises `SchemaError` for another
-    version.
+    Missing tables are created, unless ``address`` opens the database another way.
     """
     import optuna
 
@@ -84,7 +82,7 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
         storage = optuna.storages.RDBStorage(opened, skip_table_creation=address is not None)
     except RuntimeError as error:
         raise SchemaError(
-            f"the Optuna tables of {shown(url)} are of another version: {without_secrets(str(error), url)}",
+            f"another version of Optuna made the tables of {shown(url)}: {without_secrets(str(error), url)}",
             hint="upgrade them with: optuna storage upgrade --storage URL",
         ) from None
     try:
@@ -95,11 +93,11 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
 
 
 def _check_numbers(trial: FrozenTrial) -> None:
-    """Raise ValueError if a value, report or constraint is not a number: SQLite stores any type."""
+    """Raise ValueError for values that are not numbers: SQLite stores any type."""
     reports = trial.intermediate_values
     for number in (*(trial.values or ()), *reports, *reports.values(), *trial.constraints.values()):
         if not isinstance(number, int | float):
-            raise ValueError(f"trial {trial.number} has the value {number!r}, which is no number")
+            raise ValueError(f"trial {trial.number} has the value {number!r}; expected a number")
 
 
 def _check_file(url: URL) -> None:
@@ -112,7 +110,6 @@ def _check_file(url: URL) -> None:
 
 @contextmanager
 def _failures(url: URL) -> Iterator[None]:
-    """Raise reading errors as ours, without the URL's password."""
     try:
         yield
     except BSSearchError:
@@ -123,14 +120,13 @@ def _failures(url: URL) -> Iterator[None]:
         if sqlite_file(url) is None and isinstance(error, SQLAlchemyError):
             raise DatabaseError(f"cannot read {shown(url)}: {first}") from None
         raise UsageError(
-            f"{shown(url)} cannot be read as a database of Optuna's: {first}",
-            hint="of a journal make one with optuna.copy_study",
+            f"{shown(url)} is not a readable Optuna database: {first}",
+            hint="convert a journal with optuna.copy_study",
         ) from None
 
 
 @contextmanager
 def _reading(url: URL) -> Iterator[RDBStorage]:
-    """Open Optuna's storage over existing tables, without writing."""
     address = _read_only(url)
     _check_tables(address, shown(url))
     with optuna_storage(url, address=address) as storage:
@@ -145,7 +141,7 @@ def _read_only(url: URL) -> URL:
 
 
 def _check_tables(url: URL, name: str) -> None:
-    """Raise `UsageError` if a table is missing: Optuna would create it."""
+    """Raise `UsageError` if a table is missing, because Optuna would create it."""
     engine = create_engine(url)
     try:
         tables = set(inspect(engine).get_table_names())
@@ -154,13 +150,12 @@ def _check_tables(url: URL, name: str) -> None:
     if not {"studies", "trials", "version_info", "alembic_version"} <= tables:
         own = "bss_study" in tables
         raise UsageError(
-            f"{name} is {'a database of bssearch' if own else 'no database of Optuna'}'s{' own' if own else ''}",
+            f"{name} is {'a bssearch database' if own else 'not an Optuna database'}",
             hint="--db reads it" if own else None,
         )
 
 
 def _named(study: str | None, names: list[str], url: URL) -> str:
-    """Return the requested study, or the only one."""
     listed = ", ".join(map(repr, sorted(names))) or "none"
     if study is None and len(names) == 1:
         return names[0]
@@ -172,5 +167,5 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
 
 
 def default_name(name: str) -> str:
-    """Return an Optuna study's name with dashes for invalid characters."""
+    """Return a name with dashes for invalid characters."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:100] or Path(name).stem or "optuna"

@@ -1,7 +1,6 @@
-"""``import optuna``: the finished trials of an Optuna study.
+"""``import optuna``: finished trials of an Optuna study.
 
-Optuna's report steps have no unit. So seconds and optimizer steps are read only if the user names their place, or if
-bssearch exported the study.
+Optuna's report steps have no unit: seconds and optimizer steps are read only from named places or bssearch's exports.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ if TYPE_CHECKING:
 
 VALUE, USER_ATTRIBUTE = "value", "user_attr:"
 OWN_TIME, OWN_STEPS, OWN_SECONDS = "time_to_target_s", "steps_to_target", "train_seconds"
-"""User attributes written by `export --to optuna`: two for the study's target, one for the whole trial."""
+"""Attributes of `export --to optuna`: two for the study's target, one for the whole trial."""
 
 
 def check_own_place(found: OptunaTrials, option: str, place: str | None, own: Target, wanted: Target) -> None:
-    """Raise `UsageError` if figures of an exported study are for another target than the wanted one.
+    """Raise `UsageError` if an exported study's figures are for another target.
 
-    Its values (seconds only under time_to_target) and two trial attributes are for the ``own`` target.
+    Values (seconds only under time_to_target) and two attributes are for the ``own`` target.
     """
     if place == VALUE and list(found.metric_names) != [OWN_TIME]:
         named = ", ".join(found.metric_names) or "not named"
@@ -55,14 +54,14 @@ def check_own_place(found: OptunaTrials, option: str, place: str | None, own: Ta
 
 
 def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
-    """Return whether a trial ended at the target: first hit at its last report, after a miss."""
+    """Return whether the first hit is the last report, after a miss."""
     return hit is not None and hit.last_miss_step < hit.first_hit_step == max(trial.intermediate_values)
 
 
 def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool) -> bool:
-    """Return whether a trial met the target before its last report, and its reports cover the training.
+    """Return whether a trial met the target early and its reports cover the training.
 
-    A value that differs from all reports was measured after the last one, so the training may have been longer.
+    A value unlike all reports was measured later: training may have been longer.
     """
     reports = trial.intermediate_values
     if hit.first_hit_step == max(reports):
@@ -72,15 +71,15 @@ def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool
 
 
 def says_target(name: str) -> bool:
-    """Return whether a figure's name refers to the target, such as ``steps_to_target``."""
+    """Return whether a name refers to the target, such as ``steps_to_target``."""
     return "target" in name.lower()
 
 
 def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
-    """Return whether a trial's duration shows that seconds cover the whole trial; None if unknown.
+    """Return whether seconds cover the whole trial, by its duration; None if unknown.
 
-    ``share`` is the fraction of the trial up to the target. Seconds to the target are at most that share of the
-    duration; 20 % more allows for a slow first epoch.
+    ``share``: the fraction up to the target, which seconds to the target cannot exceed; 20 % more allows for a slow
+    first epoch.
     """
     lasted = 0.0 if trial.duration is None else trial.duration.total_seconds()
     if lasted <= 0 or seconds > lasted * 1.02:
@@ -99,23 +98,23 @@ def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float 
         return None
     seconds = number(value)
     if seconds is None or not (0 < seconds <= LONGEST_S or (seconds == 0 and not reached)):
-        bound = f"> 0 where the target was reached, and <= {LONGEST_S:g}" if reached else f"in [0, {LONGEST_S:g}]"
+        bound = f"> 0 and <= {LONGEST_S:g} if the target was reached" if reached else f"in [0, {LONGEST_S:g}]"
         raise UsageError(f"{name} = {value!r} must be seconds {bound} ({origin})")
     return seconds
 
 
 def number(value: Any) -> float | None:
-    """Return a number as a float; None if it is not a number."""
+    """Return a float, or None for other types."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 FEW = 10
-"""Gaps up to this are rarely optimizer steps: evaluating would take longer than the training between reports."""
+"""Smaller gaps are rarely optimizer steps: evaluating would take longer than training between reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSteps:
-    """Report steps of a study: the ``first`` of any trial, the smallest and largest gap (None without two reports)."""
+    """The ``first`` report step, the smallest and largest gap (None without two reports)."""
 
     first: int = 1
     smallest_gap: int | None = None
@@ -123,7 +122,7 @@ class ReportSteps:
 
     @classmethod
     def of(cls, trials: Iterable[FrozenTrial]) -> Self:
-        """Return the report steps of trials."""
+        """Measure the reports of trials."""
         steps = [sorted(trial.intermediate_values) for trial in trials if trial.intermediate_values]
         gaps = [later - earlier for one in steps for earlier, later in pairwise(one)]
         return cls(
@@ -134,20 +133,19 @@ class ReportSteps:
 
     @property
     def may_be_epochs(self) -> bool:
-        """Whether reports come as often as every few epochs."""
+        """Whether reports come every few steps."""
         return self.largest_gap is not None and self.largest_gap <= FEW and self.first <= FEW
 
     @property
     def are_epochs(self) -> bool:
-        """Whether reports are at 0, 1, 2, … or at 1, 2, 3, …; some may be missing."""
+        """Whether reports are 0, 1, 2, … or 1, 2, 3, …, with gaps."""
         return self.may_be_epochs and self.smallest_gap == 1 and self.first <= 1
 
     @property
     def epochs_before_first(self) -> int:
-        """1 if epochs are counted from 0, so that report 0 ends the first epoch; else 0.
+        """1 if report 0 ends the first epoch, else 0.
 
-        Reports at 4, 9, 14, … count from 0. Reports at 0, 100, 200, … are more likely steps, with an evaluation at the
-        start.
+        Reports 4, 9, 14, … count from 0; reports 0, 100, 200, … are more likely steps, with an evaluation at the start.
         """
         gap = self.smallest_gap or 1
         return int((self.first == 0 and gap <= FEW) or (gap > 1 and self.first == gap - 1))
@@ -155,73 +153,73 @@ class ReportSteps:
 
 DURATION, STEP_MS, STEP, EPOCH = "duration", "step_ms", "step", "epoch"
 ENDED = ("COMPLETE", "PRUNED")
-AS_EPOCHS = f"--steps {EPOCH} --samples-per-epoch N says so, N being the training samples of an epoch"
+AS_EPOCHS = f"use --steps {EPOCH} --samples-per-epoch N, with N training samples per epoch"
 OURS = frozenset({"objective", "target_metric", "target_value", "target_goal", "train_seconds_limit"})
-"""Study attributes written by `export --to optuna`."""
+"""Study attributes of `export --to optuna`."""
 
 
 def import_optuna(
-    file: Annotated[str, Option("The database: a URL, or the path of a SQLite file.", metavar="FILE|URL")],
+    file: Annotated[str, Option("Database URL or path of a SQLite file.", metavar="FILE|URL")],
     study: Annotated[
         str | None, Option("Name of the Optuna study.", metavar="STUDY", shown_default="the only one there is")
     ] = None,
     *,
     name: Annotated[str | None, Option("Name of the study.", shown_default="that of the Optuna study")] = None,
     metric: Annotated[
-        str | None, Option("What the reports and values measure.", shown_default="the study's metric name")
+        str | None, Option("Metric that reports and values measure.", shown_default="the study's metric name")
     ] = None,
     target: Annotated[
-        float | None, Option("The value to reach.", shown_default="that of a study which bssearch exported")
+        float | None, Option("Target value of the metric.", shown_default="the target of a study exported by bssearch")
     ] = None,
     goal: Annotated[
-        Goal | None, Option("Which way the metric is better.", shown_default="the study's direction")
+        Goal | None, Option("Direction in which the metric improves.", shown_default="the study's direction")
     ] = None,
     param: Annotated[
-        list[str] | None, Option("A parameter's name, as in lr=learning_rate; may be repeated.", metavar="THEIRS=OURS")
+        list[str] | None, Option("Rename a parameter, as in lr=learning_rate; may be repeated.", metavar="THEIRS=OURS")
     ] = None,
     seconds: Annotated[
         str | None,
         Option(
-            "Where train seconds stand: duration (of the whole trial, if its last report is the first that met the "
-            "target), step_ms (reports come by milliseconds), value (seconds to the target), or user_attr:NAME (of the "
-            "whole trial; the reports say which share of them is to the target).",
+            "Source of train seconds: duration (if a trial's last report is the first that met the target), step_ms "
+            "(report steps are milliseconds), value (seconds to the target), or user_attr:NAME (seconds of the whole "
+            "trial; reports give the fraction up to the target).",
             metavar="PLACE",
-            shown_default="nowhere: they are not known",
+            shown_default="unknown",
         ),
     ] = None,
     steps: Annotated[
         str | None,
         Option(
-            "Where optimizer steps stand: step (reports come by them), epoch (reports come by epochs; with "
-            "--samples-per-epoch) or user_attr:NAME (of the whole trial, as for --seconds).",
+            "Source of optimizer steps: step (report steps are optimizer steps), epoch (report steps are epochs; needs "
+            "--samples-per-epoch) or user_attr:NAME (steps of the whole trial).",
             metavar="PLACE",
-            shown_default="nowhere: they are not known",
+            shown_default="unknown",
         ),
     ] = None,
     samples_per_epoch: Annotated[
-        int | None, Option("Training samples of an epoch, for --steps epoch.", min=1, shown_default="not known")
+        int | None, Option("Training samples per epoch, for --steps epoch.", min=1, shown_default="unknown")
     ] = None,
     figures_at: Annotated[
         FiguresAt | None,
         Option(
-            "Whether duration or user_attr:NAME is of the trial until the target, or until its end.",
-            shown_default="end, unless NAME has 'target' in it",
+            "Whether duration or user_attr:NAME was measured at the target or at the end of the trial.",
+            shown_default="end, unless NAME contains 'target'",
         ),
     ] = None,
     objective: Annotated[
         RunsObjective | None,
-        Option("What the best batch size has the least of.", shown_default=RunsObjective.TIME_TO_TARGET.value),
+        Option("What the best batch size minimizes.", shown_default=RunsObjective.TIME_TO_TARGET.value),
     ] = None,
-    default_batch: Annotated[int | None, Option("The batch size in use today, which others are compared with.")] = None,
+    default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
     device: Annotated[str | None, Option("Device of the trials.")] = None,
     precision: Annotated[str | None, Option("Precision of the trials.")] = None,
 ) -> Studies:
     """Make a study from the finished trials of an Optuna study.
 
-    The parameters are batch_size, learning_rate and any others. A trial reached the target where a report or its value
-    meets it; else a COMPLETE one is exhausted, a PRUNED one pruned. FAIL, RUNNING and WAITING trials are left out, and
-    trials that violate a constraint. Seconds and steps are read from the place that --seconds and --steps name. A study
-    that `export --to optuna` wrote needs neither.
+    Parameters are batch_size, learning_rate and any others. A trial reached the target if a report or its value meets
+    it; otherwise COMPLETE becomes exhausted, PRUNED pruned. FAIL, RUNNING and WAITING trials, and trials that violate a
+    constraint, are left out. --seconds and --steps say where seconds and steps are recorded; a study written by `export
+    --to optuna` needs neither.
     """
     # SQLAlchemy, which `import --help` does without
     from bssearch.exchange.importers.optuna_database import default_name, read_optuna_study
@@ -229,7 +227,7 @@ def import_optuna(
 
     found = read_optuna_study(file, study)
     if samples_per_epoch is not None and steps != EPOCH:
-        raise UsageError(f"--samples-per-epoch = {samples_per_epoch} goes with --steps {EPOCH}")
+        raise UsageError(f"--samples-per-epoch = {samples_per_epoch} needs --steps {EPOCH}")
     reader = _reader(found, metric, target, goal, param or [], seconds, steps)
     if steps == EPOCH and samples_per_epoch is None:
         raise UsageError(
@@ -250,13 +248,14 @@ def import_optuna(
 
 
 def _objective(found: OptunaTrials, given: RunsObjective | None) -> tuple[RunsObjective, list[str]]:
-    """Return the new study's objective and notes about it."""
     before = found.user_attributes.get("objective") if found.user_attributes.keys() >= OURS else None
     if given is not None or before is None:
         return given or RunsObjective.TIME_TO_TARGET, []
     if before in list(RunsObjective):
         return RunsObjective(before), []
-    return RunsObjective.TIME_TO_TARGET, [f"its objective was {before}, of which an import has no figures"]
+    return RunsObjective.TIME_TO_TARGET, [
+        f"objective {before} cannot be imported; using {RunsObjective.TIME_TO_TARGET}"
+    ]
 
 
 def _reader(
@@ -268,13 +267,12 @@ def _reader(
     seconds: str | None,
     steps: str | None,
 ) -> _Reader:
-    """Return the reader for a study's trials; raise `UsageError` if the options do not fit it."""
     if len(found.directions) != 1:
-        raise UsageError(f"the Optuna study {found.name!r} has {len(found.directions)} objectives: it must have one")
+        raise UsageError(f"the Optuna study {found.name!r} has {len(found.directions)} objectives; expected one")
     _check_place("--seconds", seconds, (DURATION, STEP_MS, VALUE))
     _check_place("--steps", steps, (STEP, EPOCH))
     if seconds == STEP_MS and steps in (STEP, EPOCH):
-        raise UsageError(f"--seconds step_ms and --steps {steps} exclude each other: reports come by one of them")
+        raise UsageError(f"--seconds step_ms and --steps {steps} cannot be combined: report steps have one unit")
     attributes = found.user_attributes
     is_ours = attributes.keys() >= OURS
     own = Target(
@@ -290,10 +288,10 @@ def _reader(
     )
     if not is_metric(wanted.value):
         raise UsageError(
-            f"the target of the Optuna study {found.name!r} is not known"
+            f"the target of the Optuna study {found.name!r} is unknown"
             if target is None
             else f"--target = {target} must be a finite number",
-            hint="--target VALUE says it",
+            hint="give it with --target VALUE",
         )
     for option, place in (("--seconds", seconds), ("--steps", steps)) if is_ours else ():
         check_own_place(found, option, place, own, wanted)
@@ -313,7 +311,6 @@ def _reader(
 
 
 def _target_of(found: OptunaTrials, *, is_metric: bool) -> Target:
-    """Return the study's metric and goal if its values are the metric; the target's value is NaN."""
     direction = found.directions[0] if is_metric else Goal.MAXIMIZE.value
     names = found.metric_names if is_metric else ()
     goal = Goal.MINIMIZE if direction == Goal.MINIMIZE.value else Goal.MAXIMIZE
@@ -327,12 +324,10 @@ def _check_place(option: str, given: str | None, places: Sequence[str]) -> None:
 
 
 def _attribute(place: str | None) -> str | None:
-    """Return the user attribute that a place names, or None."""
     return place.removeprefix(USER_ATTRIBUTE) if place and place.startswith(USER_ATTRIBUTE) else None
 
 
 def _names(given: Sequence[str], found: OptunaTrials) -> dict[str, str]:
-    """Return the given names of parameters, by Optuna's."""
     there = {name for trial in found.trials for name in trial.params}
     names: dict[str, str] = {}
     for text in given:
@@ -355,8 +350,8 @@ def _infeasible(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 class _Reader:
     """Reads a study's trials.
 
-    ``is_ours``: bssearch exported the study, so values are its objective's figure and never the reported metric.
-    ``takes_own``: figures come from the export's user attributes; values may be seconds.
+    ``is_ours``: bssearch exported the study; values are its objective's, never the metric. ``takes_own``: figures come
+    from the export's attributes or values.
     """
 
     place: str
@@ -373,13 +368,14 @@ class _Reader:
     figures_at: FiguresAt | None = None
 
     def runs(self, trials: Sequence[FrozenTrial]) -> tuple[list[Run], list[str]]:
-        """Return finished trials as runs, and notes. Raises `UsageError` if no trial has a time."""
         ended = [trial for trial in trials if trial.state.name in ENDED and is_feasible(trial)]
         if not ended:
             without = " without a violated constraint" if _infeasible(trials) else ""
-            raise UsageError(f"no runs: of {len(trials)} trials of {self.place} none is COMPLETE or PRUNED{without}")
+            raise UsageError(
+                f"no runs: {self.place} has {len(trials)} trials, but no COMPLETE or PRUNED trial{without}"
+            )
         parameters = [self._parameters(trial, self._origin(trial)) for trial in ended]
-        batches = step_batches(list(map(self._given_batch, ended, parameters)), "--param batch_size={}")
+        batches = step_batches(list(map(self._given_batch, ended, parameters)), "use --param batch_size={}")
         runs = list(map(self._run, ended, parameters, batches.batches))
         self._check_reports({run.configuration.batch_size for run in runs})
         self._check_attributes(ended)
@@ -388,24 +384,24 @@ class _Reader:
             raise UsageError(
                 "; ".join(
                     [
-                        "nothing says how long a trial took: neither seconds nor steps of any are known",
+                        "no trial has known seconds or steps",
                         *notes,
                     ]
                 ),
-                hint=f"--seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME says where seconds stand, "
-                f"--steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME where optimizer steps do; --figures-at "
-                f"{FiguresAt.TARGET} says that {DURATION} and {USER_ATTRIBUTE}NAME are those to the target",
+                hint=f"say where seconds are with --seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME, or "
+                f"steps with --steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME; if {DURATION} or "
+                f"{USER_ATTRIBUTE}NAME ends at the target, add --figures-at {FiguresAt.TARGET}",
             )
         return runs, notes
 
     def _notes(self, trials: Sequence[FrozenTrial], ended: Sequence[FrozenTrial], runs: Sequence[Run]) -> Iterator[str]:
         for state, count in Counter(trial.state.name for trial in trials).items():
             if state not in ENDED:
-                yield f"{count} trial{'s are' if count > 1 else ' is'} {state} and left out"
+                yield f"skipped {count} {state} trial{'s' * (count > 1)}"
         infeasible = _infeasible(trials)
         if infeasible:
             yield (
-                f"{len(infeasible)} trial{'s' * (len(infeasible) > 1)} left out for a violated constraint (the first: "
+                f"skipped {len(infeasible)} trial{'s' * (len(infeasible) > 1)} that violate a constraint (first: "
                 f"{infeasible[0].number})"
             )
         beyond = [
@@ -419,40 +415,37 @@ class _Reader:
         ]
         if beyond:
             yield (
-                f"{len(beyond)} of {len(runs)} trials went on past the target (the first: {beyond[0]}), or have no "
-                "reports that tell where they reached it, or no such figure: when they reached it is not known; "
-                f"--figures-at {FiguresAt.TARGET} says that the figures are those to the target"
+                f"time or steps to the target unknown for {len(beyond)} of {len(runs)} trials (first: {beyond[0]}): "
+                "they trained past the target, or lack reports or the attribute; if the figures end at the target, "
+                f"add --figures-at {FiguresAt.TARGET}"
             )
         shared = [trial.number for trial in ended if self._share(trial) not in (None, 1.0)]
         for option, name in self._attributes():
             if shared and not self._is_at_target(name):
                 yield (
-                    f"{option} {USER_ATTRIBUTE}{name} is taken as that of the whole trial: of {len(shared)} of "
-                    f"{len(runs)} trials, which went on past the target (the first: {shared[0]}), the share until the "
-                    f"first report that met it; --figures-at {FiguresAt.TARGET} says that it is to the target already"
+                    f"{option} {USER_ATTRIBUTE}{name} is assumed to cover the whole trial; {len(shared)} of "
+                    f"{len(runs)} trials trained past the target (first: {shared[0]}) and count up to the first "
+                    f"report that met it; if it ends at the target, add --figures-at {FiguresAt.TARGET}"
                 )
         by_epoch = self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())
         if not self.is_ours and by_epoch and self.reports.epochs_before_first:
             yield (
-                f"reports come at {self._first_steps()}: they are taken as counted from 0, {self.reports.first} "
-                f"being the end of epoch {self.reports.first + 1}"
+                f"report steps are {self._first_steps()}: assuming epochs counted from 0, so that {self.reports.first} "
+                f"ends epoch {self.reports.first + 1}"
             )
         if self.steps == STEP and not self.is_ours and self.reports.may_be_epochs:
-            yield (
-                f"reports come at steps {self._first_steps()}, whatever the batch size: if they are epochs, {AS_EPOCHS}"
-            )
+            yield (f"report steps are {self._first_steps()} at every batch size; if they are epochs, {AS_EPOCHS}")
 
     def _first_steps(self) -> str:
         first, gap = self.reports.first, self.reports.smallest_gap or 1
         return f"{first}, {first + gap}, {first + 2 * gap}, …"
 
     def _check_reports(self, sizes: set[int]) -> None:
-        """Raise `UsageError` if epoch reports are declared as steps or milliseconds."""
         by = f"--steps {STEP}" if self.steps == STEP else f"--seconds {STEP_MS}" if self.seconds == STEP_MS else None
         if by and not self.is_ours and len(sizes) > 1 and self.reports.are_epochs:
             raise UsageError(
-                f"{by}: every trial of {self.place} reports at {self._first_steps()}, whatever its batch size "
-                f"({', '.join(map(str, sorted(sizes)))}): these are epochs",
+                f"{by}: every trial of {self.place} reports at {self._first_steps()}, at every batch size "
+                f"({', '.join(map(str, sorted(sizes)))}); these are epochs",
                 hint=AS_EPOCHS,
             )
 
@@ -467,13 +460,12 @@ class _Reader:
             told = [one for one in shown if one is not None]
             if told and not any(told):
                 raise UsageError(
-                    f"{option} {USER_ATTRIBUTE}{name}: trials of {self.place} went on past the target, and nothing "
-                    f"tells whether {name} is that of the whole trial or that to the target",
-                    hint=f"--figures-at {FiguresAt.END} or --figures-at {FiguresAt.TARGET} says it",
+                    f"{option} {USER_ATTRIBUTE}{name}: trials of {self.place} trained past the target; {name} may be "
+                    f"measured at the target or at the end",
+                    hint=f"add --figures-at {FiguresAt.END} or --figures-at {FiguresAt.TARGET}",
                 )
 
     def _is_of_whole(self, trial: FrozenTrial, name: str, option: str) -> bool | None:
-        """Return whether an attribute covers the whole trial; None if unknown."""
         share, value, hit = self._share(trial), number(trial.user_attrs.get(name)), self._hit(trial)
         if share is None or share == 1.0 or value is None or hit is None:
             return None
@@ -482,7 +474,6 @@ class _Reader:
         return None if value > max(trial.intermediate_values) else not hit.last_miss_step < value <= hit.first_hit_step
 
     def _attributes(self) -> list[tuple[str, str]]:
-        """Return (option, attribute) pairs."""
         names = (("--seconds", self._seconds_name), ("--steps", self._steps_name))
         return [(option, name) for option, name in names if name is not None]
 
@@ -495,14 +486,12 @@ class _Reader:
         return _attribute(self.steps)
 
     def _is_at_target(self, name: str) -> bool:
-        """Return whether an attribute is for the target, in trials that reached it."""
         return self.figures_at is FiguresAt.TARGET or (self.figures_at is None and says_target(name))
 
     def _hit(self, trial: FrozenTrial) -> Crossing | None:
         return first_crossing(self._points(trial), self.target)
 
     def _share(self, trial: FrozenTrial) -> float | None:
-        """Return the fraction of a trial up to its first hit; None if the reports do not show it."""
         hit = self._hit(trial)
         if ended_at_target(hit, trial):
             return 1.0
@@ -511,7 +500,7 @@ class _Reader:
         return self._done(hit.first_hit_step) / self._end(trial) or None
 
     def _end(self, trial: FrozenTrial) -> float:
-        """Return a trial's end in the unit of `_done`: its last report, or its steps if slightly later."""
+        """Return the last report, or the steps if slightly later, in the unit of `_done`."""
         last = self._done(max(trial.intermediate_values))
         if self._steps_name is None or self._is_at_target(self._steps_name):
             return last
@@ -519,7 +508,6 @@ class _Reader:
         return steps if steps is not None and last < steps < 2 * last else last
 
     def _done(self, step: int) -> int:
-        """Return the training done at a report, in any unit."""
         return step if self.steps == STEP or self.is_ours else step + self.reports.epochs_before_first
 
     def _origin(self, trial: FrozenTrial) -> str:
@@ -531,9 +519,8 @@ class _Reader:
         given = GivenBatch.of({**parts, **values}, self._origin(trial), lambda name: theirs.get(name, name))
         if not given.is_known:
             raise UsageError(
-                f"no parameter batch_size ({given.origin}); there are {', '.join(trial.params) or 'none'}",
-                hint="--param THEIRS=batch_size says which it is; micro_batch_size, accumulation_steps and world_size "
-                "may stand for it",
+                f"no parameter batch_size ({given.origin}); the trial has {', '.join(trial.params) or 'no parameters'}",
+                hint="use --param THEIRS=batch_size, or give micro_batch_size, accumulation_steps and world_size",
             )
         return given
 
@@ -562,7 +549,6 @@ class _Reader:
         )
 
     def _parameters(self, trial: FrozenTrial, origin: str) -> dict[str, ParameterValue]:
-        """Return parameters by our names, with the micro-batch split of bssearch's exports."""
         values: dict[str, ParameterValue] = {}
         if self.takes_own:
             split = ("batch_size", "micro_batch_size", "accumulation_steps")
@@ -570,7 +556,7 @@ class _Reader:
         ours = Counter(self.names.get(name, name) for name in trial.params)
         twice = [name for name, count in ours.items() if count > 1]
         if twice:
-            raise UsageError(f"{twice[0]} is the name of two parameters ({origin})", hint="--param gives one another")
+            raise UsageError(f"two parameters are named {twice[0]} ({origin})", hint="rename one with --param")
         for name, value in trial.params.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{name} = {value} must be a finite number ({origin})")
@@ -579,7 +565,7 @@ class _Reader:
         return values
 
     def _points(self, trial: FrozenTrial) -> list[Observation]:
-        """Return the finite reports by step; seconds are set if steps are milliseconds."""
+        """Return finite reports by step, with seconds if steps are milliseconds."""
         unit = 1000 if self.seconds == STEP_MS else math.inf
         return [
             Observation(step=step, samples=0, train_seconds=step / unit, metric=value, loss=None, learning_rate=0.0)
@@ -588,7 +574,6 @@ class _Reader:
         ]
 
     def _values_are_metric(self, trial: FrozenTrial) -> bool:
-        """Return whether a trial's value is the metric; for a pruned trial, its last report."""
         return trial.state.name == "COMPLETE" and self.seconds != VALUE and not self.is_ours
 
     def _has_reached(self, trial: FrozenTrial, hit: Crossing | None) -> bool:
@@ -600,7 +585,6 @@ class _Reader:
         return hit is not None or by_value
 
     def _missed(self, trial: FrozenTrial) -> TrialState:
-        """Return the state of a trial that missed the target; from the attributes if bssearch exported it."""
         own = trial.user_attrs.get("state") if self.takes_own else None
         if own in (TrialState.CAPPED, TrialState.EXHAUSTED, TrialState.DIVERGED):
             return TrialState(own)
@@ -615,7 +599,7 @@ class _Reader:
         batch_size: int,
         origin: str,
     ) -> int | None:
-        """Return the optimizer steps to the target, or of the whole trial if missed; None if unknown."""
+        """To the target, or of the whole trial if missed."""
         if self.takes_own:
             name = OWN_STEPS if reached else "steps"
             return self._own_count(trial, name, reached, origin)
@@ -655,7 +639,7 @@ class _Reader:
     def _seconds(
         self, trial: FrozenTrial, reached: bool, points: Sequence[Observation], hit: Crossing | None, origin: str
     ) -> float | None:
-        """Return the seconds to the target, or of the whole trial if missed; None if unknown."""
+        """To the target, or of the whole trial if missed."""
         if self.takes_own:
             return self._own_seconds(trial, reached, origin)
         if self._seconds_name is not None:

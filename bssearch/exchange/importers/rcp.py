@@ -1,7 +1,7 @@
 """``import rcp``: MLPerf's reference convergence points, the samples of several runs a batch size to the target.
 
-The files are those of https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``. They hold no
-seconds and no metric.
+Files: https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``. They hold no seconds or
+metrics.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from bssearch.records import Configuration, ParameterValue, Target
 from bssearch.registry import Option
 
 SAMPLES_PER_EPOCH = {"bert": 1, "resnet": 1_281_167, "retinanet": 1_170_301}
-"""Training samples of ImageNet (resnet) and MLPerf's OpenImages (retinanet); bert's "epochs" count samples."""
+"""ImageNet (resnet), MLPerf's OpenImages (retinanet); bert's "epochs" count samples."""
 
 TARGETS = {
     "bert": Target(metric="masked_lm_accuracy", value=0.72),
     "resnet": Target(metric="accuracy", value=0.759),
     "retinanet": Target(metric="mean_average_precision", value=0.34),
 }
-"""Quality targets of the benchmarks (https://mlcommons.org/benchmarks/training)."""
+"""https://mlcommons.org/benchmarks/training"""
 
 UNKNOWN_TARGET = Target(metric="quality_target", value=1.0)
-"""Placeholder for a target missing in the file: 1 if the benchmark's target is reached."""
+"""If the file has no target: 1 when the benchmark's is reached."""
 
 LEARNING_RATE = "opt_base_learning_rate"
 EPOCHS, SAMPLES = "epochs to converge", "samples to converge"
@@ -47,7 +47,7 @@ EPOCHS, SAMPLES = "epochs to converge", "samples to converge"
 
 @dataclass(frozen=True, slots=True)
 class ReferencePoints:
-    """The runs of a file, and their common target."""
+    """A file's runs and target."""
 
     table: RunTable
     target: Target
@@ -60,15 +60,15 @@ def import_rcp(
     samples_per_epoch: Annotated[
         int | None,
         Option(
-            "Samples of an epoch, where the file counts epochs; 1 where its epochs are samples.",
+            "Samples per epoch if the file counts epochs; 1 if its epochs are samples.",
             min=1,
-            shown_default="known of bert, resnet and retinanet",
+            shown_default="built in for bert, resnet and retinanet",
         ),
     ] = None,
 ) -> Studies:
     """Make a study from MLPerf's reference convergence points.
 
-    They are the samples that each batch size took to the target.
+    They are the samples that runs of each batch size took to the target.
     """
     from bssearch.exchange.importers.studies import make_studies  # SQLAlchemy, which `import --help` does without
 
@@ -78,15 +78,14 @@ def import_rcp(
 
 
 def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePoints:
-    """Read a file of reference convergence points; runs without a value are noted and left out.
+    """Read a file; runs without a value are noted and left out.
 
-    ``samples_per_epoch`` defaults to `SAMPLES_PER_EPOCH`. Raises `NotFoundError`, or `UsageError` naming file, entry,
-    field, value and bound.
+    ``samples_per_epoch`` defaults to `SAMPLES_PER_EPOCH`. Raises `NotFoundError` or `UsageError`.
     """
     entries = [_Entry(name, fields, str(path)) for name, fields in _entries(read_text(path), path).items()]
     benchmarks = sorted({one.benchmark for one in entries if one.benchmark is not None})
     if len(benchmarks) > 1:
-        raise UsageError(f"{path} holds several benchmarks, whose runs do not compare: {', '.join(benchmarks)}")
+        raise UsageError(f"{path} has several benchmarks, whose runs are not comparable: {', '.join(benchmarks)}")
     benchmark = benchmarks[0] if benchmarks else None
     per_epoch = samples_per_epoch or SAMPLES_PER_EPOCH.get(benchmark or "")
     runs: list[Run] = []
@@ -96,24 +95,22 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePo
         runs += entry.runs(results, per_epoch)
         missing = sum(result is None for _, result in results)
         if not results:
-            notes.append(f"no run's value is known, left out ({entry.place})")
+            notes.append(f"no run has a value; skipped ({entry.place})")
         elif missing:
-            notes.append(f"{missing} of {len(results)} runs have no value and are left out ({entry.place})")
+            notes.append(f"{missing} of {len(results)} runs have no value; skipped ({entry.place})")
     if not runs:
-        raise UsageError(f"no runs: {path} holds none")
+        raise UsageError(f"{path} has no runs")
     if per_epoch is not None and any(entry.counts_epochs for entry in entries):
         counted = "samples" if per_epoch == 1 else f"epochs of {per_epoch:,} samples"
         notes.append(f"{EPOCHS!r} is read as {counted}")
     target = TARGETS.get(benchmark or "", UNKNOWN_TARGET)
     if target is UNKNOWN_TARGET:
-        notes.append("the target is not in the file: quality_target 1 stands for the benchmark's own")
+        notes.append("the file has no target; quality_target 1 means that the benchmark's target was reached")
     return ReferencePoints(RunTable(tuple(runs), tuple(notes)), target)
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A reference point: its fields by lower-case name."""
-
     name: str
     fields: Mapping[str, Any]
     source: str
@@ -131,7 +128,6 @@ class _Entry:
         return self.fields.get(SAMPLES) is None
 
     def results(self) -> Iterator[tuple[str, float | None]]:
-        """Yield the value of each run and its name; None if unknown."""
         field = EPOCHS if self.counts_epochs else SAMPLES
         values = self.fields.get(field)
         if isinstance(values, dict):
@@ -144,16 +140,15 @@ class _Entry:
             yield label, None if number is None else float(number)
 
     def runs(self, results: list[tuple[str, float | None]], per_epoch: int | None) -> Iterator[Run]:
-        """Yield a run per value, with epochs converted to samples."""
         if not results:
             return
         configuration = self._configuration()
         precision = self.fields.get("precision")
         if self.counts_epochs and per_epoch is None:
             raise UsageError(
-                f"the runs took epochs, and the file does not say how many samples an epoch of "
-                f"{self.benchmark or 'the benchmark'} has ({self.place})",
-                hint="--samples-per-epoch N says it; 1 where the values are samples already",
+                f"the file counts epochs, but not the samples per epoch of "
+                f"{self.benchmark or 'the benchmark'} ({self.place})",
+                hint="add --samples-per-epoch N, or 1 if the values are samples",
             )
         for label, value in results:
             if value is None:
@@ -179,7 +174,7 @@ class _Entry:
     def _configuration(self) -> Configuration:
         batch_size = self.fields.get("bs")
         if batch_size is None:
-            raise UsageError(f"BS is missing: the batch size is not known ({self.place})")
+            raise UsageError(f"BS (the batch size) is missing ({self.place})")
         given = self.fields.get("hyperparams")
         if not isinstance(given, dict | None):
             raise UsageError(f"Hyperparams must be a mapping of names to values ({self.place})")
@@ -199,7 +194,7 @@ def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, value in pairs if isinstance(value, dict)]
         if len(set(names)) < len(names):  # the runs of all but the last would be lost
-            raise UsageError(f"{max(names, key=names.count)!r} stands twice in {path}")
+            raise UsageError(f"{path} has {max(names, key=names.count)!r} twice")
         return dict(pairs)
 
     try:
@@ -210,7 +205,7 @@ def _entries(text: str, path: Path) -> dict[str, dict[str, Any]]:
         raise UsageError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(data, dict) or not all(isinstance(fields, dict) for fields in data.values()):
         raise UsageError(
-            f"{path} holds no reference convergence points",
+            f"{path} has no reference convergence points",
             hint='they are {"name": {"Benchmark": …, "BS": …, "Hyperparams": {…}, "Epochs to converge": […]}, …}',
         )
     return {

@@ -38,7 +38,7 @@ from bssearch.registry import Option
 
 
 class FiguresAt(StrEnum):
-    """The moment at which the seconds and steps of a run that reached the target were taken."""
+    """When seconds and steps of a run that reached the target were taken."""
 
     TARGET = "target"
     END = "end"
@@ -46,22 +46,22 @@ class FiguresAt(StrEnum):
 
 Measure = Literal["steps", "train_seconds"]
 TOLERANCE = {"steps": 0.0, "train_seconds": 0.01}
-"""Relative difference up to which two runs ended at the same moment: clocks differ, step counts do not."""
+"""Relative difference of two equal ends: clocks differ, step counts do not."""
 
 MOST_ROUNDING = 1.25
-"""Largest ratio of the samples of two batch sizes in equal epochs: the last batch may be partial or dropped."""
+"""Largest ratio of samples in equal epochs: the last batch may be partial or dropped."""
 
 SAME_PACE, OTHER_PACE = 1.05, 1.25
-"""Ratios of seconds for equal steps: at most for repeats on a quiet device, at least for other configurations."""
+"""Ratios of seconds for equal steps: at most for repeats, at least for other configurations."""
 
 REMEDY = (
-    "put the steps and train_seconds until the first evaluation that met the target into the columns steps and "
-    f"train_seconds; --figures-at {FiguresAt.TARGET} says that they hold these already"
+    "put the values at the first evaluation that met the target into the columns steps and train_seconds; if they "
+    f"are, add --figures-at {FiguresAt.TARGET}"
 )
 
 
 def check_figures(runs: Sequence[Run], figures_at: FiguresAt | None) -> None:
-    """Raise `UsageError` if steps or seconds may be those of whole trainings, unless ``figures_at`` says otherwise."""
+    """Raise `UsageError` if steps or seconds may be of whole trainings, unless ``figures_at`` settles it."""
     if figures_at is FiguresAt.TARGET:
         return
     if figures_at is FiguresAt.END:
@@ -74,15 +74,13 @@ def check_figures(runs: Sequence[Run], figures_at: FiguresAt | None) -> None:
         evidence = _evidence(runs, measure)
         if evidence and not (measure == "steps" and _seconds_differ(runs)):
             raise UsageError(
-                f"{measure} may be those of whole trainings, not to the target: {evidence}",
+                f"{measure} may be measured at the end of training instead of the target: {evidence}",
                 hint=REMEDY,
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Runs of one batch size, device and number of epochs, by their final figure."""
-
     batch_size: int
     reached: list[float]
     missed: list[float]
@@ -91,16 +89,14 @@ class _Group:
 
     @property
     def end(self) -> float:
-        """The figure at which most runs that reached the target ended."""
         return median_low(self.reached) if self.tolerance else Counter(self.reached).most_common(1)[0][0]
 
     def at_end(self, figures: Sequence[float]) -> int:
-        """Return how many of some figures are at the end."""
         return sum(math.isclose(one, self.end, rel_tol=self.tolerance, abs_tol=0.0) for one in figures)
 
 
 def _evidence(runs: Sequence[Run], measure: Measure) -> str:
-    """Return the evidence that runs did not end at the target; "" if some ended earlier than others."""
+    """Return evidence that runs did not end at the target; "" if some ended earlier."""
     groups = list(_groups(runs, measure))
     reached = sum(len(one.reached) for one in groups)
     if reached < 2 or sum(one.at_end(one.reached) for one in groups) < 0.9 * reached:
@@ -132,7 +128,6 @@ def _ended(count: int, how: str) -> str:
 
 
 def _groups(runs: Sequence[Run], measure: Measure) -> Iterator[_Group]:
-    """Yield the runs with known figures by size, device and epochs, if any reached the target."""
     groups: dict[tuple[int, str, str], list[Run]] = {}
     for run in runs:
         if getattr(run, measure):
@@ -155,10 +150,7 @@ def _key(run: Run) -> tuple[int, str, str]:
 
 
 def _seconds_differ(runs: Sequence[Run]) -> bool:
-    """Return whether seconds at a batch size differ by configuration rather than seed.
-
-    Then equal steps may be a setting, and the seconds still those to the target.
-    """
+    """Return whether seconds differ by configuration: equal steps may then be a setting."""
     seconds: dict[int, dict[str, list[float]]] = {}
     for run in runs:
         if run.reached and run.train_seconds:
@@ -171,7 +163,6 @@ def _seconds_differ(runs: Sequence[Run]) -> bool:
 
 
 def _same_budget(groups: Sequence[_Group], measure: Measure) -> str:
-    """Return the common steps, seconds or samples of all batch sizes; "" if there are none."""
     ends = [one.end for one in groups]
     if max(ends) <= min(ends) * (1 + TOLERANCE[measure]):
         return f"{measure} = {ends[0]:g}"
@@ -183,7 +174,6 @@ def _same_budget(groups: Sequence[_Group], measure: Measure) -> str:
 
 
 def _are_same_epochs(steps: dict[int, int]) -> bool:
-    """Return whether steps by batch size are equal epochs, with or without partial batches."""
     samples = [size * count for size, count in steps.items()]
     if max(samples) > MOST_ROUNDING * min(samples):
         return False
@@ -207,48 +197,45 @@ LARGEST_SEED = 2**62
 """Leaves room in 64 bits to number repeated runs."""
 
 LONGEST_S = 1e9
-"""Longest training in seconds (30 years): more is a mistake."""
+"""30 years: more is a mistake."""
 
 MOST_RUNS = 1_000_000
-"""Most runs of a table."""
 
 
 class RunsObjective(StrEnum):
-    """Objectives that a table of runs can answer."""
+    """Objectives that runs can answer."""
 
     TIME_TO_TARGET = "time_to_target"
     SAMPLES_TO_TARGET = "samples_to_target"
 
 
 def import_runs(
-    file: Annotated[Path, Option("A CSV file with one row a run.", metavar="FILE.csv")],
+    file: Annotated[Path, Option("A CSV file with one row per run.", metavar="FILE.csv")],
     *,
     name: StudyName = None,
-    metric: Annotated[str, Option("What final_metric is.")] = "metric",
+    metric: Annotated[str, Option("Name of the metric in final_metric.")] = "metric",
     target: Annotated[
         float | None,
-        Option("The value to reach.", shown_default="the worst final_metric of a run that reached it"),
+        Option("Target value of the metric.", shown_default="the worst final_metric of a run that reached it"),
     ] = None,
-    goal: Annotated[Goal, Option("Which way the metric is better.")] = Goal.MAXIMIZE,
-    objective: Annotated[
-        RunsObjective, Option("What the best batch size has the least of.")
-    ] = RunsObjective.TIME_TO_TARGET,
-    default_batch: Annotated[int | None, Option("The batch size in use today, which others are compared with.")] = None,
-    precision: Annotated[str | None, Option("Precision of the runs, where their row does not say it.")] = None,
+    goal: Annotated[Goal, Option("Direction in which the metric improves.")] = Goal.MAXIMIZE,
+    objective: Annotated[RunsObjective, Option("What the best batch size minimizes.")] = RunsObjective.TIME_TO_TARGET,
+    default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
+    precision: Annotated[str | None, Option("Precision of runs without one in the table.")] = None,
     figures_at: Annotated[
         FiguresAt | None,
         Option(
-            "target: the steps and train_seconds of runs that reached the target are those to it.",
-            shown_default="target, unless the table shows that all runs ended at a common end",
+            "Moment at which steps and train_seconds of runs that reached the target were measured.",
+            shown_default="target, unless all runs have a common end",
         ),
     ] = None,
 ) -> Studies:
     """Make a study from a table of runs.
 
-    Runs on several devices, or in several precisions, make several studies. Columns: batch_size, reached (true or
-    false), and, where known, seed, steps and train_seconds (to the target, or all where it was missed), final_metric,
-    device, precision, param.learning_rate, param.NAME. An empty cell is not known. A batch may also stand in its parts:
-    micro_batch_size, accumulation_steps, world_size.
+    Each device and precision gets a separate study. Columns: batch_size, reached (true or false), and optionally seed,
+    steps and train_seconds (to the target, or of the whole run if missed), final_metric, device, precision,
+    param.learning_rate, param.NAME. Leave unknown cells empty. micro_batch_size, accumulation_steps and world_size may
+    replace batch_size.
     """
     from bssearch.exchange.importers.studies import (  # SQLAlchemy, which `import --help` does without
         find_target,
@@ -266,15 +253,15 @@ def import_runs(
 
 
 def read_runs(path: Path) -> RunTable:
-    """Read a CSV file with one run per row; columns are `COLUMNS` and ``param.NAME``, an empty cell is unknown.
+    """Read a CSV file; columns are `COLUMNS` and ``param.NAME``.
 
-    Raises `NotFoundError`, or `UsageError` naming line, column, value and bound.
+    Raises `NotFoundError`, or `UsageError` with line, column, value and bound.
     """
     return parse_runs(read_text(path), str(path))
 
 
 def parse_runs(text: str, source: str) -> RunTable:
-    """Parse a CSV text; ``source`` names it in messages. See `read_runs`."""
+    """Parse CSV; ``source`` names it. See `read_runs`."""
     rows = csv_rows(text, source)
     line, header = next(rows, (1, []))
     check_separator(header, f"{source}:{line}")
@@ -283,7 +270,7 @@ def parse_runs(text: str, source: str) -> RunTable:
     for line, cells in rows:
         origin = f"{source}:{line}"
         if len(cells) != len(columns):
-            raise UsageError(f"a row of {len(cells)} cells, where the header has {len(columns)} columns ({origin})")
+            raise UsageError(f"the row has {len(cells)} cells, but the header has {len(columns)} columns ({origin})")
         if len(table) == MOST_RUNS:
             raise UsageError(f"more than {MOST_RUNS:,} runs ({origin})", hint="import them as several studies")
         table.append(_Row(dict(zip(columns, (cell.strip() for cell in cells), strict=True)), origin))
@@ -291,7 +278,7 @@ def parse_runs(text: str, source: str) -> RunTable:
         raise UsageError(f"no runs: {source} has no row under its header")
     batches = step_batches([row.batch() for row in table], "name the column {}")
     runs = [row.run(batch) for row, batch in zip(table, batches.batches, strict=True)]
-    notes = [f"column {number} has no name and is left out" for number, name in enumerate(header, 1) if not name]
+    notes = [f"skipped column {number}, which has no name" for number, name in enumerate(header, 1) if not name]
     notes += batches.notes
     without_metric = [
         row.origin
@@ -300,7 +287,7 @@ def parse_runs(text: str, source: str) -> RunTable:
     ]
     if without_metric:
         notes.append(
-            f"final_metric is NaN, and so not known, in {len(without_metric)} of {len(runs)} runs "
+            f"final_metric is NaN (unknown) in {len(without_metric)} of {len(runs)} runs "
             f"(the first: {without_metric[0]})"
         )
     return RunTable(tuple(runs), tuple(notes))
@@ -320,7 +307,6 @@ class _Row:
         return batch
 
     def run(self, batch: Mapping[str, int]) -> Run:
-        """Return the run of this row with its batch parts."""
         reached = BOOLEANS.get(self._text("reached").lower())
         if reached is None:
             raise UsageError(
@@ -353,7 +339,7 @@ class _Row:
             return None
         seconds = number(text)
         if not (0 < seconds <= LONGEST_S or (seconds == 0 and not reached)):
-            bound = f"> 0 where the target was reached, and <= {LONGEST_S:g}" if reached else f"in [0, {LONGEST_S:g}]"
+            bound = f"> 0 and <= {LONGEST_S:g} if the target was reached" if reached else f"in [0, {LONGEST_S:g}]"
             raise UsageError(f"train_seconds = {text!r} must be {bound} ({self.origin})")
         return seconds
 
@@ -365,7 +351,7 @@ class _Row:
         if not is_metric(metric):
             raise UsageError(
                 f"final_metric = {text!r} must be a number in [{-LARGEST_METRIC:g}, {LARGEST_METRIC:g}], NaN, or empty "
-                f"where it is not known ({self.origin})"
+                f"if unknown ({self.origin})"
             )
         return metric
 
@@ -381,11 +367,10 @@ class _Row:
 
 
 def _columns(header: list[str], origin: str) -> list[str]:
-    """Check column names; number the empty ones."""
     names = [ALIASES.get(name.strip(), name.strip()) for name in header]
     for name, count in Counter(name for name in names if name).items():
         if count > 1:
-            raise UsageError(f"the column {name!r} stands {count} times ({origin})")
+            raise UsageError(f"the header has column {name!r} {count} times ({origin})")
         if name not in COLUMNS and part_of_batch(name) is None:
             _check_parameter(name, origin)
     parts = {part_of_batch(name) for name in names}
@@ -393,27 +378,23 @@ def _columns(header: list[str], origin: str) -> list[str]:
         name for name in REQUIRED if name not in names and not (name == "batch_size" and {MICRO, STEP_BATCH} & parts)
     ]
     if missing:
-        there_are = f"it has {', '.join(map(repr, names))}" if any(names) else "it has none"
+        there_are = f"it has {', '.join(map(repr, names))}" if any(names) else "it has no columns"
         raise UsageError(
             f"the table lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}: {there_are} ({origin})",
             hint=f"the columns are {', '.join(COLUMNS)}, {PREFIX}NAME, separated by commas; {', '.join(SPLIT)} may "
-            "stand for batch_size",
+            "replace batch_size",
         )
     return [name or f"#{number}" for number, name in enumerate(names)]
 
 
 def _check_parameter(name: str, origin: str) -> None:
-    """Raise `UsageError` if the column is not a parameter."""
     parameter = name.removeprefix(PREFIX)
     if name == PREFIX or (name != parameter and parameter in COLUMNS):
-        raise UsageError(
-            f"{name!r} is no parameter's column ({origin})", hint=f"{parameter or 'NAME'} is its own column"
-        )
+        raise UsageError(f"{name!r} is not a parameter ({origin})", hint=f"name the column {parameter or 'NAME'}")
     if name == parameter:  # without it, runs with different parameters would count as repeats
         near = difflib.get_close_matches(name, [*COLUMNS, *TYPED, *SPLIT, "lr"], n=1)
         guess = near[0] if near and near[0] in COLUMNS else f"{PREFIX}{near[0] if near else name}"
         raise UsageError(
             f"unknown column {name!r} ({origin}); did you mean {guess!r}?",
-            hint=f"the columns are {', '.join(COLUMNS)}; a parameter's is called {PREFIX}NAME, and commas "
-            "separate them; leave out all others",
+            hint=f"remove it; columns are {', '.join(COLUMNS)}, or {PREFIX}NAME for a parameter, separated by commas",
         )

@@ -16,31 +16,30 @@ from bssearch.records import ProbeRecord
 COLUMNS = ("batch_size", "step_seconds", "micro_batch_size")
 REQUIRED = frozenset(COLUMNS[:2])
 SHORTEST_S, LONGEST_S = 1e-9, 1e6
-"""Limits of a step's seconds."""
 
 SHOWN_COLUMNS = 8
 LONGEST_INTEGER = 300
-"""Digits that surely fit a float; longer numbers stay text."""
+"""Digits that fit a float."""
 
 _brief = Repr()
 _brief.maxstring = 40
 
 
 def read_step_times(path: Path) -> dict[int, ProbeRecord]:
-    """Read step times by batch size from CSV (batch_size, step_seconds) or the probe's JSON.
+    """Read CSV (batch_size, step_seconds) or the probe's JSON.
 
-    ``micro_batch_size`` is optional (default: the batch size). Raises `NotFoundError`, or `UsageError` naming file,
-    row, value and bound.
+    ``micro_batch_size`` defaults to the batch size. Raises `NotFoundError`, or `UsageError` with file, row, value and
+    bound.
     """
     text = read_text(path)
     rows = list(_json_rows(path, text) if text.lstrip()[:1] in {"{", "["} else _csv_rows(path, text))
     if not rows:
-        raise UsageError(f"{path} holds no step times")
+        raise UsageError(f"{path} has no step times")
     found: dict[int, ProbeRecord] = {}
     for place, row in rows:
         probe = _step_time(place, row)
         if probe.batch_size in found:
-            raise UsageError(f"{place}: batch_size {probe.batch_size} is there twice")
+            raise UsageError(f"{place}: batch_size {probe.batch_size} occurs twice")
         found[probe.batch_size] = probe
     return found
 
@@ -58,7 +57,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for place, cells in rows:
         if len(cells) > len(columns):
             raise UsageError(
-                f"{place}: a row of {len(cells)} cells, where the header has {len(columns)} columns",
+                f"{place}: the row has {len(cells)} cells, but the header has {len(columns)} columns",
                 hint="commas separate columns; decimals take a point",
             )
         yield place, dict(zip(columns, cells, strict=False))
@@ -68,24 +67,23 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]
     try:
         document = json.loads(text, parse_int=_integer)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{path}:{error.lineno} is no JSON: {error.msg}") from None
+        raise UsageError(f"{path}:{error.lineno} is not valid JSON: {error.msg}") from None
     except RecursionError:
         raise UsageError(f"{path} cannot be read as JSON: its lists or objects are nested too deeply") from None
     rows = document.get("probes") if isinstance(document, dict) else document
     if not isinstance(rows, list):
         raise UsageError(
-            f"{path} has no list 'probes': what `bssearch probe step-time SPEC --format json` prints has one"
+            f"{path} has no list 'probes'; expected the output of `bssearch probe step-time SPEC --format json`"
         )
     for number, row in enumerate(rows):
         place = f"{path}, probe {number + 1}"
         if not isinstance(row, dict):
-            raise UsageError(f"{place}: {_shown(row)} is no object with batch_size and step_seconds")
+            raise UsageError(f"{place}: {_shown(row)} is not an object with batch_size and step_seconds")
         if row.get("step_seconds") is not None:
             yield place, row
 
 
 def _integer(digits: str) -> int | str:
-    """Parse an integer; return its text if it is too long."""
     return int(digits) if len(digits) <= LONGEST_INTEGER else digits
 
 
@@ -134,5 +132,4 @@ def _number(value: Any) -> float | None:
 
 
 def _shown(value: Any) -> str:
-    """Return a value for an error, shortened."""
     return _brief.repr(value)

@@ -34,10 +34,9 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[Run], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Return the runs' target and notes about it.
+    """Return the target and notes.
 
-    The default value is the worst final metric of a run that reached it. Raises `UsageError` if there is no such run or
-    the value is not finite.
+    Default: the worst final metric that reached it. Raises `UsageError` without such a run, or if not finite.
     """
     if value is not None and not math.isfinite(value):
         raise UsageError(f"--target = {value} must be a finite number")
@@ -50,7 +49,7 @@ def find_target(runs: Sequence[Run], metric: str, value: float | None, goal: Goa
         notes = [f"the target is {metric} {goal.sign} {worst:g}: the worst final_metric of a run that reached it"]
     else:
         raise UsageError(
-            "the target is not known: no run that reached it has a final_metric", hint="--target VALUE says it"
+            "the target is unknown: no run that reached it has a final_metric", hint="give it with --target VALUE"
         )
     wrong = [
         run for run in runs if run.final_metric is not None and target.is_met_by(run.final_metric) is not run.reached
@@ -58,7 +57,7 @@ def find_target(runs: Sequence[Run], metric: str, value: float | None, goal: Goa
     if wrong:
         first = wrong[0]
         notes.append(
-            f"final_metric and reached do not agree in {len(wrong)} of {len(runs)} runs: {first.final_metric:g} "
+            f"final_metric and reached disagree in {len(wrong)} of {len(runs)} runs: {first.final_metric:g} "
             f"{'reached' if first.reached else 'missed'} {metric} {goal.sign} {target.value:g} ({first.origin}); "
             "is it the right goal?"
         )
@@ -73,7 +72,7 @@ def make_studies(
     objective: str = TimeToTarget.name,
     default_batch: int | None = None,
 ) -> Studies:
-    """Return the studies of runs, one per device and precision.
+    """Return a study per device and precision.
 
     A single study is called ``name``; otherwise the device follows. Without train seconds the objective is
     ``samples_to_target``. Raises `UsageError` if no run has ``default_batch``.
@@ -108,23 +107,21 @@ def _about(
     objective: str,
     default_batch: int | None,
 ) -> Iterator[str]:
-    """Yield notes on a study, and on differences from its table."""
     reached = sum(one.run.reached for one in seeded)
     runs = f"{len(seeded)} run{'s' * (len(seeded) > 1)}"
     yield f"{runs}, {reached} reached, on device {kind[0]}, precision {kind[1]}"
     if renumbered:
         yield (
-            f"in {len(renumbered)} of {runs} the seed is that of an earlier run of the same configuration; they got "
-            f"the next free one (the first: {renumbered[0]}): are they in the table twice?"
+            f"{len(renumbered)} of {runs} repeat the seed of an earlier run of the same configuration (first: "
+            f"{renumbered[0]}) and got the next free seed; check the table for duplicates"
         )
     if spec.objective != objective:
-        yield f"no run has train_seconds, so its objective is {spec.objective}"
+        yield f"no run has train_seconds; the objective is {spec.objective}"
     if default_batch is not None and not spec.default_is_known:
         yield f"no run at --default-batch {default_batch}"
 
 
 def _unknown(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield notes on unknown values."""
     fields = {
         name: sum(getattr(run, name) is None for run in runs)
         for name in ("seed", "steps", "train_seconds", "final_metric", "device", "precision")
@@ -132,14 +129,13 @@ def _unknown(runs: Sequence[Run]) -> Iterator[str]:
     fields |= {name: sum(name in run.configuration.parameters for run in runs) for name in TYPED}
     nowhere = [name for name, missing in fields.items() if missing == len(runs)]
     if nowhere:
-        yield f"not known of any run: {', '.join(nowhere)}"
+        yield f"unknown for all runs: {', '.join(nowhere)}"
     partly = [f"{name} of {missing}" for name, missing in fields.items() if 0 < missing < len(runs)]
     if partly:
-        yield f"not known of some of {len(runs)} runs: {', '.join(partly)}"
+        yield f"unknown for some of {len(runs)} runs: {', '.join(partly)}"
 
 
 def _names(name: str, kinds: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return a unique short study name for each device and precision."""
     if len(kinds) == 1:
         return {kinds[0]: name}
     devices = [device for device, _ in kinds]
@@ -159,7 +155,7 @@ def _slug(text: str) -> str:
 
 
 def _with_seeds(runs: Sequence[Run]) -> tuple[list[_SeededRun], list[str]]:
-    """Return runs with seeds unique within a configuration, and the places of changed seeds.
+    """Make seeds unique within a configuration; return the changed places.
 
     Several runs of a configuration count as confirmation, a single run as search.
     """
@@ -193,7 +189,6 @@ def _with_seeds(runs: Sequence[Run]) -> tuple[list[_SeededRun], list[str]]:
 def _spec(
     name: str, seeded: Sequence[_SeededRun], target: Target, objective: str, default_batch: int | None
 ) -> StudySpec:
-    """Return a spec for the runs; without a workload it cannot be run."""
     runs = [one.run for one in seeded]
     sizes = sorted({run.configuration.batch_size for run in runs})
     default_known = default_batch in sizes

@@ -15,17 +15,17 @@ from bssearch.storage.models import Base, StudyRow, TrialRow
 
 DEFAULT_PREFIX = "bssearch"
 NOTE = "roles of bssearch: "
-"""Start of the comment on the version table; the prefix of the database's roles follows."""
+"""Start of the version table's comment; the roles' prefix follows."""
 
 LONGEST_PREFIX = 50
-"""Longest prefix: PostgreSQL names have 63 characters, and the suffixes need seven."""
+"""PostgreSQL names have 63 characters; suffixes need seven."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
     """The roles of a team's database; people's logins are members, and no role logs in.
 
-    The reader sees everything, the writer runs studies, the owner owns the tables and upgrades them.
+    The reader sees everything, the writer runs studies, the owner owns and upgrades the tables.
     """
 
     prefix: str = DEFAULT_PREFIX
@@ -33,24 +33,24 @@ class Roles:
     def __post_init__(self) -> None:
         if not re.fullmatch(rf"(?!pg_)[a-z][a-z0-9_]{{0,{LONGEST_PREFIX - 1}}}", self.prefix):
             raise UsageError(
-                f"{self.prefix!r} is no prefix for names of roles",
-                hint=f"it is of a-z, 0-9 and _, begins with a letter but not with pg_, and has {LONGEST_PREFIX} "
+                f"invalid role prefix {self.prefix!r}",
+                hint=f"use a-z, 0-9 and _; start with a letter but not with pg_; use at most {LONGEST_PREFIX} "
                 "characters at most",
             )
 
     @property
     def reader(self) -> str:
-        """The role that may read everything."""
+        """May read everything."""
         return f"{self.prefix}_reader"
 
     @property
     def writer(self) -> str:
-        """The role that runs studies."""
+        """May run studies."""
         return f"{self.prefix}_writer"
 
     @property
     def owner(self) -> str:
-        """The role that owns the tables."""
+        """Owns the tables."""
         return f"{self.prefix}_owner"
 
     @property
@@ -60,7 +60,6 @@ class Roles:
 
 
 def _update(row: type[Base], *, but: frozenset[str]) -> str:
-    """Return the right to update all columns except some."""
     return f"UPDATE ({', '.join(column.name for column in row.__table__.columns if column.name not in but)})"
 
 
@@ -85,19 +84,17 @@ WRITER_RIGHTS: Mapping[str, tuple[str, ...]] = {
     "bss_submission": ("INSERT", "UPDATE (name, state, reason, served_seconds)", "DELETE"),
     "bss_worker": ("INSERT", "UPDATE", "DELETE"),
 }
-"""The writer's rights beside SELECT, by table; add every new table here."""
+"""The writer's rights beside SELECT; add every new table here."""
 
 FUNCTIONS = ("bss_check_maker()", "bss_check_submitter()")
-"""Functions that our PostgreSQL triggers call."""
 
 SEQUENCES = tuple(
     f"bss_{table}_id_seq" for table in ("environment", "study", "trial", "probe", "visit", "branch", "submission")
 )
-"""Sequences that number rows on PostgreSQL."""
 
 
 def role_statements(roles: Roles, schema: str) -> list[str]:
-    """Return the SQL that creates missing roles and gives them access to a schema."""
+    """Return the SQL that creates missing roles with access to a schema."""
     return [
         *(
             # Roles belong to the whole server: another of its databases may create them at the same moment.
@@ -117,7 +114,7 @@ def role_statements(roles: Roles, schema: str) -> list[str]:
 
 
 def right_statements(roles: Roles, schema: str, version_table: str) -> list[str]:
-    """Return the SQL that sets each role's rights on our tables exactly."""
+    """Return the SQL that sets the roles' rights exactly."""
     tables = ", ".join([*WRITER_RIGHTS, version_table])
     return [
         *_owned(roles.owner, schema, [*WRITER_RIGHTS, version_table]),
@@ -135,10 +132,7 @@ def right_statements(roles: Roles, schema: str, version_table: str) -> list[str]
 
 
 def _owned(owner: str, schema: str, tables: Sequence[str]) -> list[str]:
-    """Return the SQL that gives our tables, sequences and functions to the owner.
-
-    Listed by exact name: objects of others with similar names must not get the owner's rights.
-    """
+    """List exact names: similarly named objects of others must not get the rights."""
     things = [("TABLE", "pg_class", "relowner", f"{schema}.{name}", "regclass") for name in tables]
     things += [("FUNCTION", "pg_proc", "proowner", f"{schema}.{name}", "regprocedure") for name in FUNCTIONS]
     return [
@@ -152,7 +146,7 @@ PRINT_COMMAND = "bssearch db init --roles --print"
 
 
 def found_roles(connection: Connection, version_table: str) -> Roles | None:
-    """Return the roles of a server's database, from a comment on a table; None without roles."""
+    """Return a server's roles from the comment on a table, or None."""
     if connection.dialect.name != "postgresql":
         return None
     comment = connection.scalar(
@@ -179,18 +173,18 @@ def make_roles(connection: Connection, roles: Roles) -> None:
     if found < len(roles.names) and not may_make:
         raise DatabaseError(
             f"{shown(connection.engine.url)}: the role {login!r} may not make other roles: it lacks CREATEROLE",
-            hint=f"`{PRINT_COMMAND}` prints the statements, for somebody who may run them with psql",
+            hint=f"ask an administrator to run the output of `{PRINT_COMMAND}` with psql",
         )
     _execute(connection, role_statements(roles, _schema(connection)))
 
 
 def give_rights(connection: Connection, roles: Roles, version_table: str) -> None:
-    """Set each role's rights on our tables."""
+    """Set the roles' rights."""
     _execute(connection, right_statements(roles, _schema(connection), version_table))
 
 
 def become_owner(connection: Connection, roles: Roles) -> None:
-    """Act as the owner until the transaction ends, so that it owns new objects; raise `DatabaseError` otherwise."""
+    """Act as the owner in this transaction, so that it owns new objects; may raise `DatabaseError`."""
     login = connection.scalar(text("SELECT current_user"))
     if not is_member(connection, roles.owner):
         raise needs(roles.owner, login, "to upgrade the schema", connection)
@@ -198,12 +192,12 @@ def become_owner(connection: Connection, roles: Roles) -> None:
 
 
 def is_member(connection: Connection, role: str) -> bool:
-    """Return whether the login is a member of a role; superusers always are."""
+    """Return whether the login is a member; superusers always are."""
     return bool(connection.scalar(text("SELECT pg_has_role(current_user, :role, 'MEMBER')"), {"role": role}))
 
 
 def refuse_without_reading(connection: Connection, version_table: str, *, to_write: bool) -> None:
-    """Raise `DatabaseError` if the login cannot read the tables of a database with roles."""
+    """Raise `DatabaseError` if the login cannot read the tables."""
     roles = found_roles(connection, version_table)
     lacks = text("SELECT current_user WHERE NOT has_table_privilege(:table, 'SELECT')")
     login = connection.scalar(lacks, {"table": version_table}) if roles else None
@@ -213,7 +207,7 @@ def refuse_without_reading(connection: Connection, version_table: str, *, to_wri
 
 
 def refuse_without_writing(connection: Connection, version_table: str) -> None:
-    """Raise `DatabaseError` if the login cannot store what a running study needs."""
+    """Raise `DatabaseError` if the login cannot run studies."""
     if connection.dialect.name != "postgresql":
         return
     lacking = connection.execute(_LACKING).first()
@@ -227,7 +221,7 @@ def refuse_without_writing(connection: Connection, version_table: str) -> None:
 
 
 def needs(role: str, login: str | None, doing: str, connection: Connection) -> DatabaseError:
-    """Return the error for a login that lacks a role."""
+    """Return the error for a login without a role."""
     return DatabaseError(
         f"{shown(connection.engine.url)}: {login!r} needs the role {role} {doing}",
         hint=f'ask an owner of the database for: GRANT {role} TO "{login}"',
@@ -235,7 +229,6 @@ def needs(role: str, login: str | None, doing: str, connection: Connection) -> D
 
 
 def _needed() -> list[tuple[str, str, str]]:
-    """Return the rights that a running study needs: the check, the right and the object."""
     rights = [(table, one.partition(" ")[0]) for table, rights in WRITER_RIGHTS.items() for one in rights]
     rights.remove(("bss_study", "DELETE"))  # running a study never deletes one
     tables = [("any_column" if right in {"INSERT", "UPDATE"} else "table", right, table) for table, right in rights]
@@ -256,7 +249,6 @@ def _lacking_query() -> str:
 
 
 _LACKING = text(_lacking_query())
-"""Selects the first right that the login lacks to run studies."""
 
 
 def _schema(connection: Connection) -> str:

@@ -1,4 +1,4 @@
-"""SQL that creates the tables and roles, for a database administrator to run."""
+"""SQL for a database administrator."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SCHEMA = "public"
 
 
 def script(roles: Roles | None) -> str:
-    """Return SQL for psql that sets up a PostgreSQL database with roles, in one transaction.
+    """Return SQL for psql that creates tables and roles, in one transaction.
 
-    On existing tables it changes rights only; it fails as a whole if they are of another version.
+    It changes only rights of existing tables, and fails if they are of another version.
     """
     statements = [
         "BEGIN",
@@ -42,7 +42,6 @@ def _refuse_other_revision() -> str:
 
 
 def _tables() -> list[str]:
-    """Return the SQL that creates missing tables and their triggers."""
     tables = Base.metadata.sorted_tables
     indexes = [index for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]
     return [

@@ -1,4 +1,4 @@
-"""Engines that behave alike: SQLite for one machine, PostgreSQL for several."""
+"""Engines: SQLite for one machine, PostgreSQL for several."""
 
 from __future__ import annotations
 
@@ -34,28 +34,25 @@ SERVER_OPTIONS: dict[str, int] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""Default timeouts of a server connection; the URL overrides them."""
 
 _MOST_DIGITS = 309
-"""Digits of the largest double."""
 
 UNASKED_S = 0.1
-"""Seconds after its last use in which a server connection counts as alive: no server restarts that fast."""
+"""A connection used this recently counts as alive: no server restarts that fast."""
 
 _WRITES = "bss_writes"
 _LAST_USE = "bss_last_use"
 _WAL_PAUSE_S = 0.02
-"""Seconds between tries to switch a file to write-ahead logging."""
 
 _SMALLEST_PAGE = 512
-"""Bytes of SQLite's smallest page (https://www.sqlite.org/fileformat.html)."""
+"""Bytes (https://www.sqlite.org/fileformat.html)."""
 
 
 def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Engine:
-    """Return an engine for the URL; raise `UsageError` or `DatabaseError` before opening anything.
+    """Return an engine without connecting; raise `UsageError` or `DatabaseError`.
 
-    For reading, a SQLite file must exist and is opened read-only. Transactions of `writing` start with ``BEGIN
-    IMMEDIATE``, so they wait for other writers at the start and never fail later.
+    For reading, a SQLite file must exist. `writing` starts with ``BEGIN IMMEDIATE``, so it waits for other writers
+    first and never fails later.
     """
     url = parse_url(url)
     path = sqlite_file(url)
@@ -86,7 +83,7 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """Open a transaction that sees one state of the database; raise its errors as `DatabaseError`."""
+    """Open a transaction that sees one state of the database."""
     # SQLite transactions see one state anyway and lack this level; files are opened read-only.
     level = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if _is_server(engine) else {}
     with translated(engine.url), engine.execution_options(**level).connect() as connection:
@@ -95,7 +92,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def looking(engine: Engine) -> Iterator[Connection]:
-    """Open a connection for statements that need no common state; this saves messages to a server."""
+    """Open a connection for independent statements; saves messages."""
     level = {"isolation_level": "AUTOCOMMIT"} if _is_server(engine) else {}
     with translated(engine.url), engine.execution_options(**level).connect() as connection:
         yield connection
@@ -107,7 +104,7 @@ def _is_server(engine: Engine) -> bool:
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """Open a transaction that commits at the end and rolls back on an exception."""
+    """Open a transaction: commit at the end, roll back on an exception."""
     with translated(engine.url), engine.execution_options(**{_WRITES: True}).begin() as connection:
         yield connection
 
@@ -131,10 +128,7 @@ def _note_use(connection: DBAPIConnection | None, record: ConnectionPoolEntry) -
 def _ping_after_a_while(
     engine: Engine, connection: DBAPIConnection, record: ConnectionPoolEntry, proxy: PoolProxiedConnection
 ) -> None:
-    """Check a connection before reuse, unless it was used just now; replace a dead one.
-
-    SQLAlchemy's ``pool_pre_ping`` checks every time, which is a large part of a driver's messages.
-    """
+    """SQLAlchemy's ``pool_pre_ping`` checks every time, which is a large part of a driver's messages."""
     used = record.info.get(_LAST_USE)
     if used is not None and time.monotonic() - used > UNASKED_S and not _answers(engine, connection):
         raise DisconnectionError
@@ -150,15 +144,15 @@ def _answers(engine: Engine, connection: DBAPIConnection) -> bool:
 def _check_file(path: Path, *, write: bool) -> None:
     """Raise a clear `DatabaseError` for problems that SQLite reports obscurely.
 
-    Never opens the file: closing it would drop all locks that this process holds through SQLite.
+    Never opens the file: closing it would drop all locks of this process.
     """
     if not path.parent.is_dir():
-        raise DatabaseError(f"there is no folder {path.parent} for the database {path.name}", hint=OTHER_DATABASE_HINT)
+        raise DatabaseError(f"no folder {path.parent} for the database {path.name}", hint=OTHER_DATABASE_HINT)
     if path.is_dir():
         raise DatabaseError(f"{path} is a folder, not a database", hint=OTHER_DATABASE_HINT)
     exists = path.exists()
     if not exists and not write:
-        raise DatabaseError(f"no database at {path}", hint=f"the first run makes it; {OTHER_DATABASE_HINT}")
+        raise DatabaseError(f"no database at {path}", hint=f"the first run creates it; {OTHER_DATABASE_HINT}")
     if exists and 0 < path.stat().st_size < _SMALLEST_PAGE:
         raise DatabaseError(f"{path} is not a SQLite database", hint=OTHER_DATABASE_HINT)
     if write and exists and not _is_writable(path):
@@ -170,7 +164,7 @@ def _check_file(path: Path, *, write: bool) -> None:
 
 
 def _is_writable(path: Path) -> bool:
-    """Return whether a path has a write permission, even as root."""
+    """Require a write permission even of root."""
     return _has_write_bit(path) and os.access(path, os.W_OK)
 
 
@@ -186,15 +180,13 @@ class _OpenFile:
         self._identity: tuple[int, int] | None = None
 
     def check(self) -> None:
-        """Raise `DatabaseError` if the file was replaced or deleted since it was opened."""
         if self._identity not in {None, self._now()}:
             raise DatabaseError(
-                f"{self.path} was deleted or replaced while it was open: what was stored in it since is lost",
-                hint="put it back where it was; a study that is not in it begins anew",
+                f"{self.path} was deleted or replaced while it was open; results stored since then are lost",
+                hint="restore the file; studies that it lacks start from the beginning",
             )
 
     def opened(self) -> None:
-        """Remember the first file; raise the error of `check` for another."""
         self._identity = self._identity or self._now()
         self.check()
 
@@ -242,7 +234,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _enter_wal_mode(connection: sqlite3.Connection) -> None:
-    """Switch to write-ahead logging, retrying while other processes do the same.
+    """Retry until no other process does the same.
 
     SQLite's busy timeout does not help: changing the mode upgrades a read lock and fails at once on conflict.
     """
@@ -294,7 +286,7 @@ def _to_json(value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False, ensure_ascii=False)
     except ValueError as error:
-        raise DatabaseError(f"{value!r} cannot be stored: it holds what is not a finite number") from error
+        raise DatabaseError(f"{value!r} cannot be stored: it contains a number that is not finite") from error
 
 
 class UnreadableJsonError(ValueError):
@@ -302,7 +294,7 @@ class UnreadableJsonError(ValueError):
 
 
 def from_json(stored: str | bytes) -> Any:
-    """Parse stored JSON; raise `UnreadableJsonError` if `_to_json` cannot have written it."""
+    """Parse stored JSON; raise `UnreadableJsonError`."""
     try:
         text = stored if isinstance(stored, str) else stored.decode()
         value = json.loads(text, parse_float=_finite, parse_int=_whole, parse_constant=_finite)
@@ -327,7 +319,7 @@ def _whole(text: str) -> int:
 
 
 def copy_sqlite(source: Path, copy: Path) -> None:
-    """Copy a database with all commits, including its log; the copy appears whole or not at all."""
+    """Copy a database with its log; the copy appears whole or not at all."""
     partial_copy = copy.with_name(copy.name + ".part")
     partial_copy.unlink(missing_ok=True)
     try:
@@ -350,8 +342,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
         *("lustre", "gpfs", "beegfs", "ceph", "orangefs", "pvfs2", "panfs", "wekafs", "glusterfs"),
     }
 )
-"""File systems that several machines write to. Some lock correctly across machines, but none shares the memory that a
-write-ahead log needs."""
+"""Some lock correctly across machines, but none shares the memory that a write-ahead log needs."""
 
 NETWORK_FUSE = (
     "sshfs",
@@ -367,16 +358,15 @@ NETWORK_FUSE = (
     "goofys",
     "rclone",
 )
-"""Prefixes of network FUSE subtypes. 9p is allowed: WSL, gVisor and virtual machines use it for folders of their
-host."""
+"""Prefixes of FUSE subtypes. Not 9p: WSL, gVisor and virtual machines use it for folders of the host."""
 
 MOUNTS = Path("/proc/self/mountinfo")
 
 
 def file_system_of(mountinfo: str, path: PurePosixPath) -> str | None:
-    """Return the file system type of an absolute path; None if unknown.
+    """Return the file system type of an absolute path, or None.
 
-    ``mountinfo`` is /proc/self/mountinfo (proc(5)); of several mounts at a place the last one counts.
+    ``mountinfo``: /proc/self/mountinfo (proc(5)); the last of several mounts counts.
     """
     found: tuple[int, str] | None = None
     for line in mountinfo.splitlines():
@@ -392,16 +382,13 @@ def file_system_of(mountinfo: str, path: PurePosixPath) -> str | None:
 
 
 def is_shared_by_machines(file_system: str) -> bool:
-    """Return whether several machines write to a file system of this type."""
+    """Return whether several machines may write to this file system."""
     kind, _, subtype = file_system.lower().partition(".")
     return kind in NETWORK_FILE_SYSTEMS or (kind in {"fuse", "fuseblk"} and subtype.startswith(NETWORK_FUSE))
 
 
 def refuse_network_file(path: Path) -> None:
-    """Raise `DatabaseError` if a SQLite file to write is on a network file system, unless allowed.
-
-    Unknown mounts are accepted.
-    """
+    """Raise `DatabaseError` for a SQLite file on a network file system, unless allowed or unknown."""
     if os.environ.get(NETWORK_FILE_VARIABLE) == "1":
         return
     try:
@@ -411,8 +398,7 @@ def refuse_network_file(path: Path) -> None:
     kind = file_system_of(mountinfo, PurePosixPath(path.resolve()))
     if kind is not None and is_shared_by_machines(kind):
         raise DatabaseError(
-            f"{path} lies on a network file system ({kind}), where SQLite cannot keep two writers apart: "
-            "its write-ahead log needs memory that all of them share, and locks that hold on every machine",
-            hint="name a file on a disk of this machine with --db, or for several machines a PostgreSQL database; "
-            f"{NETWORK_FILE_VARIABLE}=1 allows it where one process of one machine writes",
+            f"{path} is on a network file system ({kind}); SQLite's log needs memory that all writers share",
+            hint="name a local file with --db, or for several machines a PostgreSQL database; if one process of one "
+            f"machine writes, set {NETWORK_FILE_VARIABLE}=1",
         )

@@ -1,4 +1,4 @@
-"""Translates database errors: problem, place and remedy, never a password."""
+"""Database errors: problem, place and remedy, never a password."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ from bssearch.settings import user_name
 from bssearch.storage.connection.urls import shown, sqlite_file, without_secrets
 
 BUSY_TIMEOUT_S = 30.0
-"""Seconds to wait for another process that writes to a SQLite file."""
+"""Longest wait for another writer of a SQLite file."""
 
 OTHER_DATABASE_HINT = "name another database with --db or BSSEARCH_DB_URL"
 
 _LOST_STATES = ("08", "25P03", "57P01", "57P02", "57P03", "53300")
-"""SQLSTATEs of a lost or refused connection (server starting, stopping or full). 25P03: silent for too long
-(`bssearch.storage.database.LONGEST_TURN_SECONDS`). https://www.postgresql.org/docs/current/errcodes-appendix.html"""
+"""SQLSTATEs of a lost or refused connection. 25P03: silent for `bssearch.storage.database.LONGEST_TURN_SECONDS`.
+https://www.postgresql.org/docs/current/errcodes-appendix.html
+"""
 _GAVE_WAY = ("40001", "40P01")
-"""Transactions rolled back for a conflict or deadlock; they can be retried."""
+"""Conflicts and deadlocks, which can be retried."""
 
 _NO_RIGHT = ("42501", "3F000")
-"""No privilege; no schema to create in, which a role without rights on the schema gets."""
+"""No privilege, or no schema with a right to create."""
 
 MAKER_TRIGGERS = ("bss_study_maker", "bss_submission_submitter")
-"""Triggers that protect studies and submissions of other logins."""
+"""Triggers that protect other logins' studies and submissions."""
 
 _NOT_POSTGRESQL = re.compile(r"invalid response to \w+ negotiation|expected authentication request")
 _REFUSED = {
     # libpq's messages for a refused connection, which has no SQLSTATE. Waiting would not help.
     re.compile(r'database "[^"]*" does not exist'): "make it with createdb, or " + OTHER_DATABASE_HINT,
-    re.compile(r'role "[^"]*" does not exist'): "make it with createuser, or give the URL another user",
+    re.compile(r'role "[^"]*" does not exist'): "create the role with createuser, or use another user in the URL",
     re.compile(r"password authentication failed|no password supplied|empty password"): (
-        "check user and password of the URL; BSSEARCH_DB_URL_FILE names a file that holds it"
+        "check user and password of the URL; BSSEARCH_DB_URL_FILE may name a file with the URL"
     ),
-    re.compile(r"authentication failed|no pg_hba\.conf entry"): "ask who runs the server to let this user in",
+    re.compile(r"authentication failed|no pg_hba\.conf entry"): "ask the server's administrator to admit this user",
     re.compile(
         r"permission denied for database|not permitted to log in"
-    ): "ask who runs the server to let this user in",
+    ): "ask the server's administrator to admit this user",
     re.compile(r"invalid (port number|\w+ value|connection option)[^()]*"): "check the port and the options of the URL",
 }
 
 
 class ConnectionLostError(DatabaseError):
-    """The server is unreachable, or gave way to another client; a retry may succeed."""
+    """Server unreachable, or gave way to another client; retry."""
 
 
 def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
-    """Return the `DatabaseError` for an SQLAlchemy error."""
+    """Translate an SQLAlchemy error."""
     cause = " ".join(without_secrets(str(getattr(error, "orig", None) or error), url).split())
     where = shown(url)
     if sqlite_file(url) is None:
@@ -70,9 +71,9 @@ def read_only(where: str) -> DatabaseError:
 
 
 def missing_right(role: str, right: str, thing: str, where: str) -> DatabaseError:
-    """Return the error for a missing right, with the minimal GRANT statements.
+    """Return the error for a missing right, with minimal GRANTs.
 
-    Readers need no right to write; writers also need the sequences that number rows.
+    Writers also need the sequences that number rows.
     """
     whom = f'TO "{role}"'
     if thing.startswith("schema "):
@@ -87,7 +88,7 @@ def missing_right(role: str, right: str, thing: str, where: str) -> DatabaseErro
         ]
     return DatabaseError(
         f"{where}: the role {role!r} lacks the right {right} on {thing}",
-        hint=f"let an owner of the database run: {'; '.join(grants)}",
+        hint=f"ask an owner of the database to run: {'; '.join(grants)}",
     )
 
 
@@ -96,7 +97,7 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
     if state in _NO_RIGHT:
         return _without_right(error, cause, where, url)
     if state in _GAVE_WAY:
-        return ConnectionLostError(f"{where}: the transaction gave way to another: {cause}")
+        return ConnectionLostError(f"{where}: the transaction conflicted with another: {cause}")
     if state.startswith(_LOST_STATES) or getattr(error, "connection_invalidated", False):
         return ConnectionLostError(f"{where}: the connection was lost: {cause}")
     if state or not isinstance(error, DBAPIError):
@@ -117,17 +118,17 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
 def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> DatabaseError:
     said = getattr(getattr(error, "orig", None), "diag", None)
     if getattr(said, "constraint_name", None) in MAKER_TRIGGERS:
-        return DatabaseError(f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask one of them to do it")
+        return DatabaseError(f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask one of them")
     owned = re.search(r"must be owner of (\w+ \S+)", cause)
     if owned:
         return DatabaseError(
-            f"{where}: the role {_role(url)!r} does not own {owned.group(1)}, and so cannot change it",
-            hint="let its owner run `bssearch db upgrade`",
+            f"{where}: the role {_role(url)!r} cannot change {owned.group(1)}, which another role owns",
+            hint="ask its owner to run `bssearch db upgrade`",
         )
     named = re.search(r"permission denied for (\w+ \S+)", cause)
     if named is None and cause.startswith("permission denied"):  # to create a role, or to grant membership
         return DatabaseError(
-            f"{where}: {cause}", hint=f"the role {_role(url)!r} lacks the right: ask who runs the server"
+            f"{where}: {cause}", hint=f"the role {_role(url)!r} lacks the right; ask the server's administrator"
         )
     thing = named.group(1) if named else "schema public"
     return missing_right(_role(url), _right(getattr(error, "statement", None) or "", thing), thing, where)

@@ -22,7 +22,7 @@ _DRIVERS = {
     "postgresql+psycopg": "postgresql+psycopg",
 }
 _SECRETS = ("password", "passwd", "passphrase", "sslpassword")
-"""Options that hold a secret; similar names may be typos of them."""
+"""Options with secrets; similar names may be typos."""
 
 _LARGEST_PORT = 65535
 
@@ -53,7 +53,7 @@ def _is_secret(option: str) -> bool:
 
 
 def parse_url(text: str | URL) -> URL:
-    """Parse a database URL; raise `UsageError` if it is invalid or unsupported."""
+    """Parse a database URL; raise `UsageError` if invalid."""
     text = text.strip() if isinstance(text, str) else text
     try:
         url = make_url(text)
@@ -63,7 +63,7 @@ def parse_url(text: str | URL) -> URL:
     driver = _DRIVERS.get(url.drivername)
     if driver is None:
         raise UsageError(
-            f"{masked(text)!r} names a database that bssearch does not speak: {url.drivername}",
+            f"{masked(text)!r} has an unsupported scheme: {url.drivername}",
             hint=_nearest_driver(url.drivername) + URL_FORMS,
         )
     url = url.set(drivername=driver)
@@ -94,19 +94,16 @@ def _form_for(text: object) -> str:
 
 
 def _nearest_driver(text: str) -> str:
-    """Return a hint with the nearest URL scheme; empty if none is near."""
     [scheme] = re.findall(r"^[\w+]*", text.lstrip(" '\"").lower())
     near = difflib.get_close_matches(scheme, _DRIVERS, n=1, cutoff=0.7)
-    return f"it may be meant to begin with {near[0]}://; " if near and not text.startswith(f"{near[0]}://") else ""
+    return f"did you mean {near[0]}://? " if near and not text.startswith(f"{near[0]}://") else ""
 
 
 def _check_at_signs(text: str | URL, url: URL) -> None:
-    """Raise `UsageError` for an unescaped @: it would end the password and show the rest as host."""
+    """Refuse an unescaped @, which would end the password and show the rest as host."""
     given, expected = (text, url.username is not None) if isinstance(text, str) else (url.host or "", False)
     if given.count("@") > expected:
-        raise UsageError(
-            f"{masked(text)!r}: an @ stands in it elsewhere than after user and password", hint=ENCODE_HINT
-        )
+        raise UsageError(f"{masked(text)!r}: unexpected '@'", hint=ENCODE_HINT)
 
 
 def _checked_sqlite(url: URL) -> URL:
@@ -116,22 +113,22 @@ def _checked_sqlite(url: URL) -> URL:
     if url.query or (url.database or "").startswith("file:"):
         raise UsageError(f"{given!r}: a SQLite URL is a path alone, without options", hint=URL_FORMS)
     if url.database in {None, "", ":memory:"}:
-        raise UsageError(f"{given!r} names no file: a database in memory would be forgotten", hint=URL_FORMS)
+        raise UsageError(f"{given!r} names no file; databases in memory are not supported", hint=URL_FORMS)
     return url
 
 
 def sqlite_file(url: URL) -> Path | None:
-    """Return the path of a SQLite database; None for a server."""
+    """Return a SQLite database's path; None for a server."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 def shown(url: URL) -> str:
-    """Return the database's name for messages: a file's path, or a URL without password."""
+    """Return the path, or the URL without password."""
     return str(sqlite_file(url) or masked(url))
 
 
 def without_secrets(text: str, url: URL) -> str:
-    """Return the text with every password of the URL as ``***``."""
+    """Replace the URL's passwords in a text by ``***``."""
     for secret in (url.password, *(value for key, value in url.query.items() if _is_secret(key))):
         for one in (secret,) if isinstance(secret, str) else secret or ():
             text = text.replace(one, "***") if one else text

@@ -1,4 +1,4 @@
-"""Imported studies with finished trials, stored all or none."""
+"""Imported studies with finished trials."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bssearch.storage.statements import STUDY, study_record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedTrial:
-    """A finished trial from elsewhere."""
+    """A finished trial."""
 
     configuration: Configuration
     phase: Phase
@@ -38,7 +38,7 @@ class FinishedTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedStudy:
-    """A study with its trials, which get the numbers 1, 2, …"""
+    """A study; its trials get the numbers 1, 2, …"""
 
     study: NewStudy
     environment: Environment
@@ -53,7 +53,7 @@ class Import:
     first_tried_at: datetime | None = None
 
     def add(self, connection: Connection, environment_id: Callable[[Connection, Environment], int]) -> None:
-        """Store the studies, unless an earlier try did; raise `UsageError` if a name is invalid or taken."""
+        """Store the studies, unless an earlier try did; raise `UsageError` for an invalid or taken name."""
         if self.first_tried_at is None:
             self.first_tried_at = now(connection)
         elif self._is_stored(connection, self.first_tried_at):
@@ -83,19 +83,18 @@ class Import:
 
 
 def _create(connection: Connection, study: StudyRecord) -> None:
-    """Create the study; raise `UsageError` if its name is taken."""
     try:
         keeping.create(connection, study, again=False)
     except UsageError as error:
         raise UsageError(
             error.message,
-            hint=f"to import it anew, `bssearch study delete {study.name}` first; to keep both, give another --name",
+            hint=f"replace it after `bssearch study delete {study.name}`, or keep both with another --name",
         ) from None
 
 
 def _record(trial: FinishedTrial, number: int, time: datetime) -> TrialRecord:
     if not trial.outcome.state.is_finished:
-        raise ValueError(f"{trial.outcome.state} is not how a trial ends")
+        raise ValueError(f"{trial.outcome.state} is not a final state")
     return TrialRecord(
         number=number,
         state=trial.outcome.state,

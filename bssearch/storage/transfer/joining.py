@@ -1,14 +1,13 @@
 """A copy of a study inserted into a database.
 
-A study that is not there is inserted whole. A study is the same if the same person created it at the same moment with
-the same question; if an import made it of runs, on the same kind of device too. Of the same study,
+A study is the same if the same person created it at the same moment with the same question; if imported, on the same
+kind of device too. Another study is inserted whole. Of the same study,
 
-* a trial that is not there is added;
-* a trial that has ended in the copy, and is queued, paused, lost or without a live lease here, is replaced whole;
-* a trial that runs here under a live lease is skipped;
-* a trial that differs in what was asked of it, or has ended in both and differs, is refused, and nothing is stored;
-* specs, probes, visits and branches that are not there are added; those here stay, and so does the first cadence;
-* the spec, the name and the finding stay; a finding is added if there is none.
+* trials, specs, probes, visits and branches that are missing here are added; others stay, as does the first cadence;
+* a trial that ended in the copy replaces one that is queued, paused, lost or without a live lease here;
+* a trial running here under a live lease is skipped;
+* a trial that was planned or ended differently is refused, and nothing is stored;
+* spec and name stay; a finding is added if there is no finding.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ ASKED = frozenset(
         *("label_smoothing", "optimizer", "parameters", "sampled", "seed", "retry_of"),
     }
 )
-"""The fields of a trial that stay the same from its planning to its end."""
+"""Trial fields that never change after planning."""
 
 _OPEN = {TrialState.QUEUED, TrialState.RUNNING, TrialState.PAUSED, TrialState.LOST}
-"""The states in which a trial gives way to how it has ended in the copy."""
+"""States that give way to an end in the copy."""
 
 _COUNTED = {
     "trials": (Kind.TRIAL,),
@@ -50,12 +49,12 @@ _COUNTED = {
     "measurements": (Kind.PROBE, Kind.VISIT, Kind.BRANCH),
 }
 
-_DIVERGED = "the study went on in both places, or its rows were changed; keep one copy, or both in separate databases"
+_DIVERGED = "the study continued in both places, or rows were changed; keep one copy, or separate databases"
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The result of an import: the study's name here, the skipped trials, and the counts by kind of row."""
+    """The study's name here, skipped trials, and counts by kind of row."""
 
     study: str
     source: str
@@ -66,18 +65,18 @@ class Joined:
 
     @property
     def document(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         told = {"study": self.study, "source": self.source, "is_new": self.is_new, "is_changed": self.is_changed}
         return {**told, "trials_skipped": list(self.skipped), **self.counts}
 
     @property
     def sentence(self) -> str:
-        """As a sentence."""
+        """Return a sentence."""
         new, changed = self.counts["trials_new"], self.counts["trials_changed"]
         done = f"{new} trials added, {changed} replaced" if self.is_changed else "nothing new"
         running = ", ".join(map(str, self.skipped))
         skipped = f"; skipped, since a driver runs it here: trial {running}" if running else ""
-        return f"study {self.study} {'is new' if self.is_new else 'was here'}: {done}{skipped}"
+        return f"study {self.study} {'is new' if self.is_new else 'already existed'}: {done}{skipped}"
 
 
 def wait_for_others(connection: Connection) -> None:
@@ -87,9 +86,9 @@ def wait_for_others(connection: Connection) -> None:
 
 
 def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:
-    """Insert the missing rows of a study, as ``name`` if it is new; return the counts.
+    """Insert missing rows, as ``name`` if the study is new; return the counts.
 
-    Raises `UsageError` if the copies contradict each other, another study has the name, or a row is invalid.
+    Raises `UsageError` for a contradiction, a taken name, or an invalid row.
     """
     check_study(copy)
     study_id = _known(connection, copy)
@@ -101,7 +100,6 @@ def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:
 
 
 def _known(connection: Connection, copy: Copy) -> int | None:
-    """Return the study's id here, with its row locked; None if it is new."""
     study = copy.study
     same: list[ColumnElement[bool]] = [
         StudyRow.created_at == study["created_at"],
@@ -124,9 +122,9 @@ def _create(connection: Connection, copy: Copy, name: str) -> int:
         taken = select(StudyRow.created_by, StudyRow.created_at).where(StudyRow.name == name)
         by, at = connection.execute(taken).one()
         raise UsageError(
-            f"there is another study {name!r}, created by {by} at {at:%Y-%m-%d %H:%M:%S} UTC; that of {copy.source} "
+            f"another study {name!r} exists, created by {by} at {at:%Y-%m-%d %H:%M:%S} UTC; that of {copy.source} "
             f"was created by {study['created_by']} at {study['created_at']:%Y-%m-%d %H:%M:%S} UTC",
-            hint="rename one of the two: `bssearch study rename OLD NEW`; or import it with --as NAME",
+            hint="rename one with `bssearch study rename OLD NEW`, or import with --as NAME",
         )
     return connection.execute(select(StudyRow.id).where(StudyRow.name == name)).scalar_one()
 
@@ -146,7 +144,6 @@ class _Join:
     revision: int = 0
 
     def run(self) -> Joined:
-        """Sort the trials, then insert the new rows."""
         self._sort_trials()
         new = {kind: self._new_rows(kind) for kind in Kind}
         binds = self._binds()
@@ -166,7 +163,6 @@ class _Join:
     # Which rows are taken
 
     def _sort_trials(self) -> None:
-        """Sort the trials of the copy into added, replaced and skipped; raise `UsageError` for a contradiction."""
         live = select(TrialRow.number).where(
             *is_running(self.study_id), TrialRow.lease_expires_at > ended_by(self.connection)
         )
@@ -189,7 +185,6 @@ class _Join:
                 self.replaced.add(number)
 
     def _refuse_different(self, number: int, here: Row, there: Row, names: Collection[str]) -> None:
-        """Raise `UsageError` if a trial differs in one of the fields."""
         for name in sorted(names):
             if here.get(name) != there.get(name):
                 raise UsageError(
@@ -199,7 +194,6 @@ class _Join:
                 )
 
     def _new_rows(self, kind: Kind) -> list[Row]:
-        """Return the rows to insert."""
         rows = self.copy.rows[kind]
         if kind is Kind.TRIAL:
             return [row for row in rows.values() if row["number"] in self.added]
@@ -211,12 +205,11 @@ class _Join:
         return [row for key, row in rows.items() if key not in self.here.rows[kind]]
 
     def _binds(self) -> bool:
-        """Return whether to bind the study to the copy's environment; raise if the devices differ."""
         here, there = self.here.environment, self.copy.environment
         if here is not None and there is not None and here.fingerprint != there.fingerprint:
             raise OtherDeviceError(
                 f"study {self.here.name!r} was measured on {here.fingerprint} here, and on {there.fingerprint} in "
-                f"{self.copy.source}: seconds of two kinds of device are never pooled",
+                f"{self.copy.source}; different devices are never pooled",
                 hint=_DIVERGED,
             )
         return here is None and there is not None
@@ -258,7 +251,6 @@ class _Join:
         self.connection.execute(update(FindingRow).where(FindingRow.study_id == self.study_id).values(finding))
 
     def _replace(self, number: int) -> None:
-        """Replace a trial and delete its observations and its log."""
         row, trial_id = self.copy.rows[Kind.TRIAL][(number,)], self.trial_ids[number]
         for table in (ObservationRow, LogRow):
             self.connection.execute(delete(table).where(table.trial_id == trial_id))
@@ -285,7 +277,6 @@ class _Join:
             raise UsageError(f"{self.copy.source}: {words(kind, row)} cannot be stored: {problem}") from None
 
     def _columns(self, kind: Kind, row: Row) -> dict[str, Any]:
-        """Return a row's columns with the ids of this database."""
         values, table = dict(row), LAYOUTS[kind].table
         if "environment" in values:
             values["environment_id"] = self._environment_id(values.pop("environment"))
@@ -300,7 +291,6 @@ class _Join:
         return values
 
     def _environment_id(self, digest: str | None) -> int | None:
-        """Return the id of an environment; insert it if missing."""
         if digest is None:
             return None
         if digest not in self.environment_ids:

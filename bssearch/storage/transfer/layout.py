@@ -1,7 +1,7 @@
-"""The rows of a study that travel to another database: their columns, and the values that are valid there.
+"""The rows of a study that travel to another database, and valid values.
 
-The columns are those of the tables. A database's own columns (`OWN`) stay behind: ids, revisions, leases, plans, the
-login that owns the study, and whether it is archived. A row names its environment by digest and its trial by number.
+Rows have the columns of the tables without `OWN`: ids, revisions, leases, plans, the login, the archive time. They name
+environments by digest and trials by number.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ OWN = frozenset(
 """Columns that do not travel."""
 
 NAMES = {"environment_id": "environment", "trial_id": "trial"}
-"""Columns that hold an id, with the field that replaces them."""
+"""Columns of ids, with the field that replaces each."""
 
 KEPT_OF_FINDINGS = ("quick", "search_end")
-"""The parts of a finding that travel: nothing can compute them again from the trials."""
+"""Parts of a finding that trials cannot reproduce."""
 
 MOST_TRIALS = 2**40
-"""Trial numbers are smaller, so that a study can always number further trials."""
+"""Trial numbers are smaller, so that further trials fit."""
 
 _DEEPEST = 50
 _FIRST, _END = datetime(1980, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
 class Kind(StrEnum):
-    """The kinds of rows, in the order of writing: a row comes after the rows that it refers to."""
+    """Kinds of rows; a row comes after the rows that it refers to."""
 
     ENVIRONMENT = "environment"
     STUDY = "study"
@@ -69,7 +69,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The rows of a kind: their table, the fields that identify a row within its study, and the model of a row."""
+    """A kind's table, identifying fields, and model of a row."""
 
     table: Table
     keys: tuple[str, ...]
@@ -89,7 +89,7 @@ def checked(kind: Kind, row: object) -> dict[str, Any]:
 
 
 def words(kind: Kind, row: Mapping[str, Any]) -> str:
-    """Return the name of a row for messages."""
+    """Return a row's name for messages."""
     if kind is Kind.TRIAL:
         return f"trial {shown(row.get('number'))}"
     keys = ", ".join(f"{name} {shown(row.get(name))}" for name in LAYOUTS[kind].keys)
@@ -147,7 +147,6 @@ _TYPES: Mapping[type, Any] = {
     datetime: Annotated[AwareDatetime, Field(ge=_FIRST, lt=_END)],
     dict: Annotated[dict[str, Any], AfterValidator(_not_deep)],
 }
-"""Valid values by the Python type of a column."""
 
 _SPECIAL: Mapping[str, Any] = {
     "environment_id": _Text,
@@ -155,11 +154,9 @@ _SPECIAL: Mapping[str, Any] = {
     "answer": Annotated[dict[str, Any], AfterValidator(_kept)],
     **dict.fromkeys(OF_SCALARS, Annotated[dict[str, Any], AfterValidator(_flat)]),
 }
-"""Valid values of particular columns."""
 
 
 def _field(column: Column[Any]) -> tuple[Any, Any]:
-    """Return the type of a column's values, and the default for files without it."""
     if isinstance(column.type, Sentences):
         return tuple[_Line, ...], ()
     python_type = storage_type(column.type).python_type

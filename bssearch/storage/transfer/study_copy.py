@@ -1,4 +1,4 @@
-"""A whole study in memory, from a database or file; every row is validated."""
+"""A whole study in memory, validated."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ Row = dict[str, Any]
 Key = tuple[Any, ...]
 
 AT_ONCE = 1000
-"""Rows fetched or inserted at once."""
 
 _REFERENCES = {"environment": Kind.ENVIRONMENT, "trial": Kind.TRIAL, "retry_of": Kind.TRIAL}
-"""Fields that name another row, with the kind of that row."""
 
 _TRIAL = TrialRow.__table__
 _ENVIRONMENT = EnvironmentRow.__table__
@@ -35,9 +33,9 @@ _RUNS = _TRIAL.c.state == TrialState.RUNNING
 
 @dataclass(slots=True)
 class Copy:
-    """A study with all its rows, by kind and key, in the order of writing.
+    """A study's rows by kind and key, in the order of writing.
 
-    ``source`` names its file or database in messages. ``running`` are the trials left out because they run there.
+    ``source`` names the file or database in messages; ``running`` are trials left out because they run there.
     """
 
     source: str
@@ -46,45 +44,45 @@ class Copy:
 
     @property
     def study(self) -> Row:
-        """The row of the study itself."""
+        """The study's own row."""
         return self.rows[Kind.STUDY][()]
 
     @property
     def name(self) -> str:
-        """The name of the study."""
+        """The study's name."""
         return str(self.study["name"])
 
     @property
     def environment(self) -> Environment | None:
-        """The environment that the study is bound to."""
+        """The environment that binds the study."""
         digest = self.study["environment"]
         return None if digest is None else from_columns(Environment, self.rows[Kind.ENVIRONMENT][(digest,)])
 
     def curves(self) -> dict[int, dict[str, Row]]:
-        """Return the observations of each trial, by step."""
+        """Observations of each trial, by step."""
         found: dict[int, dict[str, Row]] = defaultdict(dict)
         for (trial, step), row in self.rows[Kind.OBSERVATION].items():
             found[trial][f"evaluation at step {step}"] = row
         return found
 
     def add(self, kind: Kind, row: object) -> None:
-        """Add a row; raise `UsageError` if it is invalid, duplicate, or refers to a missing row."""
+        """Add a row; raise `UsageError` if invalid, duplicate, or without the row that it refers to."""
         values = checked(kind, row)
         key = tuple(values[name] for name in LAYOUTS[kind].keys)
         if key in self.rows[kind]:
-            raise UsageError(f"{words(kind, values)} is there twice")
+            raise UsageError(f"{words(kind, values)} occurs twice")
         for name, other in _REFERENCES.items():
             value = values.get(name)
             if value is not None and (value,) not in self.rows[other]:
-                raise UsageError(f"{words(kind, values)}: {name} = {shown(value)} is not there")
+                raise UsageError(f"{words(kind, values)}: {name} = {shown(value)} does not exist")
         _check_digest(kind, values)
         self.rows[kind][key] = values
 
 
 def read_copy(connection: Connection, study_id: int, source: str, *, with_running: bool = False) -> Copy:
-    """Read a study from a database; running trials only ``with_running``: their leases are the database's own.
+    """Read a study; running trials only ``with_running``, because leases stay.
 
-    Raises `DatabaseError` for a row that bssearch cannot have stored.
+    Raises `DatabaseError` for an invalid row.
     """
     copy = Copy(source)
     try:
@@ -94,8 +92,8 @@ def read_copy(connection: Connection, study_id: int, source: str, *, with_runnin
     except UsageError as error:
         name = connection.scalar(select(StudyRow.name).where(StudyRow.id == study_id))
         raise DatabaseError(
-            f"study {name!r} of {source} cannot be used: {error.message}",
-            hint="another program has written this row; other studies are not affected",
+            f"study {name!r} of {source} has an invalid row: {error.message}",
+            hint="another program wrote this row; other studies are not affected",
         ) from None
     running = select(TrialRow.number).where(TrialRow.study_id == study_id, _RUNS).order_by(TrialRow.number)
     copy.running = connection.scalars(running).all()
@@ -103,7 +101,7 @@ def read_copy(connection: Connection, study_id: int, source: str, *, with_runnin
 
 
 def check_study(copy: Copy) -> None:
-    """Raise `UsageError` if the name is invalid or the spec differs, `SpecError` if the spec is unreadable."""
+    """Raise `UsageError` for an invalid name or different spec, `SpecError` for an unreadable one."""
     study = copy.study
     check_name(copy.name)
     try:
@@ -141,7 +139,6 @@ def _rows(connection: Connection, kind: Kind, study_id: int, with_running: bool)
 
 
 def _query(kind: Kind, study_id: int, with_running: bool) -> Select[Any]:
-    """Return the query of a study's rows of a kind, ordered by key."""
     table = LAYOUTS[kind].table
     replaced = {"environment": _ENVIRONMENT.c.digest, "trial": _TRIAL.c.number}
     columns: dict[str, ColumnElement[Any]] = {NAMES.get(one.name, one.name): one for one in table.columns}

@@ -1,9 +1,8 @@
 """A whole study in one file: JSON lines, compressed with gzip.
 
-The first line is a header: format, version, schema revision, the bssearch that wrote the file, the study, and the
-number of rows of each kind. Then comes one row a line, ``{kind: row}``, in the order of
-`bssearch.storage.transfer.layout.Kind`, sorted by key. The last line repeats the counts and holds the SHA-256 of all
-lines before it, so a file that was cut off or changed is refused. The same study makes the same bytes.
+The header has format, version, schema revision, bssearch's version, the study, and the number of rows of each kind. One
+row a line follows, ``{kind: row}``, in the order of `bssearch.storage.transfer.layout.Kind`, sorted by key. The last
+line has the counts and the SHA-256 of all lines before it. Equal studies give equal bytes.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from bssearch.storage.transfer.study_copy import Copy
 
 FORMAT = "bssearch study"
 FORMAT_VERSION = 1
-"""Increment when readers of the earlier version could not read the file."""
+"""Increment if older readers could not read the file."""
 
 SUFFIX = ".bssearch.jsonl.gz"
 
 LONGEST_LINE = 16 * 2**20
-"""Bytes of a line; a trial with its traceback needs far less."""
+"""Bytes; a trial with its traceback needs far less."""
 
 LARGEST = 2**30
-"""Bytes of all lines: some seven million evaluations, which take about 4 GiB of memory."""
+"""Bytes: some seven million evaluations, 4 GiB of memory."""
 
 _COMPRESSION = 6
 _KINDS = frozenset(kind.value for kind in Kind)
 
 
 def write_study(path: Path, copy: Copy) -> None:
-    """Write a study; the file appears whole or not at all. Raises `UsageError` if the path cannot be written."""
+    """Write a study, whole or not at all; raise `UsageError`."""
     check_file(path)
     counts = {kind.value: len(copy.rows[kind]) for kind in sorted(Kind)}
     header = {
@@ -82,7 +81,7 @@ def _moment(value: datetime) -> str:
 
 
 def read_study(path: Path) -> Copy:
-    """Read a file of `write_study`; raise `NotFoundError`, or `UsageError` naming the invalid line."""
+    """Read a file of `write_study`; raise `NotFoundError`, or `UsageError` with the invalid line."""
     copy, digest, last = Copy(str(path)), hashlib.sha256(), ""
     for place, line in _lines_of(path):
         try:
@@ -96,13 +95,13 @@ def read_study(path: Path) -> Copy:
             elif kind in _KINDS:
                 copy.add(Kind(kind), row)
             else:
-                raise UsageError(f"{shown(kind)} is no kind of row")
+                raise UsageError(f"unknown kind of row {shown(kind)}")
         except UsageError as error:
             raise UsageError(f"{place}: {error.message}", hint=error.hint) from None
         digest.update(line)
         last = kind
     if last != "end" or not copy.rows[Kind.STUDY]:
-        raise UsageError(f"{path} is incomplete: it was cut off, or holds no study", hint="export the study again")
+        raise UsageError(f"{path} is incomplete: it is truncated or has no study", hint="export the study again")
     return copy
 
 
@@ -128,15 +127,15 @@ def _parsed(line: bytes) -> tuple[str, Any]:
     try:
         value = from_json(line)
     except ValueError as error:
-        raise UsageError(f"it is not a line of JSON: {error}") from None
+        raise UsageError(f"not a line of JSON: {error}") from None
     if not isinstance(value, dict) or len(value) != 1:
-        raise UsageError("it must be an object with one kind of row")
+        raise UsageError("expected an object with one kind of row")
     return next(iter(value.items()))
 
 
 def _check_header(kind: str, header: Any) -> None:
     if kind != "header" or not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise UsageError("this is not a file of `bssearch export STUDY --to study`: it lacks the header")
+        raise UsageError("not a file of `bssearch export STUDY --to study`: the header is missing")
     if header.get("version") != FORMAT_VERSION or header.get("schema") not in (*REVISIONS, *UNRELEASED):
         raise UsageError(
             f"a newer bssearch ({shown(header.get('written_by'))}) wrote the file: its format is "

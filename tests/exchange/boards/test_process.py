@@ -104,7 +104,7 @@ def test_a_board_that_holds_the_interpreter_delays_no_report_and_all_losses_are_
     boards.close()
     assert (boards.asked, boards.delivered) == (20_001, {"Holding": 0})
     full, lost = boards.notes
-    assert full.startswith("Holding: ") and "100 wait" in full
+    assert full.startswith("Holding: ") and "100 reports" in full
     assert lost.startswith("Holding: 20001 of 20001 ")
     assert not psutil.pid_exists(boards.pid)
 
@@ -133,7 +133,7 @@ def test_a_full_queue_drops_what_follows_and_says_so_once_and_the_count_at_the_e
     assert (boards.asked, boards.delivered) == (6, {"Gated": 3, "Keeping": 6})
     assert [call["number"] for call in notebook.calls("Gated") if call["call"] == "started"] == [1, 2]
     full, lost = boards.notes
-    assert full.startswith("Gated: ") and "3 wait" in full
+    assert full.startswith("Gated: ") and "3 reports" in full
     assert lost.startswith("Gated: 3 of 6 ")
 
 

@@ -136,7 +136,7 @@ def test_states_are_those_of_the_metric_and_what_has_not_ended_is_left_out(write
     assert [one.last_miss_seconds for one in outcomes(made)] == [None, 9.0, 3.0, None]
     assert [one.final_metric for one in outcomes(made)] == [0.91, 0.8, 0.5, 0.95]
     said = " ".join(made.notes)
-    assert "2 trials are FAIL" in said and "1 trial is RUNNING" in said and "1 trial is WAITING" in said
+    assert "2 FAIL trials" in said and "1 RUNNING trial" in said and "1 WAITING trial" in said
     (study,) = made.studies
     assert (study.study.name, study.study.target.metric, study.study.target.value) == ("theirs", "accuracy", 0.9)
 
@@ -171,7 +171,7 @@ def test_a_trial_that_violates_a_constraint_is_left_out(write: Write) -> None:
     )
     made = import_optuna(file, target=0.9, seconds="duration", steps="step")
     assert [one.configuration.batch_size for one in made.studies[0].trials] == [32, 256, 512]
-    assert any("3 trials left out for a violated constraint (the first: 0)" in note for note in made.notes)
+    assert any("skipped 3 trials that violate a constraint (first: 0)" in note for note in made.notes)
     write(constrained(16, constraints=[2.0]), name="none")
     refuse(UsageError, file, "none", said="without a violated constraint", target=0.9, seconds="duration")
 
@@ -246,9 +246,9 @@ def test_a_duration_is_the_time_to_the_target_only_of_a_trial_that_ended_there(w
     assert [one.time_to_target_s for one in outcomes(made)] == [5.0, *[None] * 6]
     assert states(made) == [*["reached"] * 3, "exhausted", *["reached"] * 3]
     assert outcomes(made)[3].last_miss_seconds == 8.0
-    assert any("5 of 7 trials went on past the target (the first: 1)" in note for note in made.notes)
+    assert any("target unknown for 5 of 7 trials (first: 1)" in note for note in made.notes)
     silent = write(trial(0.96, lasted=6.0), name="silent")
-    refuse(UsageError, silent, "silent", said="1 of 1 trials went on past", target=0.9, seconds="duration")
+    refuse(UsageError, silent, "silent", said="unknown for 1 of 1 trials", target=0.9, seconds="duration")
 
 
 def test_steps_may_stand_in_an_attribute(write: Write) -> None:
@@ -284,8 +284,8 @@ def test_of_a_trial_that_went_on_past_the_target_the_figures_are_the_share_until
     assert (outcomes(made)[3].last_miss_seconds, outcomes(made)[3].last_miss_step) == (300.0, 2000)
     by_steps = import_optuna(file, target=0.9, seconds="user_attr:took", steps="step")
     assert [one.time_to_target_s for one in outcomes(by_steps)] == pytest.approx(times)
-    assert any("3 of 8 trials, which went on past the target (the first: 0)" in note for note in made.notes)
-    assert any("3 of 8 trials went on past the target (the first: 4), or" in note for note in made.notes)
+    assert any("3 of 8 trials trained past the target (first: 0)" in note for note in made.notes)
+    assert any("unknown for 3 of 8 trials (first: 4)" in note for note in made.notes)
 
 
 @pytest.mark.slow
@@ -415,7 +415,7 @@ def test_values_of_a_study_that_was_exported_are_never_its_metric(tmp_path: Path
     easier = import_optuna(file, target=0.6, seconds=whole)
     assert states(easier) == ["reached", "reached"]
     assert [one.time_to_target_s for one in outcomes(easier)] == [4.0, 8.0]
-    assert any("1 of 2 trials, which went on past the target (the first: 0)" in note for note in easier.notes)
+    assert any("1 of 2 trials trained past the target (first: 0)" in note for note in easier.notes)
 
 
 def test_figures_of_a_study_that_was_exported_are_those_to_its_own_target(tmp_path: Path) -> None:
@@ -434,19 +434,19 @@ def test_figures_of_a_study_that_was_exported_are_those_to_its_own_target(tmp_pa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "--target VALUE says it"),
+        ({}, "give it with --target VALUE"),
         ({"target": float("inf")}, "--target = inf"),
         ({"target": 0.9, "seconds": "minutes"}, "--seconds = 'minutes' must be duration, step_ms, value or user_attr:"),
         ({"target": 0.9, "seconds": "user_attr:"}, "--seconds = 'user_attr:'"),
         ({"target": 0.9, "steps": "epochs"}, "--steps = 'epochs' must be step, epoch or user_attr:NAME"),
         ({"target": 0.9, "steps": "epoch"}, "--samples-per-epoch N says it"),
-        ({"target": 0.9, "steps": "epoch", "samples_per_epoch": 9, "seconds": "step_ms"}, "exclude each other"),
-        ({"target": 0.9, "steps": "step", "samples_per_epoch": 9}, "--samples-per-epoch = 9 goes with --steps epoch"),
-        ({"target": 0.9, "steps": "step", "seconds": "step_ms"}, "exclude each other"),
+        ({"target": 0.9, "steps": "epoch", "samples_per_epoch": 9, "seconds": "step_ms"}, "cannot be combined"),
+        ({"target": 0.9, "steps": "step", "samples_per_epoch": 9}, "--samples-per-epoch = 9 needs --steps epoch"),
+        ({"target": 0.9, "steps": "step", "seconds": "step_ms"}, "cannot be combined"),
         ({"target": 0.9, "param": ["lr"]}, "--param = 'lr' must be THEIRS=OURS"),
         ({"target": 0.9, "param": ["lr=x"]}, "there are batch_size, learning_rate"),
         ({"target": 0.9, "param": ["batch_size=b"]}, "--param THEIRS=batch_size"),
-        ({"target": 0.9, "param": ["learning_rate=batch_size"]}, "batch_size is the name of two parameters"),
+        ({"target": 0.9, "param": ["learning_rate=batch_size"]}, "two parameters are named batch_size"),
         ({"target": 0.9, "seconds": "user_attr:took"}, "took = -1.0 must be seconds > 0"),
         ({"target": 0.9, "seconds": "user_attr:word"}, "word = 'soon' must be seconds"),
         ({"target": 0.9, "steps": "user_attr:word"}, "word = 'soon' must be an integer"),
@@ -463,7 +463,7 @@ def test_studies_that_are_none_or_several_or_of_several_objectives_are_named(wri
     refuse(NotFoundError, file, "two", said="it has 'one'", target=0.9)
     write(name="two")
     refuse(UsageError, file, said="'one', 'two'", target=0.9)
-    refuse(UsageError, file, "two", said="none is COMPLETE or PRUNED", target=0.9)
+    refuse(UsageError, file, "two", said="no COMPLETE or PRUNED trial", target=0.9)
     write(name="three", directions=["maximize", "minimize"])
     refuse(UsageError, file, "three", said="has 2 objectives", target=0.9)
 
@@ -474,7 +474,7 @@ def test_other_databases_and_no_databases_are_refused_and_left_as_they_are(write
     journal, empty = tmp_path / "journal.log", tmp_path / "empty.db"
     journal.write_text('{"op_code": 0}\n' * 100)
     empty.write_bytes(b"")
-    for path, said in ((own, "bssearch's own"), (journal, "copy_study"), (empty, "no database of Optuna's")):
+    for path, said in ((own, "is a bssearch database"), (journal, "copy_study"), (empty, "not an Optuna database")):
         before = path.read_bytes()
         refuse(UsageError, str(path), said=said)
         assert path.read_bytes() == before
@@ -491,7 +491,7 @@ def test_a_server_is_read_and_its_password_is_never_shown(write: Write, postgres
     write(trial(0.95, to_target_s=1.5), url=url.replace("postgresql:", "postgresql+psycopg:"))
     made = import_optuna(url, "theirs", target=0.9, seconds="user_attr:to_target_s")
     assert [one.time_to_target_s for one in outcomes(made)] == [1.5]
-    refuse(UsageError, postgres.create_database(), said="bssearch's own")
+    refuse(UsageError, postgres.create_database(), said="is a bssearch database")
     for wrong, kind in (
         ("postgresql://me:hunter2@127.0.0.1:1/nowhere?connect_timeout=2", DatabaseError),
         ("postgres:/me:hunter2@host/db", UsageError),

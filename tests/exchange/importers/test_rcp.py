@@ -71,7 +71,7 @@ def test_samples_become_steps_and_an_unknown_target_is_noted(tmp_path: Path) -> 
     found = read(tmp_path, FLUX)
     assert [(run.steps, run.precision) for run in found.table.runs] == [(16384, "bf16"), (15872, "bf16")]
     assert found.target is UNKNOWN_TARGET
-    assert any("quality_target 1 stands for" in note for note in found.table.notes)
+    assert any("quality_target 1 means" in note for note in found.table.notes)
 
 
 def test_the_epochs_of_bert_are_samples(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_epochs_of_bert_are_samples(tmp_path: Path) -> None:
 
 def test_epochs_of_another_data_set_need_its_size(tmp_path: Path) -> None:
     other = {**RESNET, "Benchmark": "unet3d"}
-    error = refuse(tmp_path, other, said="does not say how many samples an epoch of unet3d has")
+    error = refuse(tmp_path, other, said="not the samples per epoch of unet3d")
     assert "--samples-per-epoch" in str(error.hint)
     assert read(tmp_path, other, samples_per_epoch=1000).table.runs[0].steps == round(34_000 / 1632)
 
@@ -111,14 +111,14 @@ def test_runs_without_a_value_are_left_out_and_noted(tmp_path: Path) -> None:
     without = {**RESNET, "BS": 64, "Epochs to converge": None}
     found = read(tmp_path, {**RESNET, "Epochs to converge": [34, None, 35]}, without)
     assert len(found.table.runs) == 2
-    said = "1 of 3 runs have no value and are left out"
-    assert [note.partition(" (")[0] for note in found.table.notes[:2]] == [said, "no run's value is known, left out"]
+    said = "1 of 3 runs have no value; skipped"
+    assert [note.partition(" (")[0] for note in found.table.notes[:2]] == [said, "no run has a value; skipped"]
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"BS": None}, "BS is missing"),
+        ({"BS": None}, "BS (the batch size) is missing"),
         ({"BS": 0}, "BS = '0' must be an integer in [1, "),
         ({"BS": "big"}, "BS = 'big' must be"),
         ({"BS": [1]}, "BS = '[1]' must be"),
@@ -146,17 +146,17 @@ def test_a_wrong_entry_is_named_with_its_field_value_and_bound(
 
 
 def test_benchmarks_are_never_pooled(tmp_path: Path) -> None:
-    refuse(tmp_path, RESNET, BERT, said="several benchmarks, whose runs do not compare: bert, resnet")
+    refuse(tmp_path, RESNET, BERT, said="several benchmarks, whose runs are not comparable: bert, resnet")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("{", "rcps.json:1 is not valid JSON"),
-        ('{"a": 1}', "holds no reference convergence points"),
-        ("[]", "holds no reference convergence points"),
+        ('{"a": 1}', "has no reference convergence points"),
+        ("[]", "has no reference convergence points"),
         ("{}", "no runs"),
-        ('{"a": {"BS": 1}, "a": {"BS": 2}}', "'a' stands twice in"),
+        ('{"a": {"BS": 1}, "a": {"BS": 2}}', "has 'a' twice"),
         ("[" * 100_000, "is not valid JSON"),
         ('{"a": ' + "9" * 5000 + "}", "is not valid JSON"),
     ],

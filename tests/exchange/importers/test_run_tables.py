@@ -158,7 +158,7 @@ def test_without_a_batch_size_its_parts_are_enough_and_what_is_assumed_is_noted(
     assert "world_size = 1" in table.notes[0]
     table = parse(f"reached,{SPLIT}", "1,8,2,4", "0,8,2,2")
     assert split(table) == [(64, 8, 2, 4), (32, 8, 2, 2)]
-    refuse(f"reached,{SPLIT}", "1,8,2,4", "1,8,,4", said="accumulation_steps is not known")
+    refuse(f"reached,{SPLIT}", "1,8,2,4", "1,8,,4", said="unknown because accumulation_steps is missing")
     refuse(f"reached,{SPLIT}", "1,8,2,4", "1,,2,4", said="batch_size = ''")
     refuse("reached,micro_batch_size,param.micro_batch", "1,8,4", said="param.micro_batch = 4 differ")
     refuse("reached,micro_batch_size,world_size", f"1,{LARGEST},2", said=f"more than {LARGEST}")
@@ -171,7 +171,7 @@ def test_the_batch_of_a_step_beside_that_of_a_device_says_which_is_which() -> No
 
 
 def test_devices_on_several_nodes_are_asked_for() -> None:
-    refuse("batch_size,reached,param.num_nodes,gpus", "16,1,2,8", said="the devices on all nodes are not")
+    refuse("batch_size,reached,param.num_nodes,gpus", "16,1,2,8", said="the total number of devices is unknown")
     table = parse("batch_size,reached,param.num_nodes,gpus", "16,1,1,8", "16,1,1,1")
     assert [run.configuration.batch_size for run in table.runs] == [128, 16]
 
@@ -267,7 +267,7 @@ def test_figures_at_the_end_of_a_run_that_reached_the_target_do_not_tell_when() 
 def test_a_metric_that_is_nan_is_not_known_and_counted() -> None:
     table = parse("batch_size,reached,final_metric", "8,1,0.5", "8,0,nan", "8,0,NaN", "8,0,")
     assert [run.final_metric for run in table.runs] == [0.5, None, None, None]
-    assert table.notes == ("final_metric is NaN, and so not known, in 2 of 4 runs (the first: runs.csv:3)",)
+    assert table.notes == ("final_metric is NaN (unknown) in 2 of 4 runs (the first: runs.csv:3)",)
 
 
 @pytest.mark.parametrize(
@@ -314,17 +314,17 @@ def test_a_run_that_missed_may_have_neither_steps_nor_seconds() -> None:
     [
         (["reached,world_size", "1,1"], "the table lacks the column batch_size: it has 'reached', 'world_size'"),
         (["reached", "1"], "the table lacks the column batch_size: it has 'reached' (runs.csv:1)"),
-        ([""], "the table lacks the columns batch_size, reached: it has none (runs.csv:1)"),
+        ([""], "the table lacks the columns batch_size, reached: it has no columns (runs.csv:1)"),
         (["batch_size;reached", "8;1"], "separated by ';'; they must be separated by commas (runs.csv:1)"),
         (["batch_size\treached", "8\t1"], "separated by '\\t'; they must be separated by commas (runs.csv:1)"),
         (["batch_size,reached"], "no runs: runs.csv has no row under its header"),
-        (["batch_size,reached,seed,seed", "8,1,1,1"], "the column 'seed' stands 2 times (runs.csv:1)"),
-        (["batch_size,reached,param.lr,param.learning_rate", "8,1,1,1"], "'param.learning_rate' stands 2 times"),
+        (["batch_size,reached,seed,seed", "8,1,1,1"], "the header has column 'seed' 2 times (runs.csv:1)"),
+        (["batch_size,reached,param.lr,param.learning_rate", "8,1,1,1"], "column 'param.learning_rate' 2 times"),
         (["batch_size,reached,learning_rate", "8,1,1"], "did you mean 'param.learning_rate'?"),
-        (["batch_size,reached,param.batch_size", "8,1,1"], "'param.batch_size' is no parameter's column (runs.csv:1)"),
-        (["batch_size,reached,param.", "8,1,1"], "'param.' is no parameter's column"),
-        (["batch_size,reached", "8,1", "8,1,5"], "a row of 3 cells, where the header has 2 columns (runs.csv:3)"),
-        (["batch_size,reached", "8"], "a row of 1 cells, where the header has 2 columns (runs.csv:2)"),
+        (["batch_size,reached,param.batch_size", "8,1,1"], "'param.batch_size' is not a parameter (runs.csv:1)"),
+        (["batch_size,reached,param.", "8,1,1"], "'param.' is not a parameter"),
+        (["batch_size,reached", "8,1", "8,1,5"], "the row has 3 cells, but the header has 2 columns (runs.csv:3)"),
+        (["batch_size,reached", "8"], "the row has 1 cells, but the header has 2 columns (runs.csv:2)"),
         (["batch_size,reached", '8,"1'], "runs.csv:2 is not valid CSV"),
     ],
 )
@@ -340,7 +340,7 @@ def test_lines_are_counted_as_an_editor_counts_them() -> None:
 def test_the_index_that_pandas_writes_is_left_out_and_noted() -> None:
     table = parse(",batch_size,reached", "0,8,1", "1,16,1")
     assert [run.configuration.batch_size for run in table.runs] == [8, 16]
-    assert table.notes == ("column 1 has no name and is left out",)
+    assert table.notes == ("skipped column 1, which has no name",)
 
 
 def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:

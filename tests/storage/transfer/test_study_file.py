@@ -121,13 +121,13 @@ CHANGES: dict[str, tuple[Callable[[Lines], object], str]] = {
     "schema": (lambda lines: lines[0]["header"].update(schema="9999"), "'9999'"),
     "format": (lambda lines: lines[0]["header"].update(format="x"), "line 1: "),
     "missing": (lambda lines: row(lines, "trial").pop("seed"), "trial 1: seed = "),
-    "twice": (lambda lines: row(lines, "trial", 1).update(number=1), "trial 1 is there twice"),
+    "twice": (lambda lines: row(lines, "trial", 1).update(number=1), "trial 1 occurs twice"),
     "no such trial": (lambda lines: row(lines, "observation").update(trial=99), "trial = 99"),
     "null": (lambda lines: row(lines, "observation").update(metric=None), "metric = nothing"),
     "environment digest": (lambda lines: row(lines, "environment").update(host="x"), "line 2: environment (digest "),
     "spec digest": (lambda lines: row(lines, "spec").update(digest="x"), "spec (digest 'x')"),
     "order": (lambda lines: lines.insert(-1, lines.pop(1)), "environment = "),
-    "kind": (lambda lines: lines.insert(2, {"x": {}}), "line 3: 'x'"),
+    "kind": (lambda lines: lines.insert(2, {"x": {}}), "line 3: unknown kind of row 'x'"),
     "list": (lambda lines: lines.insert(4, {"trial": []}), "line 5: trial "),
     "deep answer": (lambda lines: row(lines, "finding")["answer"]["quick"].update(a=nested(60)), "finding: answer = "),
 }
@@ -265,7 +265,7 @@ def test_a_study_that_cannot_be_written_leaves_the_file_that_was_there(file: Pat
         connection.commit()
     with (
         open_store(f"sqlite:///{copy}", write=False) as store,
-        pytest.raises(DatabaseError, match=r"'toy'.* cannot be used: visit .*steps_timed = 'many'"),
+        pytest.raises(DatabaseError, match=r"'toy'.* has an invalid row: visit .*steps_timed = 'many'"),
     ):
         store.write_study("toy", file)
     assert file.read_bytes() == content
