@@ -29,8 +29,8 @@ from bssearch.records.intervals import student_t
 
 VISIT_DEVIATION = 0.1
 VISIT_FREEDOM = 4
-"""Prior standard deviation of a log step time between visits, and its weight in degrees of freedom. Measured with digits
-at batch 16, 128 and 512 on two shared cores, idle and busy: 0.05 to 0.14 after correction.
+"""Prior standard deviation of a log step time between visits, and its weight in degrees of freedom. Measured with
+digits at batch 16, 128 and 512 on two shared cores, idle and busy: 0.05 to 0.14 after correction.
 """
 
 STEP_DEVIATION = 0.3

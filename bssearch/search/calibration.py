@@ -224,7 +224,7 @@ def confirm_out_of_memory(
     trials: Iterable[TrialRecord],
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Retry, in a fresh process, the smallest micro-batch size that ran out of memory in exactly one trial; store the result.
+    """Retry in a fresh process the smallest micro-batch size that ran out of memory in one trial; store the result.
 
     If it fits, the failure was chance and the size is used again until a second trial runs out of memory. External
     programs already run each trial in a fresh process.
