@@ -377,7 +377,7 @@ def _described(uses: dict[int, MemoryUse], size: int | None) -> str:
 def _devices_that_agree(
     executor: Executor, request: StepTimeRequest, alone: ProbeRecord, tell: Callable[[str], None]
 ) -> TimesSideBySide | None:
-    """Return the executor if steps timed in all slots at once take as long as ``alone``, within `FLAT_RATIO`; else None.
+    """Return the executor if steps timed in all slots take as long as ``alone``, within `FLAT_RATIO`; else None.
 
     Slots that share a device, or the CPU, are never timed side by side.
     """

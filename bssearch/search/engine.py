@@ -322,7 +322,7 @@ class Engine:
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
-        """Reset the history; whether checkpoints work and the quick answer are kept, because the store does not decide them."""
+        """Reset the history, but keep the quick answer and whether checkpoints work: changes lack both."""
         can_wait, quick = self.pruning.can_wait, self.history.quick
         self._remember(History(self.spec, (), self.history.probes, now=self.history.now))
         self.pruning.standings.can_wait, self.history.quick = can_wait, quick
