@@ -61,8 +61,8 @@ class Run:
 class Extrapolation:
     """Log predicted seconds to the target; all arrays have shape (runs,).
 
-    ``variance`` excludes seed noise. ``is_bound`` marks lower bounds. ``error`` is the standard deviation in log seconds
-    of a prediction from share F, per log 1/F.
+    ``variance`` excludes seed noise. ``is_bound`` marks lower bounds. ``error`` is the standard deviation in log
+    seconds of a prediction from share F, per log 1/F.
     """
 
     points: NDArray[np.int64]
@@ -88,7 +88,7 @@ class _Winner:
 def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Extrapolation | None:
     """Return the predictions of all informative runs; None without a reference run.
 
-    Above ``most_points`` points, keep the best three quarters and a sample of the rest, plus an eighth as many diverged.
+    Above ``most_points`` points, keep the best three quarters, a sample of the rest, and an eighth as many diverged.
     """
     shown = _that_have_shown(runs)
     gain = np.array([run.progress.gain for run in shown])

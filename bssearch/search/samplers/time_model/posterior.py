@@ -143,7 +143,7 @@ LEAST_LAW = 3e-4
 
 @dataclass(frozen=True)
 class Posterior:
-    """Log times of points: mean (points,), covariance (points, points) and seed noise; ``points`` are ascending indices."""
+    """Log times of ``points`` (ascending indices): mean (points,), covariance (points, points) and seed noise."""
 
     points: Indices
     mean: Numbers
