@@ -118,7 +118,6 @@ def heartbeat(beat: Callable[[], object]) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Seen:
-
     expires_at: datetime
     unrenewed_seconds: float = 0.0
 

@@ -17,7 +17,6 @@ from bssearch.spec.parts import PrunerSpec, made_with
 
 
 class Action(StrEnum):
-
     GO_ON = "go_on"
     STOP = "stop"
     WAIT = "wait"
@@ -52,7 +51,7 @@ class Standings:
 class Pruner:
     """No pruning: every trial runs to its target or its limit.
 
-    Subclasses prune; their constructor parameters are the options of a spec: ``pruner: {name: race, options: {lag: 2}}``.
+    Subclasses prune; their constructor parameters are options of a spec: ``pruner: {name: race, options: {lag: 2}}``.
     ``caps``: whether trials end at `Standings.cap` (adaptive capping; Hutter et al. 2009, ParamILS).
     """
 

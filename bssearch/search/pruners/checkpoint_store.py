@@ -81,8 +81,8 @@ class SilentStoreError(CheckpointError):
 class CheckpointStore:
     """The checkpoints of one study, in a folder below a URL named by the study's mark.
 
-    Methods block, and raise `CheckpointError` if the store fails or stays silent. Raises `UsageError` for an invalid URL or a
-    missing package.
+    Methods block, and raise `CheckpointError` if the store fails or stays silent. The constructor raises `UsageError`
+    for an invalid URL or a missing package.
     """
 
     def __init__(self, url: str, mark: str) -> None:

@@ -76,9 +76,9 @@ class CheckpointFolder:
 class Checkpoints:
     """The checkpoints of one study, independent of its name and database address.
 
-    Workers write to ``folder``, which is private because its files decide how trials resume. With a remote store, the driver
-    uploads (`send`) before a trial counts as paused and downloads (`bring`) before it resumes. ``refusal``: why checkpoints
-    are impossible; ``away``: why the store cannot be listed. Raises `UsageError` for an invalid store URL.
+    Workers write to ``folder``, which is private because its files decide how trials resume. With a remote store, the
+    driver uploads (`send`) before a trial counts as paused and downloads (`bring`) before it resumes. ``refusal``: why
+    checkpoints are impossible; ``away``: why the store cannot be listed. Raises `UsageError` for an invalid store URL.
     """
 
     def __init__(self, study: StudyRecord) -> None:

@@ -25,7 +25,8 @@ class Halt:
 class PruningController:
     """Keeps the standings of a study's search trials and asks its pruner.
 
-    ``saved`` are the paused trials with a checkpoint here; only those can resume. Trials outside the race are not pruned.
+    ``saved`` are the paused trials with a checkpoint here; only those can resume. Trials outside the race are never
+    pruned.
     """
 
     def __init__(self, spec: StudySpec, history: History, pruner: Pruner | None = None) -> None:

@@ -80,7 +80,7 @@ class OptunaPruner(Cap):
         return prunes
 
     def _tell(self, number: int, standings: Standings) -> None:
-        """Report a trial's end to Optuna; capped and limited trials count as complete, interrupted ones keep running."""
+        """Report a trial's end to Optuna; capped and limited trials are complete, interrupted ones still running."""
         state = standings.states.get(number)
         if state is None or not state.is_finished or state is TrialState.PAUSED:
             return

@@ -1,13 +1,13 @@
 """Pauses a trial whose pace is too slow compared with every winner so far.
 
-f: train seconds as a share of the incumbent's time to target T. u: progress, the largest share of a winner's own time at
-which that winner had no more than the trial's best gain. A trial is hopeless if both
+f: train seconds as a share of the incumbent's time to target T. u: progress, the largest share of a winner's own time
+at which that winner had no more than the trial's best gain. A trial is hopeless if both
 
     (f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1,
     f / u > ``slack``.
 
-First condition: it was f / u times slower and would have to be (1 − u) / (1 − f) times faster to end at T. Second: at its
-pace it ends past slack × T; earlier ends are within seed noise. `fast` ignores seed noise: ``slack`` 1.
+First condition: it was f / u times slower and would have to be (1 − u) / (1 − f) times faster to end at T. Second: at
+its pace it ends past slack × T; earlier ends are within seed noise. `fast` ignores seed noise: its ``slack`` is 1.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ FROM = 0.1
 class Pace(Cap):
     """Cap, and pause hopeless trials; resume them if a better winner gives them hope.
 
-    Before the first hit, trials pause on rungs. Afterwards promising paused trials resume by least predicted time t / u.
-    If trials cannot be saved, hopeless ones are stopped, and none pauses before the first hit.
+    Before the first hit, trials pause on rungs. Afterwards promising paused trials resume by least predicted time
+    t / u. If trials cannot be saved, hopeless ones are stopped, and none pauses before the first hit.
     """
 
     heeds_seed_noise = True

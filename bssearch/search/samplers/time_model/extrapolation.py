@@ -74,7 +74,6 @@ class Extrapolation:
 
 @dataclass(frozen=True, slots=True)
 class _Winner:
-
     gains: Numbers
     train_seconds: Numbers
     seconds: float
