@@ -150,6 +150,7 @@ class Leases:
         return self._store.mark_lost(self._study, is_alive=self.is_alive)
 
     def look(self) -> None:
+        """Record which leases were renewed since the last look."""
         leases, now = self._store.leases(self._study), self._clock()
         passed, self._looked_at = min(LONGEST_LOOK, now - self._looked_at), now
         for owner in {*self._seen} - {*leases}:
@@ -185,6 +186,7 @@ class Leases:
         return found
 
     def give_back(self, name: str) -> None:
+        """Release a claim if held."""
         if name in self._held:
             self._held.discard(name)
             self._store.release(self._study, name, owner=self.owner)

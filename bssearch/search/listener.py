@@ -13,12 +13,15 @@ class Listener:
         """The study was opened (database password masked)."""
 
     def note(self, message: str) -> None:
+        """Receive a notice."""
         pass
 
     def started(self, trial: TrialRecord, history: History) -> None:
+        """A trial started."""
         pass
 
     def observed(self, observed: TrialObserved) -> None:
+        """A trial was evaluated."""
         pass
 
     def ended(self, trial: TrialRecord, history: History) -> None:

@@ -69,6 +69,7 @@ class Shift:
 
     @property
     def is_ending(self) -> bool:
+        """Return whether no more trials start."""
         return self._is_ending
 
     @property
@@ -133,8 +134,10 @@ class Shift:
                 interrupts.ask()
 
     def wait(self) -> None:
+        """Record that the driver waits."""
         if self._waiting_since is None:
             self._waiting_since = self._clock()
 
     def work(self) -> None:
+        """Record that the driver works."""
         self._waiting_since = None

@@ -28,6 +28,7 @@ class WaitingTrials(Checkpoints):
 
     @property
     def are_saved(self) -> bool:
+        """Return whether trials are checkpointed."""
         return self._spec.pruner.checkpoint_gib > 0
 
     def found(self) -> tuple[frozenset[int], int]:
@@ -39,6 +40,7 @@ class WaitingTrials(Checkpoints):
         return held.saved, held.bytes
 
     def saves(self, plan: TrialPlan) -> bool:
+        """Return whether to checkpoint a planned trial."""
         return plan.phase is Phase.SEARCH and self.are_saved
 
     def stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:

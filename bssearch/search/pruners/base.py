@@ -17,6 +17,8 @@ from bssearch.spec.parts import PrunerSpec, made_with
 
 
 class Action(StrEnum):
+    """Decision about a trial after an evaluation."""
+
     GO_ON = "go_on"
     STOP = "stop"
     WAIT = "wait"

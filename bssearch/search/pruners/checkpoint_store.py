@@ -52,9 +52,11 @@ class Held:
 
     @property
     def bytes(self) -> int:
+        """Return the total bytes."""
         return sum(self.sizes.values())
 
     def without(self, numbers: Collection[int]) -> Held:
+        """Return a copy without some trials."""
         left = {number: size for number, size in self.sizes.items() if number not in numbers}
         return Held(self.saved.difference(numbers), left)
 
@@ -91,6 +93,8 @@ class CheckpointStore:
         self._shown = masked(url)
 
     def look(self) -> Held:
+        """List the stored trials."""
+
         def listed(_: OnProgress) -> Held:
             files, folder = self._opened
             files.invalidate_cache(folder)
@@ -178,10 +182,12 @@ class CheckpointStore:
             raise _UnfitError("it is damaged: its SHA-256 is not the one that was stored with it")
 
     def remove(self, number: int) -> None:
+        """Delete a trial's object."""
         names = f"trial-{number}.pt", f"trial-{number}.pt.part"
         self._ask(f"trial {number} cannot be deleted", lambda _: self._remove(*names))
 
     def clear(self) -> None:
+        """Delete all objects."""
         for number in self.look().sizes:
             self.remove(number)
 

@@ -42,6 +42,7 @@ class CheckpointFolder:
             file.write(bytes(2**20))
 
     def place(self, number: int) -> Path:
+        """Return the path of a trial's file."""
         return self.path / f"trial-{number}.pt"
 
     def look(self) -> Held:
@@ -70,6 +71,7 @@ class CheckpointFolder:
             self.path.rmdir()
 
     def clear(self) -> None:
+        """Delete the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -92,6 +94,7 @@ class Checkpoints:
 
     @property
     def folder(self) -> Path:
+        """Return the local folder."""
         return self._here.path
 
     def file_for(self, number: int) -> Path | None:
@@ -117,6 +120,7 @@ class Checkpoints:
         return True
 
     def has(self, number: int) -> bool:
+        """Return whether a trial is saved."""
         return number in self.held().saved
 
     def held(self) -> Held:

@@ -49,6 +49,7 @@ class PruningController:
 
     @property
     def can_wait(self) -> bool:
+        """Return whether trials can be saved."""
         return self.standings.can_wait
 
     def wait_no_more(self) -> None:
@@ -56,6 +57,7 @@ class PruningController:
         self.standings.can_wait = False
 
     def take(self, trial: TrialRecord) -> None:
+        """Add a trial from the history."""
         self._noise_is_old |= trial.state.is_finished
         if trial.phase is not Phase.SEARCH:
             return
@@ -114,11 +116,13 @@ class PruningController:
         return self.pruner.least_promising(self.standings)
 
     def paces_itself(self) -> bool:
+        """See `Pruner.paces_itself`."""
         self._refresh()
         return self.pruner.paces_itself(self.standings)
 
     @property
     def caps(self) -> bool:
+        """Return whether the pruner caps trials."""
         return self.pruner.caps
 
     @property
@@ -134,6 +138,7 @@ class PruningController:
 
     @property
     def slack(self) -> float:
+        """Return the factor of the cap."""
         self._refresh()
         return self.standings.slack
 

@@ -150,6 +150,7 @@ class Pace(Cap):
         return max(waiting, key=lambda one: (_predicted(waiting[one], standings), one), default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
+        """Return whether rungs limit trials before the first hit."""
         return standings.can_wait
 
     def is_hopeless(self, curve: Progress, standings: Standings) -> bool:

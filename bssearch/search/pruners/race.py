@@ -19,6 +19,7 @@ class Race(Cap):
         self.lag = lag
 
     def judge(self, number: int, standings: Standings) -> Action:
+        """Stop a trial that lags behind the incumbent."""
         curve = standings.curves[number]
         if not standings.winners or curve.now < FROM * standings.cap:
             return Action.GO_ON

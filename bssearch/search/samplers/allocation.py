@@ -90,6 +90,7 @@ def propose(history: History) -> Proposal | None:
 
 
 def propose_default(history: History) -> Proposal | None:
+    """Return the default configuration until tried."""
     default = history.spec.default_configuration
     if default.batch_size in history.feasible and not history.tried(default):
         return Proposal(default.batch_size, "default", uncapped=True)
@@ -103,6 +104,7 @@ def propose_evidence(history: History) -> Proposal | None:
 
 
 def evidence_is_due(history: History) -> bool:
+    """Return whether evidence trials may start."""
     return history.budget_share >= EVIDENCE_FROM
 
 

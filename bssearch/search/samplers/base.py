@@ -76,6 +76,7 @@ def decoded(
     uncapped: bool = False,
     expected_improvement: float | None = None,
 ) -> Choice:
+    """Return the choice of coordinates at a batch size."""
     return Choice(spec.space.decode(batch_size, sampled), sampled, uncapped, expected_improvement)
 
 

@@ -32,7 +32,7 @@ BELOW, ABOVE = 8, 16
 no more than this multiple of it. Choices."""
 
 FIRST = ((0.5, 2.0, 0.5), (1.0, 4.0, 1.0), (0.25, 1.0, 0.25))
-"""First trials: start and end relative to the best constant batch size, and the share of samples by which it has grown."""
+"""First trials: start and end relative to the best constant batch size, and share of samples at full growth."""
 
 RANDOM_TRIALS = 3
 """Random trials before TPE."""

@@ -47,6 +47,7 @@ class Grid(Sampler):
         return next((one for one in fitting if not history.tried(one.configuration)), None)
 
     def ending(self, history: History) -> str | None:
+        """Report when all combinations are tried."""
         if self.choose(history) is not None:
             return None
         fitting = self._fitting(history)

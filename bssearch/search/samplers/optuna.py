@@ -69,6 +69,7 @@ class Asker:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # CMA-ES warns at every choice of a category
 
     def ask(self, told: Iterable[FrozenTrial], seed: int) -> dict[str, ParameterValue]:
+        """Return coordinates to try."""
         params = self.study(told, seed).ask(self.distributions).params
         return {name: self._values[name][one] if name in self._values else one for name, one in params.items()}
 
@@ -177,10 +178,12 @@ class OptunaSampler(Sampler):
         return decoded(self.spec, proposal.batch_size, sampled, uncapped=proposal.uncapped)
 
     def ask(self, history: History, batch_size: int) -> dict[str, ParameterValue]:
+        """Return coordinates at a batch size."""
         near = neighbours(history, batch_size, self.startup_trials)
         return self.asker.ask(self.told(history, near), self.spec.seed + len(history.trials))
 
     def told(self, history: History, trials: Iterable[TrialRecord]) -> Iterator[FrozenTrial]:
+        """Yield trials in Optuna's form."""
         best = history.reference
         reference = None if best is None else history.curves.get(best.number)
         for trial in trials:

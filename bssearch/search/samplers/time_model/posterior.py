@@ -155,6 +155,7 @@ class Posterior:
         return {point: place for place, point in enumerate(self.points.tolist())}
 
     def place(self, point: int) -> int:
+        """Return a point's array position."""
         return self._places[point]
 
     def places(self, points: Sequence[int]) -> Indices:
