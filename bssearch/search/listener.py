@@ -14,15 +14,12 @@ class Listener:
 
     def note(self, message: str) -> None:
         """Receive a notice."""
-        pass
 
     def started(self, trial: TrialRecord, history: History) -> None:
         """A trial started."""
-        pass
 
     def observed(self, observed: TrialObserved) -> None:
         """A trial was evaluated."""
-        pass
 
     def ended(self, trial: TrialRecord, history: History) -> None:
         """A trial ended; the history includes it."""
