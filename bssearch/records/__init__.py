@@ -1,7 +1,7 @@
-"""The values that every layer speaks: requests, observations, outcomes and what is stored of them.
+"""Frozen records that all layers share: requests, observations, outcomes and stored rows.
 
-Units are in the names: seconds are floats, memory is in bytes, ``steps`` are optimizer steps, ``samples`` are
-training samples seen. All records are frozen.
+Names carry units: seconds are floats, memory is in bytes, ``steps`` are optimizer steps, ``samples`` are training
+samples seen.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Batches that grow during a trial: which size a step has follows from the samples seen before it.
+"""Batch-size schedules: a ladder of growing stages; the samples seen decide the stage of a step.
 
-A schedule is a ladder of stages, the first of them the configuration's own batch size. Between two stages only the
-batch size changes, its split into micro-batches, and the learning rate, which follows a rule from one size to the next.
-In a configuration it stands among the parameters, as texts and numbers that a database, an export and a command hold:
+Between two stages only the batch size, its split into micro-batches and the learning rate change. The schedule is
+stored in a configuration's parameters:
 
 * ``batch_schedule``: `geometric`, `linear`, `milestones` or `noise_scale`
-* ``batch_stages``: ``8192:64 16384:256/64``, from 8,192 samples on batches of 64, from 16,384 on of 256 in
-  micro-batches of 64; under `noise_scale`, which decides by itself when, ``64 256/64``
-* ``batch_rate_rule``: how the learning rate follows, `bssearch.records.scaling.LearningRateRule`
-* ``batch_noise_share``: under `noise_scale`, how many times the gradient noise scale the batch may be
+* ``batch_stages``: ``8192:64 16384:256/64`` means batches of 64 from sample 8,192 on, then of 256 in micro-batches of
+  64 from sample 16,384 on. `noise_scale` has no start samples: ``64 256/64``
+* ``batch_rate_rule``: a `bssearch.records.scaling.LearningRateRule`
+* ``batch_noise_share``: with `noise_scale`, the largest batch as a multiple of the gradient noise scale
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ RATE_RULE, NOISE_SHARE = "batch_rate_rule", "batch_noise_share"
 PARAMETERS = (BATCH_SCHEDULE, BATCH_STAGES, RATE_RULE, NOISE_SHARE)
 
 MOST_STAGES = 64
-"""Stages of a schedule at most: a choice; each has shapes of its own, which are warmed up and timed."""
+"""Maximum number of stages; each has its own shapes to warm up and time."""
 
 _STAGE = re.compile("(?:(?P<start>N):)?(?P<size>N)(?:/(?P<micro>N))?".replace("N", "[0-9]{1,15}"))
-"""Numbers up to 15 digits, which a float holds exactly."""
+"""At most 15 digits per number: a float holds them exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Steps of ``batch_size`` samples in micro-batches of ``micro_batch_size``, from ``start_samples`` seen on."""
+    """One stage; it starts after ``start_samples`` samples."""
 
     start_samples: int
     batch_size: int
@@ -46,15 +45,16 @@ class Stage:
 
     @property
     def accumulation_steps(self) -> int:
-        """Return how many micro-batches make a step."""
+        """Return the number of micro-batches per step."""
         return self.batch_size // self.micro_batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSchedule:
-    """The stages of a trial, ascending in both; under `noise_scale` all begin at 0 samples, and the trial says when.
+    """The stages of a trial in ascending order.
 
-    ``noise_share`` × the gradient noise scale is the largest batch that it may have then, None under other names.
+    With `noise_scale` every stage starts at 0 samples because the trial decides when to grow; its batch may reach
+    ``noise_share`` × the gradient noise scale. Otherwise ``noise_share`` is None.
     """
 
     name: BatchScheduleName
@@ -64,17 +64,17 @@ class BatchSchedule:
 
     @property
     def is_measured(self) -> bool:
-        """Return whether the trial decides by what it measures when it grows."""
+        """True if the trial measures its noise scale to decide when to grow."""
         return self.noise_share is not None
 
     def rate_factor(self, batch_size: int) -> float:
-        """Return what the learning rate of the first stage is multiplied by at another's batch size."""
+        """Return the learning-rate factor at a batch size, relative to the first stage."""
         return learning_rate_factor(self.rate_rule, batch_size, self.stages[0].batch_size)
 
     def steps_by_stage(self, steps: float) -> list[tuple[Stage, float]]:
-        """Return how many of the first ``steps`` optimizer steps each stage has, but for those that have none.
+        """Split the first ``steps`` optimizer steps by stage; stages without a step are omitted.
 
-        A stage goes on to the end of the step in which the next one begins.
+        A stage ends with the step during which the next stage starts.
         """
         found, samples, left = [], 0, steps
         for stage, following in zip(self.stages, [*self.stages[1:], None], strict=True):
@@ -88,17 +88,17 @@ class BatchSchedule:
         return found
 
     def samples_after(self, steps: float) -> float:
-        """Return the samples that the first ``steps`` optimizer steps see; between two whole numbers by a line."""
+        """Return the samples seen in the first ``steps`` optimizer steps, interpolated linearly."""
         return math.fsum(stage.batch_size * taken for stage, taken in self.steps_by_stage(steps))
 
     @property
     def text(self) -> str:
-        """Return the stages after the first one, as a configuration has them."""
+        """Return the stages after the first in the format of ``batch_stages``."""
         return " ".join(map(self._said, self.stages[1:]))
 
     @property
     def in_words(self) -> str:
-        """Return the sizes and when each begins, for people."""
+        """Describe the sizes and their starts."""
         first, *later = self.stages
         if self.is_measured:
             sizes = ", ".join(str(one.batch_size) for one in later)
@@ -113,10 +113,12 @@ class BatchSchedule:
 
 
 def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
-    """Return the schedule of a configuration, None of one whose batch size stays.
+    """Return the schedule of a configuration, or None if its batch size is constant.
 
-    Raises `UsageError` for one that means nothing: a name, stage, rule or share that there is not, a batch that does
-    not grow from stage to stage, or that is not made of its micro-batches, and a stage without a step of its own.
+    Raises:
+        UsageError: If a name, stage, rule or share is invalid, a batch does not grow or is no multiple of its
+        micro-batch,
+            or a stage is shorter than one step.
     """
     name = configuration.parameters.get(BATCH_SCHEDULE)
     if name is None:
@@ -136,16 +138,17 @@ def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
 
 
 def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> tuple[Stage, ...]:
-    """Return the stages of a configuration's schedule; without one all of it is one."""
+    """Return the stages of a schedule; without one, a single stage."""
     if schedule is not None:
         return schedule.stages
     return (Stage(0, configuration.batch_size, configuration.micro_batch_size),)
 
 
 def constant_configurations(configuration: Configuration) -> list[Configuration]:
-    """Return the configuration of each stage as one whose batch size stays, with the learning rate that it has there.
+    """Return one constant configuration per stage, with the stage's learning rate.
 
-    Of one whose batch size stays it is the configuration itself. Raises what `batch_schedule_of` does.
+    Raises:
+        UsageError: If the schedule is invalid.
     """
     schedule = batch_schedule_of(configuration)
     if schedule is None:
@@ -165,9 +168,10 @@ def constant_configurations(configuration: Configuration) -> list[Configuration]
 
 
 def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -> Configuration:
-    """Return a configuration that begins with the schedule's first stage, its learning rate as it was.
+    """Return the configuration with this schedule; the learning rate becomes that of the first stage.
 
-    Raises `UsageError` where the schedule means nothing.
+    Raises:
+        UsageError: If the schedule is invalid.
     """
     first = schedule.stages[0]
     share = {} if schedule.noise_share is None else {NOISE_SHARE: schedule.noise_share}
@@ -190,7 +194,7 @@ def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -
 
 
 def sizes_in_words(configuration: Configuration) -> str:
-    """Return the batch size of a configuration, or those of its stages: "16 → 64 → 256"."""
+    """Return the batch size, or the sizes of all stages: "16 → 64 → 256"."""
     if not configuration.grows:
         return str(configuration.batch_size)
     schedule = batch_schedule_of(configuration)
@@ -200,10 +204,10 @@ def sizes_in_words(configuration: Configuration) -> str:
 def growing(
     name: Literal["geometric", "linear"], sizes: Sequence[int], from_samples: float, until_samples: float
 ) -> list[tuple[int, int]]:
-    """Return (samples, batch size) of each change along a ladder of sizes, from the first to the last of them.
+    """Return (samples, batch size) of each change along a ladder of sizes.
 
-    log B (`geometric`) or B (`linear`) rises from the first size at ``from_samples`` to the last one at
-    ``until_samples``, and each size begins where it is reached.
+    log B (`geometric`) or B (`linear`) rises linearly from ``from_samples`` to ``until_samples``; a size starts when
+    the line reaches it.
     """
     first, last = sizes[0], sizes[-1]
     shares = [
@@ -267,12 +271,12 @@ def _check(schedule: BatchSchedule) -> None:
 
 
 Point = tuple[int, int, float]
-"""Steps, samples and train seconds of a trial until some moment."""
+"""(steps, samples, train seconds) since the start of the trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStage:
-    """What a trial ran of one stage, which began after ``start_samples``; ``learning_rate`` is the peak there."""
+    """The part of a trial that ran one stage; ``learning_rate`` is the peak."""
 
     start_samples: int
     batch_size: int
@@ -284,11 +288,13 @@ class RunStage:
 
 
 def run_stages(trial: TrialRecord, curve: Sequence[Observation]) -> list[RunStage]:
-    """Return the stages that a trial ran, in order; none of one whose batch size stays, or that took no step.
+    """Return the stages that a trial ran, in order; empty if its batch size was constant or it took no step.
 
-    Where the trial decided by what it measured, the sizes are the samples over the steps between its evaluations, at
-    which alone it grows. Else they follow from its schedule, and the train seconds of a change between two evaluations
-    lie on a line over the samples. Raises what `batch_schedule_of` does.
+    A measured schedule grows only at evaluations, so sizes are samples / steps between them. Otherwise stages follow
+    from the schedule, and train seconds are interpolated linearly over samples.
+
+    Raises:
+        UsageError: If the schedule is invalid.
     """
     schedule = batch_schedule_of(trial.configuration)
     points = _points(trial, curve)
@@ -310,7 +316,6 @@ def run_stages(trial: TrialRecord, curve: Sequence[Observation]) -> list[RunStag
 
 
 def _points(trial: TrialRecord, curve: Sequence[Observation]) -> list[Point]:
-    """Return where the trial was at its beginning, at its evaluations and at its end."""
     found: list[Point] = [(0, 0, 0.0)]
     ran = [(one.step, one.samples, one.train_seconds) for one in curve]
     if trial.outcome is not None:
@@ -345,7 +350,7 @@ def _as_measured(schedule: BatchSchedule, points: Sequence[Point]) -> list[tuple
 
 
 def _seconds_at(samples: int, points: Sequence[Point]) -> float:
-    """Return the train seconds until so many samples, between two points by a line."""
+    """Interpolate train seconds linearly over samples."""
     for start, end in itertools.pairwise(points):
         if samples <= end[1]:
             return start[2] + (end[2] - start[2]) * (samples - start[1]) / (end[1] - start[1])

@@ -1,4 +1,4 @@
-"""Learning curves: the best so far, and where a target is crossed."""
+"""Learning curves: best-so-far values, target crossings and sparklines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bssearch.records import Observation, Target, TrialOutcome
 
 
 class Progress:
-    """The best-so-far gains of one trial at its evaluations, as far as it ran."""
+    """Best-so-far gains of one trial at its evaluations."""
 
     __slots__ = ("gains", "train_seconds")
 
@@ -21,38 +21,37 @@ class Progress:
 
     @property
     def now(self) -> float:
-        """Return the train seconds of the last evaluation, 0 before the first."""
+        """Return the train seconds of the last evaluation; 0 before the first."""
         return self.train_seconds[-1] if self.train_seconds else 0.0
 
     @property
     def gain(self) -> float:
-        """Return the best gain so far, −∞ before the first evaluation."""
+        """Return the best gain so far; −∞ before the first evaluation."""
         return self.gains[-1] if self.gains else -math.inf
 
     def add(self, train_seconds: float, gain: float) -> None:
-        """Take in an evaluation; a gain that is not a number changes nothing."""
+        """Add an evaluation; a NaN gain leaves the best gain unchanged."""
         self.train_seconds.append(train_seconds)
         self.gains.append(gain if gain > self.gain else self.gain)
 
     @property
     def when_best(self) -> float:
-        """Return the train seconds of the first evaluation that had the best gain."""
+        """Return the train seconds of the first evaluation with the best gain."""
         return self.train_seconds[bisect_left(self.gains, self.gain)]
 
     def index_from(self, train_seconds: float) -> int:
-        """Return the place of the first evaluation at a moment or later."""
+        """Return the index of the first evaluation at ``train_seconds`` or later."""
         return bisect_left(self.train_seconds, train_seconds)
 
     def at(self, train_seconds: float) -> float | None:
-        """Return the best gain at a moment, that of the last evaluation until then; None before the first."""
+        """Return the best gain at ``train_seconds``; None before the first evaluation."""
         index = bisect_right(self.train_seconds, train_seconds) - 1
         return self.gains[index] if index >= 0 else None
 
     def when(self, gain: float) -> float:
-        """Return the last train seconds at which the trial had no more than a gain, interpolated between evaluations.
+        """Return the train seconds at which the best gain last equalled ``gain``, interpolated between evaluations.
 
-        On a plateau that is its end. Of what the first evaluation exceeds, those of the first; of what none exceeds,
-        those of the last.
+        On a plateau this is its end. Clamped to the first and last evaluation.
         """
         index = bisect_right(self.gains, gain)
         if index == 0:
@@ -68,7 +67,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Where a target was first met: inside the interval from the last miss to the first hit.
+    """The interval from the last miss to the first hit of a target.
 
     ``steps`` (rounded up) and ``train_seconds`` are interpolated inside it by the same fraction.
     """
@@ -82,10 +81,9 @@ class Crossing:
 
 
 def crossing(previous: Observation | None, hit: Observation, target: Target) -> Crossing:
-    """Return where the target was crossed between two successive evaluations, the second of which meets it.
+    """Return the crossing between two consecutive evaluations; ``hit`` meets the target.
 
-    The fraction is that of the metric gap covered: (target − miss) / (hit − miss). Without a previous evaluation the
-    target was met at once.
+    The fraction is (target − miss) / (hit − miss). Without a previous evaluation, the hit itself is the crossing.
     """
     if previous is None:
         return Crossing(hit.step, hit.train_seconds, hit.step, hit.train_seconds, hit.step, hit.train_seconds)
@@ -102,7 +100,7 @@ def crossing(previous: Observation | None, hit: Observation, target: Target) -> 
 
 
 def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
-    """Return the outcome of a trial that crossed its target there."""
+    """Return the outcome with the fields of this crossing."""
     return replace(
         outcome,
         time_to_target_s=found.train_seconds,
@@ -115,7 +113,7 @@ def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
 
 
 def first_crossing(observations: Sequence[Observation], target: Target) -> Crossing | None:
-    """Return where a trial's observations, in time order, first meet a target; None where they never do."""
+    """Return the first crossing in time-ordered observations; None if they never meet the target."""
     previous = None
     for observation in observations:
         if target.is_met_by(observation.metric):
@@ -125,7 +123,7 @@ def first_crossing(observations: Sequence[Observation], target: Target) -> Cross
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Return values as a line of block characters, at most ``width`` long; empty for no values."""
+    """Return values as block characters, at most ``width`` of them; empty if there are no values."""
     blocks = "▁▂▃▄▅▆▇█"
     if len(values) > width:
         values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]

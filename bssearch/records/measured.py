@@ -1,4 +1,4 @@
-"""What was measured: of a trial as it runs and when it has ended, of steps, of memory, of gradient noise."""
+"""Measurements: outcomes of trials, step times, memory and gradient noise."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from bssearch.records.question import Configuration, TrialState
 
 COULD_NOT_PAUSE = "could not be paused"
-"""Stands in the reason of a trial that was to be paused and could not be saved."""
+"""Part of the reason of a trial whose checkpoint could not be saved."""
 
 REFUSED = "refused: "
-"""The reason of a failed trial begins with it if the spec does not allow its configuration: nothing was trained."""
+"""Prefix of the reason of a trial that failed untrained because the spec forbids its configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One evaluation during a trial; ``loss`` is the mean since the last.
+    """One evaluation during a trial; ``loss`` is the mean since the previous one.
 
-    ``train_seconds`` exclude evaluation and, where one thread of the CPU does the work and the kernel tells, the waits
-    for a CPU: by them trials race, and by them the target is reached.
+    ``train_seconds`` exclude evaluation and, if one CPU thread does the work and the kernel reports it, waits for a
+    CPU. Trials are compared by these seconds.
     """
 
     step: int
@@ -33,11 +33,11 @@ class Observation:
 
 
 class MemoryBasis(StrEnum):
-    """What the peak memory of a trial is the peak of.
+    """How peak memory was measured.
 
-    ``device``: what tensors held on a GPU. ``resident``: how far the resident set of the trial's process grew past
-    what it was when the trial's model was made, by the kernel's high-water mark. ``resident_sampled``: the same from
-    samples of the resident set, where the mark cannot be reset; a peak between two samples is missed.
+    ``device``: tensors on a GPU. ``resident``: growth of the process's resident set since its model was made, by the
+    kernel's high-water mark. ``resident_sampled``: the same by sampling, if the mark cannot be reset; short peaks are
+    missed.
     """
 
     DEVICE = "device"
@@ -46,9 +46,9 @@ class MemoryBasis(StrEnum):
 
 
 class SecondsBasis(StrEnum):
-    """Whose the train seconds of a trial are where bssearch did not measure them: of any program.
+    """Source of train seconds that bssearch did not measure (external programs).
 
-    ``reported``: the program's own. ``wall``: from its first reported step on, evaluation and all else included.
+    ``reported``: by the program. ``wall``: wall time since its first reported step, including evaluation.
     """
 
     REPORTED = "reported"
@@ -57,12 +57,11 @@ class SecondsBasis(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNoise:
-    """The gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval; None where it was not measured.
+    """Gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval; None if not measured.
 
-    Where ‖G‖² cannot be told from zero ``scale`` and ``high`` are None: the scale is ``low`` or more. The ``adam``
-    figures are of gradients preconditioned as Adam does it (None under other optimizers). ``passes`` counts the
-    independent measurements behind them, which took ``seconds``. ``trace`` and ``square`` are their mean estimates of
-    tr Σ and ‖G‖², known from the first pass on: too few passes for an interval are pooled over trials by these.
+    If ‖G‖² is indistinguishable from zero, ``scale`` and ``high`` are None and the scale is at least ``low``. The
+    ``adam`` fields use gradients preconditioned as in Adam. ``trace`` and ``square`` are mean estimates of tr Σ and
+    ‖G‖² over ``passes`` independent passes; trials with too few passes for an interval are pooled by them.
     """
 
     scale: float | None = None
@@ -81,11 +80,10 @@ class GradientNoise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
-    """What a device's own counters say of a trial; None where there are none, never 0.
+    """Readings of the device's own counters; None, never 0, if unavailable.
 
-    ``energy_joules`` and ``mean_power_watts`` are of the whole device in the train segments, ``mean_clock_mhz`` is the
-    mean of the streaming multiprocessors' clock at the evaluations, and ``throttle_reasons`` lists what slowed the
-    device down (comma-separated; empty where nothing did).
+    Energy and power cover the whole device during training. ``mean_clock_mhz`` averages the SM clock at evaluations.
+    ``throttle_reasons`` is comma-separated; empty if the device was not throttled.
     """
 
     energy_joules: float | None = None
@@ -96,24 +94,26 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
-    """How a trial ended and what it measured; None where it was not measured.
+    """How a trial ended and its measurements; None if not measured.
 
-    train + evaluation + warm-up + other seconds are four ledgers, each timed on its own; ``wall_seconds`` is timed
-    apart. ``undelayed_train_seconds`` are the train seconds less those that the thread waited for a CPU, where one did
-    the work, and ``reference_seconds`` is what a small fixed kernel took meanwhile (`bssearch.training.contention`).
-    ``host_bound_share`` is the share of the train seconds, 0 to 1, in which the host did not wait for a CUDA device,
-    see `bssearch.training.clock.CudaClock.host_bound_share`; None on the CPU and in a loop of the user's own.
-    The crossing of the target is kept as the interval (last miss, first hit); ``time_to_target_s`` and
-    ``steps_to_target`` are interpolated inside it by the same fraction. Without a crossing the last miss is the last
-    evaluation: all that is known of the time to the target is that it is longer. ``tokens`` are those of the samples
-    seen, where the workload says how many a sample has. ``data_placement`` says where the training part lay,
-    ``device`` or ``host``; ``further_test_metrics`` are those that the workload reports beside the target's, on the
-    test part, None where there are none; ``skipped_steps`` counts the steps that fp16's loss scaling left out, None in
-    other precisions; ``peak_memory_basis`` says what ``peak_memory_bytes`` is the peak of, None where there is no peak;
-    ``data_seconds`` are those train seconds in which a loop of the user's own waited for data, and ``seconds_basis``
-    says whose the train seconds are, None where bssearch measured them; ``warnings`` are sentences on what makes the
-    figures less than they seem. ``device`` is where the trial's slot trained it, such as ``cuda:1``, and
-    ``device_uuid`` which one of all devices that is, as the driver of an NVIDIA GPU names it; None on the CPU.
+    Train, evaluation, warm-up and other seconds are timed separately, and ``wall_seconds`` apart from them. Target
+    crossing is the interval (last miss, first hit); without a crossing the last miss is the last evaluation, a lower
+    bound.
+
+    Attributes:
+        undelayed_train_seconds: Train seconds minus waits for a CPU, if one thread did the work.
+        reference_seconds: Time of a small fixed kernel meanwhile (`bssearch.training.contention`).
+        host_bound_share: Share of train seconds, 0 to 1, in which the host did not wait for a CUDA device
+            (`bssearch.training.clock.CudaClock.host_bound_share`); None on the CPU and in a user's own loop.
+        tokens: Tokens of the samples seen, if the workload defines tokens per sample.
+        further_test_metrics: Reported test metrics other than the target's.
+        skipped_steps: Steps skipped by fp16 loss scaling; None in other precisions.
+        data_placement: ``device`` or ``host``.
+        data_seconds: Train seconds that a user's own loop spent waiting for data.
+        seconds_basis: None if bssearch measured the train seconds.
+        warnings: Sentences on limits of these measurements.
+        device: The slot's device, such as ``cuda:1``.
+        device_uuid: UUID from the NVIDIA driver; None on the CPU.
     """
 
     state: TrialState
@@ -157,7 +157,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TrialObserved:
-    """A running trial was evaluated: a worker's message, which driver, engine and boards get as it is."""
+    """Worker message: a running trial was evaluated."""
 
     number: int
     observation: Observation
@@ -165,7 +165,7 @@ class TrialObserved:
 
 @dataclass(frozen=True, slots=True)
 class TrialStop:
-    """A running trial is to end in a state within one step: paused, pruned, capped or cancelled."""
+    """Command to end a running trial within one step: paused, pruned, capped or cancelled."""
 
     number: int
     state: TrialState
@@ -174,9 +174,9 @@ class TrialStop:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnded:
-    """A trial has ended: a worker's message. ``log`` is the output of the user's code during the trial.
+    """Worker message: a trial ended. ``log`` is the output of the user's code.
 
-    A ``broken`` worker (its device failed) can run no other trial.
+    A ``broken`` worker (its device failed) cannot run another trial.
     """
 
     number: int
@@ -187,12 +187,11 @@ class TrialEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of one optimizer step: the median, and its 95 % interval.
+    """Seconds of one optimizer step: median and 95 % interval.
 
-    ``settled`` says whether the interval came within the asked precision before the time was up.
-    ``undelayed_step_seconds`` are without waits for a CPU, if one thread does the work; ``reference_seconds`` are those
-    of a small fixed kernel meanwhile. ``host_bound_share`` is as in `TrialOutcome`. ``contended``: another program used
-    the device, as ``reason`` says.
+    ``settled`` is True if the interval reached the requested precision in time. ``undelayed_step_seconds`` exclude
+    waits for a CPU, if one thread does the work; ``reference_seconds`` time a small fixed kernel meanwhile.
+    ``contended``: another program used the device (see ``reason``).
     """
 
     batch_size: int
@@ -211,9 +210,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime(Timing):
-    """The time of a step and of one evaluation, or ``out_of_memory``, with the ``reason``.
+    """Time of a step and of one evaluation, or ``out_of_memory`` with its ``reason``.
 
-    ``update_seconds`` is the part of a step that is done once whatever the accumulation.
+    ``update_seconds`` is the part of a step that does not depend on accumulation.
     """
 
     evaluation_seconds: float | None
@@ -223,7 +222,7 @@ class StepTime(Timing):
 
     @classmethod
     def where_memory_ran_out(cls, configuration: Configuration) -> StepTime:
-        """Return the answer for a configuration that does not fit."""
+        """Return the result for a configuration that does not fit."""
         return StepTime(
             batch_size=configuration.batch_size,
             micro_batch_size=configuration.micro_batch_size,
@@ -237,9 +236,9 @@ class StepTime(Timing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit(Timing):
-    """The step time of a batch size as one visit found it.
+    """Step time of a batch size in one visit.
 
-    A ``visit`` is a round over batch sizes, one soon after the other: a slow machine slows all of them.
+    A ``visit`` is one quick round over batch sizes, so that a slow machine slows them all.
     """
 
     visit: int
@@ -248,10 +247,10 @@ class Visit(Timing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeError:
-    """How far a step time from several visits may be off: standard errors of its logarithm.
+    """Standard errors of a log step time, from the differences between visits.
 
-    ``own`` is the batch size's, with its degrees of ``freedom``; ``common`` is of all batch sizes alike, and in no
-    ratio of two. Both come from the differences between visits.
+    ``own`` belongs to the batch size, with ``freedom`` degrees of freedom. ``common`` is shared by all batch sizes and
+    cancels in ratios.
     """
 
     own: float
@@ -262,9 +261,9 @@ class StepTimeError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """What a micro-batch size needed: ``peak_memory_bytes`` where it is known, ``reason`` where it does not fit.
+    """Peak memory of a micro-batch size, if known, and the ``reason`` if it does not fit.
 
-    On a GPU the peak is what tensors held; on the CPU it is the resident memory of the whole process.
+    The peak covers tensors on a GPU, or the resident memory of the whole process on the CPU.
     """
 
     micro_batch_size: int
@@ -275,9 +274,9 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseMeasurement:
-    """A gradient noise scale, and where in the training it was measured: the ``step`` and the metric there.
+    """Gradient noise scale with the ``step`` and metric at which it was measured.
 
-    ``reason`` says why it was not near the target, None where it was.
+    ``reason`` is None if that was near the target.
     """
 
     batch_size: int
@@ -290,13 +289,13 @@ class NoiseMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where trials ran. Seconds compare only between equal fingerprints.
+    """Machine and software of a trial. Seconds are comparable only if fingerprints are equal.
 
-    ``device_memory_bytes`` is what the device has, or the smaller limit that was set. ``workload_revision`` is the
-    digest of the workload's file, ``git_revision`` the commit of the repository it lies in (with ``+`` where that file
-    differs from it), and ``git_dirty`` says whether any file that the repository tracks does; None where nobody knows.
-    ``libraries`` are further versions, each ``name version`` in the order of their names: those that bssearch stands
-    on, and those that the workload imports and that decide what it trains; none where an older bssearch ran.
+    Fields are None if unknown. ``device_memory_bytes`` is the device's size or a smaller configured limit.
+    ``workload_revision`` is the digest of the workload's file, ``git_revision`` its repository's commit with ``+`` if
+    that file was modified, and ``git_dirty`` tells if any tracked file was. ``libraries`` lists further ``name
+    version`` pairs, sorted: bssearch's dependencies and relevant imports of the workload. It is empty in records of
+    older releases.
     """
 
     device_name: str
@@ -317,17 +316,17 @@ class Environment:
 
     @property
     def library_versions(self) -> dict[str, str]:
-        """Return the versions of `libraries` by name."""
+        """Return versions by library name."""
         return {name: version for name, _, version in (one.partition(" ") for one in self.libraries)}
 
     @property
     def fingerprint(self) -> str:
-        """Return what binds a study to one kind of device: its name, the precision and the compile mode."""
+        """Return the device name, precision and compile mode, which must match within a study."""
         return f"{self.device_name} · {self.precision} · compile {self.compile_mode}"
 
 
 def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
-    """Return an outcome as one flat mapping: the figures of the noise scale and the device stand beside the others."""
+    """Return an outcome as a flat dict that includes the noise and device fields."""
     fields = asdict(outcome)
     noise, use = fields.pop("noise"), fields.pop("device_use")
     return {**fields, **{f"noise_{name}": value for name, value in noise.items()}, **use}
@@ -335,11 +334,11 @@ def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchMeasurement:
-    """How a branch of a longer run ended: the target's metric at the ``checkpoint``, and the mean at the branch's end.
+    """Metric at a ``checkpoint`` of a longer run and after branching from it.
 
-    ``metric`` is None where it diverged. ``digest`` is that of all that decides its end: the content of the checkpoint,
-    and the request. ``start_samples`` are those seen at the checkpoint, None where nobody says; ``samples`` those of
-    the branch; ``learning_rate`` is the peak, which a schedule multiplies.
+    ``metric`` is None if the branch diverged. ``digest`` covers the checkpoint's content and the request.
+    ``start_samples`` are samples seen at the checkpoint, None if unknown; ``samples`` are the branch's.
+    ``learning_rate`` is the peak.
     """
 
     digest: str

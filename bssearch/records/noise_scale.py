@@ -1,17 +1,15 @@
-"""The gradient noise scale tr Σ / ‖G‖², estimated from the norms of gradients over few and over more samples.
+"""Gradient noise scale tr Σ / ‖G‖² from gradient norms over small and large batches.
 
-G is the gradient over the whole training part, Σ the covariance of the gradients of its single samples (divisor N − 1).
-McCandlish et al. 2018 (arXiv 1812.06162, appendix A) take both from two squared norms: with b and B samples drawn
-independently, E‖G_b‖² = ‖G‖² + tr Σ / b, and the same for B. Samples drawn without replacement from N vary less, by the
-finite population correction: E‖G_b‖² = ‖G‖² + tr Σ · (1/b − 1/N). Both moments are unbiased for a single pass; they are
-averaged over the passes apart, and only the averages are divided, since the mean of ratios is biased without bound.
+G is the gradient over the training part, Σ the covariance of per-sample gradients (divisor N − 1). McCandlish et al.
+2018 (arXiv 1812.06162, appendix A): E‖G_b‖² = ‖G‖² + tr Σ / b for b independent samples. Without replacement from N,
+the finite population correction gives ‖G‖² + tr Σ · (1/b − 1/N). Both moments are unbiased per pass. They are averaged
+separately and only then divided, because the mean of ratios has unbounded bias.
 
-The interval is Fieller's for a ratio of means (1954), with the covariance of the means from the circular block
-bootstrap (Politis & Romano 1992) in its closed form, so that nothing is drawn, and Student's t for as many degrees of
-freedom as there are blocks less one. Where ‖G‖² cannot be told from zero it has no upper end, and "low or more" is
-what remains. Measured: share of 1,000 runs (Gaussian gradients in 64 dimensions, eight small batches of eight a pass)
-whose nominal 95 % interval holds the exact value, in brackets the share of "low or more", by the ratio of the noise
-scale to the samples of a pass; and, for comparison, what percentiles of block-bootstrapped ratios hold.
+The interval is Fieller's for a ratio of means (1954). The covariance is the closed form of the circular block
+bootstrap (Politis & Romano 1992), and Student's t has blocks − 1 degrees of freedom. If ‖G‖² is indistinguishable from
+zero, the interval has no upper end ("low or more"). Measured coverage of nominal 95 % intervals in 1,000 runs (Gaussian
+gradients, 64 dimensions, eight small batches of eight per pass), by noise scale / samples of a pass; in brackets the
+share of "low or more"; last column: percentiles of block-bootstrapped ratios.
 
 ======  ==========  ==========  ===========  ==================
 passes  0.25        1           8            percentiles
@@ -37,39 +35,40 @@ from bssearch.records import GradientNoise
 from bssearch.records.intervals import student_t
 
 CRITICAL_BATCH_OCTAVES = 1.5
-"""A gradient noise scale tells the critical batch size within so many octaves, one standard deviation: the two are 1.5
-to 8 times apart in McCandlish et al. 2018 (arXiv 1812.06162, table 1)."""
+"""Standard deviation, in octaves, of the critical batch size given the noise scale: they differ by 1.5 to 8 times in
+McCandlish et al. 2018 (arXiv 1812.06162, table 1).
+"""
 
 FEWEST_PASSES = 8
 """With fewer, an interval would rest on fewer than four blocks."""
 
 FEWEST_TRIALS = 3
-"""Trials that an interval over trials takes, as many as any interval over seeds: a choice."""
+"""Minimum trials for an interval over trials, as for seeds."""
 
 CONFIDENCE = 0.95
-"""The share of intervals that hold the scale; the convention, here as in every answer."""
+"""Confidence of the interval."""
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """Squared gradient norms of one pass: ``small`` is the mean over its small batches, ``big`` that of their mean."""
+    """Squared gradient norms of one pass: mean over its small batches, and norm of their mean gradient."""
 
     small: float
     big: float
 
     @property
     def are_finite(self) -> bool:
-        """Whether they can be used at all."""
+        """True if both norms are finite."""
         return math.isfinite(self.small) and math.isfinite(self.big)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One measurement: ``small_batches`` (two or more) of ``small_batch`` samples, all different, out of ``samples``.
+    """``small_batches`` (≥ 2) disjoint batches of ``small_batch`` samples, out of ``samples``.
 
-    ``adam`` are the norms after each element was divided as Adam does it; None under other optimizers.
+    ``adam`` are norms of gradients preconditioned as in Adam; None with other optimizers.
     """
 
     small_batch: int
@@ -81,7 +80,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A noise scale in samples and its 95 % interval; without ``high`` it is ``low`` or more, without both unknown."""
+    """Noise scale in samples with its 95 % interval; unbounded if ``high`` is None, unknown if ``low`` is too."""
 
     scale: float | None = None
     low: float | None = None
@@ -89,16 +88,16 @@ class Interval:
 
     @property
     def relative_half_width(self) -> float:
-        """Half the width over the scale; infinite where the interval has no upper end."""
+        """Half the width / scale; infinite if the interval has no upper end."""
         if self.scale is None or self.low is None or self.high is None:
             return math.inf
         return (self.high - self.low) / (2 * self.scale) if self.scale > 0 else 0.0
 
 
 def gradient_noise(passes: Sequence[Pass], seconds: float | None = None) -> GradientNoise:
-    """Return what passes, which took ``seconds``, say of the noise scale, plain and as Adam sees it.
+    """Estimate the noise scale, plain and Adam-preconditioned, from passes that took ``seconds``.
 
-    Of fewer than `FEWEST_PASSES` the mean moments are all there is, of none nothing.
+    With fewer than `FEWEST_PASSES` passes only the moments are set.
     """
     if not passes:
         return GradientNoise(seconds=seconds)
@@ -109,14 +108,13 @@ def gradient_noise(passes: Sequence[Pass], seconds: float | None = None) -> Grad
 
 
 def pooled(trials: Sequence[GradientNoise]) -> GradientNoise:
-    """Return the noise scale from the passes of several trials together, most of which have too few of their own.
+    """Pool the noise scale over trials that have too few passes alone.
 
-    The moments are averaged over all passes and only the averages are divided. The interval rests on the differences
-    between trials, each of which counts as one: so what differs between their weights, seeds and configurations is in
-    it as well. Fewer than `FEWEST_TRIALS` trials give the moments and no interval. Measured: of 1,000 sets of trials
-    (Gaussian gradients in 64 dimensions, one to four passes a trial of two small batches of 32) the share with an
-    interval, in brackets "low or more" among them, and the share of these nominal 95 % intervals that hold the exact
-    value, by the ratio of the noise scale to the samples of a pass.
+    Moments are averaged over all passes, then divided. The interval rests on differences between trials, so it includes
+    variation of weights, seeds and configurations. With fewer than `FEWEST_TRIALS` trials there is no interval.
+    Measured in 1,000 sets of trials (Gaussian gradients, 64 dimensions, one to four passes of two small batches of 32):
+    share with an interval, in brackets "low or more" among them, then coverage of the nominal 95 %, by noise scale /
+    samples of a pass.
 
     ======  ==================  ==================  ==================
     trials  0.25                1                   8
@@ -144,11 +142,10 @@ def pooled(trials: Sequence[GradientNoise]) -> GradientNoise:
 
 
 Means = tuple[float | None, float | None]
-"""Means of (tr Σ, ‖G‖²), None where they are not known."""
+"""Means of (tr Σ, ‖G‖²); None if unknown."""
 
 
 def _pooled(rows: Sequence[tuple[int | None, float | None, float | None]]) -> tuple[Interval, Means]:
-    """Return the noise scale and the mean moments of trials, given by their passes and their own mean moments."""
     known = [
         (passes, trace, square) for passes, trace, square in rows if passes and trace is not None and square is not None
     ]
@@ -200,11 +197,11 @@ def moments(one: Pass, norms: Norms) -> tuple[float, float]:
 
 
 def estimate(pairs: Sequence[tuple[float, float]]) -> Interval:
-    """Return the ratio of the means of (tr Σ, ‖G‖²) over consecutive passes, at least two, with its 95 % interval.
+    """Return mean tr Σ / mean ‖G‖² over at least two consecutive passes, with its 95 % interval.
 
-    The interval is the set of ratios θ for which the mean of tr Σ − θ‖G‖² is no further from zero than t standard
-    errors: the solutions of a quadratic. A negative mean of ‖G‖² is taken for zero, which only widens it. Where tr Σ
-    cannot be told from zero either, nothing is known.
+    The interval holds every ratio θ for which mean(tr Σ − θ‖G‖²) is within t standard errors of zero, the solutions of
+    a quadratic. A negative mean ‖G‖² counts as zero, which only widens the interval. If tr Σ is indistinguishable from
+    zero too, the interval is empty.
     """
     values, unit = _scaled(np.asarray(pairs, dtype=np.float64))
     block = max(1, round(len(values) ** (1 / 3)))
@@ -212,10 +209,10 @@ def estimate(pairs: Sequence[tuple[float, float]]) -> Interval:
 
 
 def _of_trials(moments: Numbers, weights: Numbers) -> Interval:
-    """Return the ratio of the weighted means of moments (trials, 2), which are independent, as `estimate` does.
+    """Return the ratio of weighted means of independent moments (trials, 2).
 
-    A weighted mean is a ratio of sums, and its covariance that of the linearised ratio (Cochran 1977, chapter 6), which
-    takes no equal variances; Student's t is for the effective number of trials, (Σw)²/Σw² (Kish 1965), less one.
+    The covariance is that of the linearised ratio (Cochran 1977, chapter 6), which allows unequal variances. Student's
+    t has (Σw)²/Σw² − 1 degrees of freedom (Kish 1965).
     """
     values, unit = _scaled(moments)
     shares = weights / weights.sum()
@@ -226,13 +223,12 @@ def _of_trials(moments: Numbers, weights: Numbers) -> Interval:
 
 
 def _scaled(values: Numbers) -> tuple[Numbers, Numbers]:
-    """Return moments in units of their largest: a tiny ‖G‖² must not underflow when it is squared."""
+    """Scale moments by their largest so that a tiny ‖G‖² does not underflow when squared."""
     unit = np.maximum(np.abs(values).max(axis=0), np.finfo(np.float64).tiny)
     return values / unit, unit
 
 
 def _fieller(means: Numbers, covariance: Numbers, freedom: float, unit: Numbers) -> Interval:
-    """Return the ratio of two means (in these units) with Fieller's interval, for Student's t with that freedom."""
     covariance = covariance * student_t(freedom) ** 2
     trace, square, ratio = means[0], max(means[1], 0.0), unit[0] / unit[1]
     # a·θ² − 2b·θ + c ≤ 0
@@ -247,10 +243,9 @@ def _fieller(means: Numbers, covariance: Numbers, freedom: float, unit: Numbers)
 
 
 def _covariance_of_means(values: Numbers, block: int) -> Numbers:
-    """Return the covariance (2, 2) of the means of values (passes, 2) by the circular block bootstrap.
+    """Return the covariance (2, 2) of means of values (passes, 2): the limit of the circular block bootstrap.
 
-    That of infinitely many resamples, from the deviations of all blocks of neighbours; divided by its own expectation
-    for independent values, 1 − block/passes.
+    Divided by its expectation for independent values, 1 − block/passes.
     """
     count = len(values)
     deviations = values - values.mean(axis=0)

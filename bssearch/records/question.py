@@ -1,4 +1,4 @@
-"""What a study asks, and what one trial trains with."""
+"""Targets, trial states, phases and configurations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ParameterValue = bool | int | float | str | None
 
 
 class Goal(StrEnum):
-    """Which way the metric is better."""
+    """Direction in which the metric improves."""
 
     MAXIMIZE = "maximize"
     MINIMIZE = "minimize"
@@ -26,10 +26,9 @@ class Goal(StrEnum):
 
 
 class Phase(StrEnum):
-    """Why a trial runs.
+    """Purpose of a trial.
 
-    `TO_BUDGET`: to see which metric a batch size comes to, past the target to its limit; `GROWTH`: to find out how its
-    batch should grow.
+    `TO_BUDGET` trains past the target to the limit; `GROWTH` searches a batch schedule.
     """
 
     SEARCH = "search"
@@ -41,10 +40,7 @@ class Phase(StrEnum):
 
 
 class TrialState(StrEnum):
-    """Where a trial stands, or how it ended. Only `REACHED` has a time-to-target.
-
-    `PAUSED` is an end like `PRUNED`, from which a trial may yet go on.
-    """
+    """State of a trial. Only `REACHED` has a time-to-target; a `PAUSED` trial may resume."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -61,22 +57,22 @@ class TrialState(StrEnum):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the trial has ended; one that is paused may go on."""
+        """True unless queued or running; a paused trial counts as finished."""
         return self not in {TrialState.QUEUED, TrialState.RUNNING}
 
     @property
     def is_censored(self) -> bool:
-        """Whether the trial was stopped before its target: its time-to-target is longer than what it ran."""
+        """True if the trial stopped before its target, so that its run time is a lower bound."""
         return self in {TrialState.PAUSED, TrialState.PRUNED, TrialState.CAPPED, TrialState.EXHAUSTED}
 
     @property
     def is_missing(self) -> bool:
-        """Whether the trial says nothing about its configuration and costs no budget."""
+        """True if the trial has no information on its configuration and costs no budget."""
         return self in {TrialState.FAILED, TrialState.LOST, TrialState.CANCELLED}
 
 
 def to_json(record: object) -> str:
-    """Return a record as compact JSON with sorted keys; infinities and NaN are refused."""
+    """Return a record as compact JSON with sorted keys; raises ValueError on NaN and infinities."""
     return _json(asdict(record))  # type: ignore[call-overload]
 
 
@@ -86,7 +82,7 @@ def _json(values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The metric value to reach on the validation part."""
+    """Metric value to reach on the validation part."""
 
     metric: str
     value: float
@@ -94,31 +90,31 @@ class Target:
 
     @property
     def in_words(self) -> str:
-        """The target for people, as in "accuracy ≥ 0.9"."""
+        """The target as text: "accuracy ≥ 0.9"."""
         return f"{self.metric} {self.goal.sign} {self.value:g}"
 
     def gain(self, metric: float) -> float:
-        """Return the metric with its sign set so that more is better."""
+        """Return the metric with its sign set so that larger is better."""
         return metric if self.goal is Goal.MAXIMIZE else -metric
 
     def shortfall(self, metric: float) -> float:
-        """Return how far the metric is from the target: positive when missed, zero or less when reached."""
+        """Return the distance to the target: positive if missed, otherwise ≤ 0."""
         return self.gain(self.value) - self.gain(metric)
 
     def is_met_by(self, metric: float) -> bool:
-        """Return whether the metric reaches the target; NaN never does."""
+        """True if the metric reaches the target; False for NaN."""
         return self.shortfall(metric) <= 0
 
 
 MAKE_TRAINER = ":make_trainer"
-"""What follows the file in the name of a workload that is no script, but makes a trainer for each trial."""
+"""Suffix of a workload's name if it makes a trainer for each trial instead of running as a script."""
 
 LARGEST_METRIC = 1e100
-"""The largest absolute value of a metric: a choice; squares and sums of such stay finite in double precision."""
+"""Maximum absolute metric; sums of squares stay finite in double precision."""
 
 
 def is_metric(value: float) -> bool:
-    """Return whether a number may be a metric: it is finite, and not beyond `LARGEST_METRIC`."""
+    """True if the value is finite and within `LARGEST_METRIC`."""
     return abs(value) <= LARGEST_METRIC
 
 
@@ -128,11 +124,11 @@ BATCH_SCHEDULE, BATCH_STAGES = "batch_schedule", "batch_stages"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What one trial trains with, as really run: derived values, not the coordinates that were sampled.
+    """The values that one trial trains with, after derivation from the sampled coordinates.
 
-    ``batch_size`` is the effective one: micro-batch × accumulation steps × world size.
-    ``parameters`` holds the optimizer's and the schedule's own (momentum, beta1, horizon_samples, clip_norm, …), and
-    what lets the batch grow (`bssearch.records.batch_schedule`): ``batch_size`` is then the one that it begins with.
+    ``batch_size`` = micro-batch × accumulation steps × world size. ``parameters`` holds further optimizer and schedule
+    parameters, and any batch schedule (`bssearch.records.batch_schedule`); then ``batch_size`` is that of its first
+    stage.
     """
 
     batch_size: int
@@ -149,17 +145,17 @@ class Configuration:
 
     @property
     def key(self) -> str:
-        """Return a short digest that two runs share exactly when they run the same configuration."""
+        """Return a short digest that identifies the configuration."""
         values = {name: getattr(self, name) for name in _FIELDS} | {"parameters": dict(self.parameters)}
         return hashlib.sha256(_json(values).encode()).hexdigest()[:12]
 
     def in_micro_batches(self, micro_batch_size: int) -> Configuration:
-        """Return what trains the same in micro-batches of another size, which divides the batch size."""
+        """Return the same configuration with another micro-batch size, which must divide the batch size."""
         steps = self.batch_size // (micro_batch_size * self.world_size)
         return replace(self, micro_batch_size=micro_batch_size, accumulation_steps=steps)
 
     def trains_like(self, other: Configuration) -> bool:
-        """Return whether two configurations differ at most in how they split a batch into micro-batches."""
+        """True if the configurations differ at most in micro-batch size."""
         return self._whole == other._whole
 
     @property
@@ -172,7 +168,7 @@ class Configuration:
 
     @property
     def grows(self) -> bool:
-        """Return whether the batch size is that of a first stage (`bssearch.records.batch_schedule`)."""
+        """True if the configuration has a batch schedule."""
         return BATCH_SCHEDULE in self.parameters
 
 
@@ -180,33 +176,33 @@ _FIELDS = tuple(one.name for one in fields(Configuration))
 
 
 WITH_CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})
-"""The modes of ``torch.compile`` that replay CUDA graphs on a GPU (``torch._inductor.list_mode_options``)."""
+"""Modes of ``torch.compile`` that replay CUDA graphs (``torch._inductor.list_mode_options``)."""
 
 
 # Hyperparameters of the user's own, as a configuration holds them: under ``model.NAME`` and ``loss.NAME``.
 
 OWN_GROUPS = ("model", "loss")
-"""What they are handed to: a workload's ``build_model`` or its ``loss``."""
+"""Prefixes of user parameters, passed to a workload's ``build_model`` or ``loss``."""
 
 ModelParameters = tuple[tuple[str, ParameterValue], ...]
-"""What a model is built with, as (name, value) by name: configurations that differ in it take other steps."""
+"""Sorted (name, value) pairs for the model; step times depend on them."""
 
 
 def own_parameters(configuration: Configuration) -> dict[str, ParameterValue]:
-    """Return the user's own parameters of a configuration by their bare names: ``{"hidden": 64, "alpha": 0.5}``.
+    """Return the user's parameters without prefix: ``{"hidden": 64, "alpha": 0.5}``.
 
-    No name stands in both groups.
+    Names are unique over both groups.
     """
     both = (parameters_of_group(configuration.parameters, group) for group in OWN_GROUPS)
     return {name: value for own in both for name, value in own.items()}
 
 
 def parameters_of_group(parameters: Mapping[str, ParameterValue], group: str) -> dict[str, ParameterValue]:
-    """Return those of a configuration's parameters that are ``model``'s, or ``loss``'s, by their bare names."""
+    """Return the parameters of ``model`` or ``loss`` without prefix."""
     prefix = f"{group}."
     return {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
 
 
 def model_parameters(configuration: Configuration) -> ModelParameters:
-    """Return the own parameters that a configuration's model is built with; empty where there are none."""
+    """Return the user's model parameters, sorted by name."""
     return tuple(sorted(parameters_of_group(configuration.parameters, OWN_GROUPS[0]).items()))

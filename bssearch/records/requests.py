@@ -1,4 +1,4 @@
-"""Plans of trials, the requests that go to a worker, and the description of a loaded workload."""
+"""Plans of trials, requests to workers, and workload descriptions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from bssearch.records.question import Configuration, ParameterValue, Phase, Targ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A trial that goes on from a checkpoint of a longer run, for ``samples`` samples: whole steps of its batch size.
+    """A trial that continues from a checkpoint of a longer run for ``samples`` samples, in whole steps.
 
-    ``start_samples`` are those that the run had seen there, None where nobody says. Over the first ``rise_samples`` the
-    learning rate rises, for an optimizer that begins anew.
+    ``start_samples`` is None if unknown. The learning rate rises over ``rise_samples`` if the optimizer starts fresh.
     """
 
     checkpoint: str
@@ -28,10 +27,9 @@ class Branch:
 class Planned:
     """The fields of a plan that a stored trial keeps.
 
-    ``sampled`` has the coordinates in the space, None if the configuration is outside. ``train_seconds_limit`` ends the
-    trial; with ``uncapped`` no other trial's time set that limit. ``retry_of`` is the trial that this one repeats.
-    ``expected_improvement`` is the share of the incumbent's figure that the sampler expected a further trial to gain,
-    None if unknown.
+    ``sampled`` has the coordinates in the space; None if the configuration is outside. ``uncapped``: no other trial set
+    ``train_seconds_limit``. ``retry_of`` is the trial that this one repeats. ``expected_improvement`` is the sampler's
+    expected gain from a further trial as a share of the incumbent's value; None if unknown.
     """
 
     configuration: Configuration
@@ -53,12 +51,11 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan(Planned):
-    """A trial to run: a new one, or a stored one that is ``queued`` or paused and ``resumed`` (its number).
+    """A trial to run: new, ``queued`` or ``resumed`` (a stored trial's number).
 
-    The limit ends the trial in ``limit_state``: `CAPPED` if the incumbent set the limit, `EXHAUSTED` if it is the whole
-    budget of a trial. Without ``stop_at_target`` the trial trains past the target to its limit, and its time-to-target
-    is that of the first crossing. ``after`` is the newest trial known to the planner: if there is a newer one the plan
-    is not started; None: start it anyway.
+    ``limit_state``: `CAPPED` if the incumbent set the limit, `EXHAUSTED` if the budget did. Without ``stop_at_target``
+    the trial trains to its limit, and its time-to-target is the first crossing. The plan is dropped if a trial newer
+    than ``after`` exists; None disables this check.
     """
 
     limit_state: TrialState = TrialState.EXHAUSTED
@@ -69,27 +66,27 @@ class TrialPlan(Planned):
 
     @property
     def known_number(self) -> int | None:
-        """Return the number of a stored trial, None for a new one."""
+        """Return the number of a stored trial; None for a new one."""
         return self.resumed if self.resumed is not None else self.queued
 
     @property
     def is_new_search(self) -> bool:
-        """Return whether the trial is a new one of the search, not a stored one that is queued, resumed or retried."""
+        """True for a new search trial, not queued, resumed or retried."""
         is_stored = self.known_number is not None or self.retry_of is not None
         return self.phase in {Phase.SEARCH, Phase.GROWTH} and not is_stored
 
     @property
     def is_tested(self) -> bool:
-        """Return whether the trial is evaluated on the test part at its end."""
+        """True if the trial ends with an evaluation on the test part."""
         return self.phase not in {Phase.SEARCH, Phase.PROBE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """What a worker needs to run the trial of a plan.
+    """Request to run the trial of a plan.
 
-    A paused trial is saved to the file ``checkpoint``, and a resumed one continues from it; without a file the trial
-    ends as `PRUNED` instead. A ``branch`` continues from the user's own file and ends with its samples.
+    A paused trial is saved to ``checkpoint``, and a resumed one loads it; without a path the trial ends as `PRUNED`. A
+    ``branch`` continues from the user's file and ends after its samples.
     """
 
     number: int
@@ -100,17 +97,17 @@ class TrialRequest:
 
     @property
     def resumes(self) -> bool:
-        """Return whether the trial continues from its checkpoint."""
+        """True if the trial continues from its checkpoint."""
         return self.plan.resumed is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeRequest:
-    """Ask a worker to time optimizer steps and one evaluation of a configuration, alone on its device.
+    """Request to time steps and one evaluation of a configuration, alone on its device.
 
-    Steps are timed until the 95 % interval of their median is within ``precision`` of it (half its width), or until
-    ``seconds_limit`` of them have been timed. With ``trial_train_seconds``, the longest that a trial trains, they are
-    timed between evaluations, as often as such a trial is evaluated; without, back to back.
+    Timing ends when half the 95 % interval of the median is within ``precision`` (relative), or after
+    ``seconds_limit``. With ``trial_train_seconds`` steps are timed between evaluations, as in a trial of that length;
+    otherwise back to back.
     """
 
     configuration: Configuration
@@ -122,9 +119,9 @@ class StepTimeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequest:
-    """Ask a fresh worker for three whole optimizer steps and an evaluation at a configuration's micro-batch size.
+    """Request for three optimizer steps and an evaluation in a fresh worker.
 
-    With ``reserve`` the size must leave a little of the memory free, so that it fits into other processes, too.
+    With ``reserve`` some memory must stay free so that the size fits in other processes too.
     """
 
     configuration: Configuration
@@ -134,10 +131,9 @@ class MemoryRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseRequest:
-    """Ask a worker to train a configuration toward a target and to measure the gradient noise scale near it.
+    """Request to train toward a target and measure the gradient noise scale near it.
 
-    The training ends at ``train_seconds_limit`` at the latest, wherever it is then; the measurement at
-    ``noise_seconds_limit``.
+    Training ends at ``train_seconds_limit`` at the latest, the measurement at ``noise_seconds_limit``.
     """
 
     configuration: Configuration
@@ -151,9 +147,9 @@ class NoiseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricInfo:
-    """What is known of a metric: its bounds (None = unbounded) and the value that guessing gives.
+    """Bounds of a metric (None = unbounded) and its value at chance.
 
-    One that is ``reported`` is told beside the target's metric: of the recommended configuration, on the test part.
+    A ``reported`` metric is shown beside the target's for the recommended configuration, on the test part.
     """
 
     low: float | None = None
@@ -164,11 +160,10 @@ class MetricInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """What a worker found in a freshly initialised model.
+    """Description of a freshly initialised model.
 
-    ``parameters`` counts the trainable ones, ``batch_norm_layers`` the layers that normalise over the batch;
-    ``initial_metrics`` are those of the validation part before the first step, None where one is not finite. A program
-    of the user's own keeps its model to itself: ``parameters`` is None, and metrics that it does not tell are missing.
+    ``parameters`` counts trainable ones, None if an external program hides them. ``initial_metrics`` are validation
+    metrics before the first step, None if not finite.
     """
 
     parameters: int | None
@@ -178,10 +173,9 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDescription:
-    """What a worker found when it loaded the workload; ``tokens_per_sample`` where the workload counts tokens.
+    """Description of a loaded workload.
 
-    A program of the user's own keeps the numbers of its samples to itself: None. ``notice`` is a sentence on how its
-    trials run, where there is something to know.
+    Sample counts are None if an external program hides them. ``notice`` is a sentence on how its trials run, if needed.
     """
 
     train_samples: int | None

@@ -1,4 +1,4 @@
-"""The scaling rules as pure functions of the batch-size ratio κ = batch / reference batch."""
+"""Scaling rules as pure functions of the batch-size ratio κ = batch / reference batch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import StrEnum
 
 
 class LearningRateRule(StrEnum):
-    """How the learning rate follows the batch size.
+    """How the learning rate scales with batch size.
 
     linear: η·κ, for SGD well below the noise scale (Goyal et al. 2017, arXiv 1706.02677).
     sqrt: η·√κ (Hoffer et al. 2017, arXiv 1705.08741; for Adam, Granziol et al. 2020, arXiv 2006.09092).
-    none: the same learning rate at every batch size.
+    none: constant.
     """
 
     LINEAR = "linear"
@@ -20,12 +20,12 @@ class LearningRateRule(StrEnum):
 
     @property
     def in_words(self) -> str:
-        """Return how the learning rate goes with the batch, as the end of a phrase about it."""
+        """Return the end of a phrase on the learning rate."""
         return {"linear": "∝ batch", "sqrt": "∝ √batch", "none": "the same throughout"}[self.value]
 
 
 def learning_rate_factor(rule: LearningRateRule, batch_size: int, reference_batch: int) -> float:
-    """Return what the learning rate at ``reference_batch`` is multiplied by at ``batch_size``."""
+    """Return the learning-rate factor from ``reference_batch`` to ``batch_size``."""
     ratio = batch_size / reference_batch
     match rule:
         case LearningRateRule.LINEAR:
@@ -44,73 +44,71 @@ RULES_OF_OPTIMIZERS = {
     "rmsprop": LearningRateRule.SQRT,
     "lamb": LearningRateRule.SQRT,
 }
-"""The rule of each optimizer of which the literature has one: Goyal et al. 2017 and You et al. 2017 (linear), Malladi
-et al. 2022 (arXiv 2205.10287) and You et al. 2020 (root)."""
+"""Goyal et al. 2017 and You et al. 2017 (linear); Malladi et al. 2022 (arXiv 2205.10287) and You et al. 2020 (sqrt)."""
 
 
 def rule_of_optimizer(name: str) -> LearningRateRule:
-    """Return how an optimizer's learning rate follows the batch size: by the square root where no rule is known."""
+    """Return an optimizer's rule; sqrt if the literature has no rule."""
     return RULES_OF_OPTIMIZERS.get(name, LearningRateRule.SQRT)
 
 
 WARMUP_RATIO = 8
-"""Batch sizes from so many times the reference on are said to need a warmup."""
+"""κ from which a warmup is recommended."""
 
 LARGEST_DROPOUT = 0.95
-"""A rule that asks for more gets this: at 1 nothing is trained."""
+"""Upper bound for scaled dropout; at 1 the model cannot learn."""
 
 
 def is_said_to_need_warmup(batch_size: int, reference_batch: int) -> bool:
-    """Return whether the rule asks for a warmup: κ ≥ `WARMUP_RATIO` (Goyal et al. 2017, arXiv 1706.02677, §2.2).
+    """True if κ ≥ `WARMUP_RATIO` (Goyal et al. 2017, arXiv 1706.02677, §2.2).
 
-    Their evidence is batch 8,192 against 256, κ = 32; from 8 on is what practice makes of it.
+    They tested κ = 32 (8,192 against 256); practitioners use warmup from κ = 8.
     """
     return batch_size >= WARMUP_RATIO * reference_batch
 
 
 def sqrt_weight_decay(weight_decay: float, ratio: float) -> float:
-    """Return λ·√κ, the weight decay ∝ √batch of folklore; with AdamW it is `timescale_weight_decay` at η ∝ √κ."""
+    """Return λ·√κ (folklore); for AdamW this equals `timescale_weight_decay` at η ∝ √κ."""
     return weight_decay * math.sqrt(ratio)
 
 
 def timescale_weight_decay(weight_decay: float, ratio: float, rate_ratio: float) -> float:
-    """Return λ·κ·η0/η, which keeps AdamW's averaging time τ = B/(ηλN), in epochs.
+    """Return λ·κ·η0/η, which preserves AdamW's averaging time τ = B/(ηλN), in epochs.
 
-    ``ratio`` is κ; ``rate_ratio`` is η0/η > 0, the learning rate at the reference batch over that at the batch (Wang &
-    Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738).
+    ``ratio`` is κ; ``rate_ratio`` is η0/η > 0, the reference learning rate over the batch's (Wang & Aitchison 2024,
+    arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738).
     """
     return weight_decay * ratio * rate_ratio
 
 
 def sqrt_dropout(dropout: float, batch_size: int, reference_batch: int) -> float:
-    """Return p·√κ, no more than `LARGEST_DROPOUT`: folklore, by analogy with the noise of the gradient ∝ 1/√batch."""
+    """Return p·√κ, at most `LARGEST_DROPOUT`: folklore, by analogy with gradient noise ∝ 1/√batch."""
     return min(LARGEST_DROPOUT, dropout * math.sqrt(batch_size / reference_batch))
 
 
 def half_life(decay: float, ratio: float) -> float:
-    """Return ρ^κ, the decay per step of an average whose half-life in samples stays as batches grow by κ = ``ratio``.
+    """Return ρ^κ, the decay per step that preserves an average's half-life in samples; κ = ``ratio``.
 
-    For the weights' average Busbridge et al. 2023 (arXiv 2307.13813), for Adam's β₂ Marek et al. 2025 (arXiv
-    2507.07101).
+    Weight averages: Busbridge et al. 2023 (arXiv 2307.13813); Adam's β₂: Marek et al. 2025 (arXiv 2507.07101).
     """
     return float(decay**ratio)
 
 
 def sde_beta(beta: float, ratio: float) -> float:
-    """Return 1 − κ(1 − β), at least 0: Adam's β by the square root scaling rule of Malladi et al. 2022 (Definition 2).
+    """Return 1 − κ(1 − β), at least 0: Adam's β in the sqrt scaling rule of Malladi et al. 2022 (Definition 2).
 
-    arXiv 2205.10287; κ = ``ratio``. The learning rate goes by √κ, ε by `sde_epsilon`.
+    arXiv 2205.10287; κ = ``ratio``. The learning rate scales by √κ, ε by `sde_epsilon`.
     """
     return max(0.0, 1 - ratio * (1 - beta))
 
 
 def sde_epsilon(epsilon: float, ratio: float) -> float:
-    """Return ε/√κ, which goes with `sde_beta`."""
+    """Return ε/√κ, for use with `sde_beta`."""
     return epsilon / math.sqrt(ratio)
 
 
 LARGE_BATCH = 8192
-"""From this batch size on layerwise optimizers are said to be needed."""
+"""Batch size from which layerwise optimizers are recommended."""
 
 LAYERWISE = ("lars", "lamb")
 """LARS (You et al. 2017, arXiv 1708.03888) and LAMB (You et al. 2020, arXiv 1904.00962)."""

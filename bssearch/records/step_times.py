@@ -1,8 +1,7 @@
-"""The step time of each batch size from all visits to it, and how far that may be off.
+"""Step time of each batch size from repeated visits, with its standard error.
 
-A step's seconds differ from one visit to the next by more than the steps of one visit do: others share the machine, its
-clocks move, memory lies elsewhere. A few short visits therefore tell more than a long one, and the error of a step time
-is taken from the differences between visits, never from inside one.
+Step times vary more between visits than within one (shared machine, clocks, memory layout). Several short visits
+therefore beat one long visit, and errors come from differences between visits only.
 """
 
 from __future__ import annotations
@@ -30,35 +29,35 @@ from bssearch.records.intervals import student_t
 
 VISIT_DEVIATION = 0.1
 VISIT_FREEDOM = 4
-"""The standard deviation of a log step time between visits before a study shows its own, and its weight in degrees of
-freedom. Measured on two shared cores with digits at batch 16, 128 and 512: 0.05 to 0.14 after correction, with nothing
-else running and beside busy processes. The weight is a choice."""
+"""Prior standard deviation of a log step time between visits, and its weight in degrees of freedom. Measured with
+digits at batch 16, 128 and 512 on two shared cores, idle and busy: 0.05 to 0.14 after correction.
+"""
 
 STEP_DEVIATION = 0.3
-"""The standard deviation of a log step time between the steps of one trial, by which a trial of few steps weighs less
-than a long one: a choice."""
+"""Standard deviation of a log step time within one trial; it reduces the weight of short trials."""
 
 UNDISTURBED = 3
-"""Measurements of every split that nothing disturbed from which on the others are left out: a choice."""
+"""Undisturbed measurements of every split needed to ignore the disturbed ones."""
 
 SMALLEST_PENALTY = 0.01
-"""The least variance of a residual over that of a visit: below it visits count as free. A choice."""
+"""Minimum of residual variance / visit variance; below it visits are fixed effects."""
 
 MIDMEAN_ERROR = 1.09
-"""The standard error of the mean of the middle half over that of the mean, for normal values: its efficiency is 84 %
-(Rosenberger & Gasko 1983)."""
+"""Standard error of the midmean over that of the mean, for normal values: its efficiency is 84 % (Rosenberger & Gasko
+1983).
+"""
 
 ROUNDS = 30
-"""Rounds of the alternating fit, which converges in a few: a choice."""
+"""Rounds of the alternating fit, which converges in a few."""
 
 Split = tuple[int, int]
 """(batch size, micro-batch size)."""
 
 Timed = tuple[object, ...]
-"""(batch size, micro-batch size), and each of the user's own parameters of the model as (name, value)."""
+"""(batch size, micro-batch size, then (name, value) of each model parameter of the user)."""
 
 StepSeconds = Mapping[Timed, float]
-"""Seconds of an optimizer step by split and model, timed in isolation."""
+"""Isolated seconds per optimizer step, by split and model."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -69,15 +68,15 @@ def split(configuration: Configuration) -> Split:
 
 
 def timed_as(configuration: Configuration) -> Timed:
-    """Return what the step time of a configuration is known by: another model takes another time."""
+    """Return the key of a configuration's step time, which depends on the model."""
     grows = ((BATCH_STAGES, configuration.parameters.get(BATCH_STAGES)),) if configuration.grows else ()
     return *split(configuration), *model_parameters(configuration), *grows
 
 
 def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> StepSeconds:
-    """Return the measured step times; of several of a split, the first that had the device to itself.
+    """Return measured step times, preferring uncontended ones.
 
-    ``model`` are the user's own parameters of the model that was timed: the default's, `StudySpec.timed_model`.
+    ``model`` holds the user's parameters of the timed model (`StudySpec.timed_model`).
     """
     timed = [(one.contended, (one.batch_size, one.micro_batch_size, *model), one.step_seconds) for one in probes]
     known: dict[Timed, float] = {}
@@ -88,10 +87,7 @@ def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> 
 
 
 def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord:
-    """Return a trial with its steps to the target × the step time of its split and model as it is known now.
-
-    The same trial where that changes nothing; the product of its end stays where no such step time is known.
-    """
+    """Return the trial with ``steps_x_step_time_s`` from current step times; unchanged if none is known."""
     steps = None if trial.outcome is None else trial.outcome.steps_to_target
     product = None if steps is None else seconds_of_steps(trial.configuration, steps, step_seconds)
     if product is None or trial.steps_x_step_time_s == product:
@@ -100,9 +96,9 @@ def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord
 
 
 def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Return what the first steps of a trial take by the step times, each at the size that its batch has there.
+    """Return the seconds of a trial's first steps by the step time of each stage.
 
-    None where a step time is missing, and where the trial decides by what it measures when its batch grows.
+    None if a step time is missing or the batch schedule is measured.
     """
     schedule = batch_schedule_of(configuration) if configuration.grows else None
     if schedule is None:
@@ -119,9 +115,9 @@ def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: S
 
 
 def steps_at_first_size(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Return how many steps of the first batch size take as long as the first steps of a trial; None as above.
+    """Return the number of steps at the first batch size that take as long as a trial's first steps.
 
-    Of a trial whose batch size stays they are the steps themselves.
+    None if a step time is unknown. For a constant batch size, ``steps`` itself.
     """
     if not configuration.grows:
         return steps
@@ -132,7 +128,7 @@ def steps_at_first_size(configuration: Configuration, steps: float, step_seconds
 
 @dataclass(frozen=True, slots=True)
 class FittedStepTime:
-    """The seconds of a step of one split from all visits to it, and their error."""
+    """Seconds per step of one split, and their error."""
 
     seconds: float
     error: StepTimeError
@@ -140,12 +136,11 @@ class FittedStepTime:
 
 @dataclass(frozen=True, slots=True)
 class PooledStepTime(Generic[Key]):
-    """The seconds of a step of one kind of configuration, and the standard error of their logarithm.
+    """Seconds per step of one kind of configuration, with the standard error of their logarithm.
 
-    ``common`` is the standard error of the pace that the step times of all kinds are given at: it is in every figure
-    and in no ratio of two. ``excess`` is the logarithm by which the wall time of a step was larger on the average: as
-    much may still be too much, for what shares caches slows training down more than it slows the kernel. Beside two
-    busy processes on two cores the steps of digits kept 0.5 to 1.2 times what was taken off.
+    ``common`` is the error of the reference pace, which cancels in ratios. ``excess`` is the mean log ratio of wall
+    time to this time. It bounds the remaining bias: with two busy processes on two cores, digits kept 0.5 to 1.2 times
+    the removed excess, because a shared cache slows training more than the kernel.
     """
 
     kind: Key
@@ -157,13 +152,11 @@ class PooledStepTime(Generic[Key]):
 
 
 def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
-    """Return the step time of each split that was visited: log t = split + visit + residual, by least squares.
+    """Fit log t = split + visit + residual by least squares, and return the step time of each split.
 
-    Where it is known what a step took without waiting for a CPU, and what the reference kernel took, t is the former
-    over the latter, in seconds at the kernel's median pace: what takes time slices away, and most of what slows a core
-    down, falls out. Otherwise t is the wall time, and visits that something else disturbed are left out where others
-    are not. Visits are random effects: one to a single batch size tells something of it, more where visits differ
-    little.
+    t is undelayed step time / reference kernel time, scaled to the kernel's median pace, if both are known; this
+    removes waits for a CPU and most core slowdown. Otherwise t is the wall time, without contended visits if others
+    exist. Visits are random effects, so that a visit to a single batch size still adds information.
     """
     chosen = _comparable(list(visits))
     if not chosen:
@@ -190,7 +183,7 @@ def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
 
 
 def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
-    """Return step times with the seconds that all visits to their splits tell, and with their error."""
+    """Return the probes with seconds and errors fitted over all visits."""
     fitted, by_split = fit_step_times(visits), _by_split(visits)
     found: list[ProbeRecord] = []
     for probe in probes:
@@ -201,7 +194,7 @@ def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The ``steps`` of a whole trial: the seconds of one, without waits for a CPU too, and the kernel's meanwhile."""
+    """Step seconds of a whole trial: wall, without waits for a CPU, and of the reference kernel."""
 
     steps: float
     step_seconds: float
@@ -211,21 +204,19 @@ class Pace:
 
     @property
     def weight(self) -> float:
-        """Return the variance of a long trial's log step time over that of this one, between 0 and 1.
+        """Return the variance of a long trial's log step time over that of this one, 0 to 1.
 
-        The latter is `VISIT_DEVIATION`² + `STEP_DEVIATION`² / steps: a trial of 9 steps weighs half as much as a long
-        one.
+        The latter is `VISIT_DEVIATION`² + `STEP_DEVIATION`² / steps; nine steps weigh half as much as a long trial.
         """
         return self.steps / (self.steps + (STEP_DEVIATION / VISIT_DEVIATION) ** 2)
 
 
 def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
-    """Return the step time of each kind of configuration from the trials that ran it, without waits for a CPU.
+    """Return the step time of each kind of configuration, without waits for a CPU, from its trials.
 
-    It is the geometric mean over the trials, each with its `Pace.weight`. Where every kind that is ``compared`` has
-    `UNDISTURBED` trials that nothing disturbed, these alone count, and have no excess. The kernel's pace is the mean of
-    the middle half of the logarithms that count: nearly as exact as a mean where they are normal (`MIDMEAN_ERROR`), and
-    unmoved by the few during which a neighbour had the core.
+    It is the geometric mean over trials, weighted by `Pace.weight`. If every ``compared`` kind has `UNDISTURBED`
+    uncontended trials, only those count, without excess. The kernel's pace is the midmean of the logarithms
+    (`MIDMEAN_ERROR`), which is robust to the few trials that a neighbour slowed.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)
@@ -262,16 +253,13 @@ def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -
 
 
 def _midmean(values: Sequence[float]) -> float:
-    """Return the mean of the middle half of some values, of all where they are fewer than four."""
+    """Return the mean of the middle half; of all values if there are fewer than four."""
     ordered, cut = sorted(values), len(values) // 4
     return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 
 def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) -> ProbeRecord:
-    """Return a step time with what its visits tell; all that were made count as visits, left out or not.
-
-    Its host-bound share is the median of the visits that nothing disturbed, of all where each was.
-    """
+    """Update a probe from its visits; the host-bound share is their median, over uncontended visits if any."""
     contended = all(one.contended for one in visits)
     widest = math.exp(student_t(fit.error.freedom) * math.hypot(fit.error.own, fit.error.common))
     shares = [one.host_bound_share for one in visits if one.host_bound_share is not None and one.contended is contended]
@@ -313,9 +301,9 @@ def _comparable(visits: Sequence[Visit]) -> list[tuple[Split, int, float]]:
 
 
 def _fit(chosen: Sequence[tuple[Split, int, float]]) -> tuple[dict[Split, float], dict[int, float]]:
-    """Return the effect of each split and of each visit, the latter drawn towards 0 as random effects are.
+    """Return split effects and visit effects, the latter shrunk towards 0 as random effects.
 
-    By how much follows from the variances of residuals and visits, which are found in turn with the effects.
+    Shrinkage follows from the residual and visit variances, estimated alternately with the effects.
     """
     by_split: dict[Split, list[tuple[int, float]]] = defaultdict(list)
     by_visit: dict[int, list[tuple[Split, float]]] = defaultdict(list)

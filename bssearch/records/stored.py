@@ -1,4 +1,4 @@
-"""What is stored: studies, trials, probes."""
+"""Stored rows: studies, trials and probes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from bssearch.records.requests import Planned, TrialPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Who runs a trial, and for how many seconds others believe it without a heartbeat.
+    """A driver's claim on a trial; it expires ``seconds`` after the last heartbeat.
 
-    ``user`` is the person who started the driver, ``spec`` the digest of the spec by which that runs (`spec_digest`);
-    None where nobody says.
+    ``user`` started the driver; ``spec`` is the digest of its spec (`spec_digest`). None if unknown.
     """
 
     owner: str
@@ -29,9 +28,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord(StepTime):
-    """A stored step time and the evaluation cadence fixed from it; None where the batch size does not fit.
+    """A stored step time with its evaluation cadence, None if the batch size does not fit.
 
-    With an ``error`` its seconds are those of several visits, `bssearch.records.step_times`; None: of one measurement.
+    ``error`` is set if the seconds were fitted over several visits (`bssearch.records.step_times`).
     """
 
     eval_every_steps: int | None
@@ -40,11 +39,10 @@ class ProbeRecord(StepTime):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord(Planned):
-    """One stored trial. ``outcome`` is None until it has finished.
+    """A stored trial; ``outcome`` is None until it finishes.
 
-    ``steps_x_step_time_s`` is steps-to-target times the isolated step time, by all visits until it was read.
-    ``started_by`` is the user whose driver started the trial, ``spec_digest`` that of its spec (`spec_digest`); None
-    if unknown.
+    ``steps_x_step_time_s`` = steps to target × isolated step time, from all visits at the time of reading.
+    ``started_by`` is the user of its driver and ``spec_digest`` that driver's spec; None if unknown.
     """
 
     number: int
@@ -60,7 +58,7 @@ class TrialRecord(Planned):
 
     @classmethod
     def planned(cls, plan: TrialPlan, *, number: int, lease: Lease | None, created_at: datetime) -> TrialRecord:
-        """Return the record of a plan's trial as it begins: running under a lease, queued without one."""
+        """Return a new record of a plan: running with a lease, queued without."""
         return cls(
             number=number,
             state=TrialState.QUEUED if lease is None else TrialState.RUNNING,
@@ -77,18 +75,18 @@ class TrialRecord(Planned):
 
     @property
     def is_imported(self) -> bool:
-        """Return whether the trial was made elsewhere: it began and ended in the moment of its import."""
+        """True if the trial was imported: its start equals its end."""
         return self.ended_at is not None and self.created_at == self.ended_at
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the trial never trained because the spec does not allow its configuration."""
+        """True if the trial never trained because the spec forbids its configuration."""
         return self.state is TrialState.FAILED and self.outcome is not None and self.outcome.reason.startswith(REFUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewStudy:
-    """A study to store; ``spec`` is the whole spec as JSON values, ``spec_hash`` the digest of its question."""
+    """A study to store: its spec as JSON values, and the digest of the question it asks."""
 
     name: str
     spec: Mapping[str, object]
@@ -100,9 +98,9 @@ class NewStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord(NewStudy):
-    """One stored study; ``environment`` is the device it is bound to.
+    """A stored study, bound to the device of its ``environment``.
 
-    An archived study is left out of lists and takes no more trials.
+    Archived studies are hidden from lists and accept no trials.
     """
 
     created_at: datetime
@@ -111,17 +109,17 @@ class StudyRecord(NewStudy):
 
     @classmethod
     def created(cls, study: NewStudy, created_at: datetime, environment: Environment | None = None) -> StudyRecord:
-        """Return the record of a study as it begins."""
+        """Return the record of a new study."""
         values = {one.name: getattr(study, one.name) for one in fields(NewStudy)}
         return cls(created_at=created_at, environment=environment, **values)
 
     @property
     def mark(self) -> str:
-        """Return 16 hex digits that are this study's, however its database is addressed and whatever it is called."""
+        """Return 16 hex digits that identify the study even if it is renamed or its database moves."""
         told = f"{self.created_at.isoformat()} {self.created_by} {self.spec_hash}"
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def spec_digest(spec: Mapping[str, object]) -> str:
-    """Return 16 hex digits that two specs, as JSON values, share exactly when they are the same in every field."""
+    """Return 16 hex digits of a spec's JSON values; equal only if every field is equal."""
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]

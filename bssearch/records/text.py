@@ -1,25 +1,25 @@
-"""Words and values as a page has them."""
+"""Text formatting of words and values."""
 
 from __future__ import annotations
 
 import re
 
 NOTHING = "–"
-"""What stands for a value that is not known."""
+"""Placeholder for an unknown value."""
 
 
 def sentence(words: str) -> str:
-    """Return words that begin with a capital."""
+    """Capitalize the first letter."""
     return words[:1].upper() + words[1:]
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count of something."""
+    """Return "1 trial", "2 trials"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def in_words(value: object) -> str:
-    """Return a value of any kind for people."""
+    """Format any value for display."""
     if value is None:
         return NOTHING
     if isinstance(value, float):
@@ -28,12 +28,12 @@ def in_words(value: object) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """Return a text with the password of each URL in it as ``***``: people put URLs where no URL belongs."""
+    """Mask the password of each URL in a text as ``***``; users paste URLs in unexpected places."""
     return re.sub(r"([A-Za-z][\w+.-]*:/{1,2}[^\s:/@]*):\S*@", r"\1:***@", text)
 
 
 def visible(text: str) -> str:
-    """Return a text without what a terminal would obey, or nobody can write, as U+FFFD; lines and tabs stay."""
+    """Replace control characters and lone surrogates by U+FFFD; newlines and tabs stay."""
     return "".join(
         "\ufffd"
         if (ord(one) < 32 and one not in "\n\t") or 127 <= ord(one) < 160 or "\ud800" <= one <= "\udfff"

@@ -1,1 +1,1 @@
-"""Ask, run, record, tell: the search over batch sizes."""
+"""Search over batch sizes: engine, driver, samplers and pruners."""

@@ -1,4 +1,4 @@
-"""The actions with which the engine of a search answers an event: its driver, or a simulation, carries them out."""
+"""Actions that the engine returns for an event; the driver or a simulation executes them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bssearch.records import TrialPlan, TrialState, TrialStop
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start the trial of a plan: `Engine.started` follows, or nothing if another driver was faster."""
+    """Start a trial. `Engine.started` follows, unless another driver started one first."""
 
     plan: TrialPlan
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Have each batch size timed that is not, while nothing runs here: `Engine.timed` follows.
+    """Time each untimed batch size while no trial runs here. `Engine.timed` follows.
 
-    ``to_compare``: in as many visits as it takes before runs are compared.
+    ``to_compare``: use as many visits as a comparison of runs needs.
     """
 
     to_compare: bool = False
@@ -28,19 +28,19 @@ class TimeSteps:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Ask for the right to confirm alone on this host: `Engine.claimed` follows."""
+    """Request the exclusive right to confirm on this host. `Engine.claimed` follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give the right to confirm back."""
+    """Release the right to confirm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
     """End paused trials in a state.
 
-    Those of other living drivers are theirs to end, but where the disk that all share asks for it: ``for_disk``.
+    Trials of other living drivers are left to them, unless ``for_disk``: the shared disk is full.
     """
 
     numbers: Sequence[int]
@@ -50,10 +50,9 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing is to be started now; ask again when a trial has ended, or after a while.
+    """Start nothing; ask again when a trial ends or after a while.
 
-    ``for_others`` are the trials of other drivers that are waited for, where nothing runs here; ``for_claim``: another
-    driver's confirmation is.
+    ``for_others``: trials of other drivers, if none runs here. ``for_claim``: another driver confirms.
     """
 
     for_others: tuple[int, ...] = ()
@@ -62,26 +61,26 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class SearchEnded:
-    """The search is at its end, and why; what follows is confirmation, unless a trial is enqueued."""
+    """The search ended for this reason; confirmation follows, unless a trial is enqueued."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Say a line to whoever watches."""
+    """Show a line to the user."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All is done."""
+    """The run is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The run cannot go on."""
+    """The run ends with this error."""
 
     error: BSSearchError
 

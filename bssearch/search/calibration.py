@@ -1,8 +1,7 @@
-"""Before the search, and again before runs are compared: the step time of every batch size, alone on the device.
+"""Isolated step times of all batch sizes, before the search and again before runs are compared.
 
-A batch size that does not fit at once is timed in the largest micro-batches that do; those are what its trials run in.
-Each is visited several times, in rounds over all of them: what slows a machine down for a while would otherwise pass
-for what is slow about a batch size.
+Each batch size uses the largest micro-batch that fits, as its trials do. Batch sizes are visited in rounds, so that a
+temporary slowdown of the machine does not affect a single one.
 """
 
 from __future__ import annotations
@@ -35,22 +34,22 @@ from bssearch.storage.repository import Store
 from bssearch.training.probes.cadence import probe_record
 
 SECONDS_LIMIT = 0.25
-"""Seconds after which the steps of a visit to a batch size end, even where their median is not known well: a choice."""
+"""Maximum seconds of steps per visit, even if the median is still imprecise."""
 
 FIRST_VISITS = 2
-"""Visits to a batch size before its trials begin: the fewest that show how far apart two are."""
+"""Visits per batch size before its trials; two are needed for a spread."""
 
 COMPARING_VISITS = 3
-"""Visits before confirmation: a choice."""
+"""Visits per batch size before confirmation."""
 
 MOST_VISITS = 6
-"""Visits to a batch size whose step time does not fit what else is known: a choice."""
+"""Maximum visits to a batch size with a doubtful step time."""
 
 STANDARD_ERRORS = 2
-"""Step times that differ by less than so many standard errors may be the same: the convention."""
+"""Step times closer than this many standard errors may be equal."""
 
 TOLERANCE = 1.1
-"""A step time this far above what undisturbed trials ran at is visited again: a choice."""
+"""Revisit a batch size if its step time exceeds that of uncontended trials by this factor."""
 
 
 def missing_step_times(
@@ -61,9 +60,9 @@ def missing_step_times(
     *,
     trials: Iterable[TrialRecord],
 ) -> list[int]:
-    """Return the batch sizes of a study that have had fewer ``visits`` in the largest micro-batches that may fit.
+    """Return batch sizes with fewer than ``visits`` visits in the largest micro-batches that may fit.
 
-    And those of at most `MOST_VISITS` whose step time cannot be right, by the study's ``trials`` too; see `doubtful`.
+    `doubtful` sizes with fewer than `MOST_VISITS` visits are included.
     """
     known = store.probes(spec.name, environment)
     memory = store.memory_boundary(spec.name, environment)
@@ -84,11 +83,10 @@ def missing_step_times(
 
 
 def doubtful(spec: StudySpec, probes: Mapping[int, ProbeRecord], trials: Iterable[TrialRecord]) -> set[int]:
-    """Return the batch sizes whose step time contradicts another, or what trials ran at, by more than its error.
+    """Return batch sizes whose step time contradicts another, or the trials, by more than its error.
 
-    A step of a larger batch size takes no less time than one of a smaller, in whole micro-batches; and no longer than
-    the steps of trials of the same kind (`kind_of`) that had the device to themselves: without the regularisation that
-    is on where steps are timed, a step takes less.
+    Without accumulation, a larger batch size must not be faster than a smaller one. Step times use full regularisation,
+    so they must not exceed those of uncontended trials of the same kind (`kind_of`).
     """
     whole = [probe for _, probe in sorted(probes.items()) if probe.batch_size == probe.micro_batch_size]
     timed = [probe for probe in whole if probe.step_seconds is not None and probe.error is not None]
@@ -117,16 +115,18 @@ def measure_step_times(
     trials: Sequence[TrialRecord],
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Visit what `missing_step_times` names and store it, and with it each micro-batch size that ran out of memory.
+    """Measure and store the step times in `missing_step_times`, and micro-batch sizes that ran out of memory.
 
-    On a node whose devices agree visits after the first are made on all of them at once (`devices_that_agree`).
-    Before that what trials ran out of memory at is tried again (`confirm_out_of_memory`).
-    A batch size that has had some of the study's ``trials`` keeps their cadence; that of another follows from its first
-    visit.
-    ``before_each`` is called between measurements, and may raise to end them. A batch size that the user's code refuses
-    by an error is stored as one without a step time, of which nothing runs; ``tell`` gets a sentence on it. Raises
-    `LaunchError` where nothing fits, and `WorkloadError` where the code fails at the default's batch size, which is
-    timed before any is left out, or at one that it has run at before.
+    Sizes that ran out of memory in a trial are tried again first (`confirm_out_of_memory`). If a node's devices agree,
+    later visits use all of them at once. Batch sizes with ``trials`` keep their evaluation cadence. If the user's code
+    fails at a batch size, the size is stored without a step time and excluded from the study.
+
+    Args:
+        before_each: Called between measurements; may raise to stop.
+
+    Raises:
+        LaunchError: If no batch size fits.
+        WorkloadError: If the code fails at the default's batch size or at one that ran before.
     """
     cadences = {
         trial.configuration.batch_size: trial.eval_every_steps
@@ -192,7 +192,7 @@ def _visit_side_by_side(
     on_too_large: Callable[[MemoryUse], None],
     before_each: Callable[[], None],
 ) -> None:
-    """Visit batch sizes that have been visited before, on all devices at once; store what is found as one visit."""
+    """Revisit batch sizes on all devices at once; the results count as one visit."""
     memory = store.memory_boundary(spec.name, environment)
     splits = [(size, choose_micro_batch(size, spec.space.max_micro_batch_size, memory)) for size in sizes]
     requests = [default_at(spec, size, micro) for size, micro in splits if micro is not None]
@@ -224,10 +224,10 @@ def confirm_out_of_memory(
     trials: Iterable[TrialRecord],
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Try the least micro-batch size that is too large only for what one trial met in a process of its own; store it.
+    """Retry in a fresh process the smallest micro-batch size that ran out of memory in one trial; store the result.
 
-    Where it fits there the trial's lack of memory was chance, and the size is used again, until a second trial runs out
-    of memory at it. Programs of the user's own train each trial in a process of its own as it is.
+    If it fits, the failure was chance and the size is used again until a second trial runs out of memory. External
+    programs already run each trial in a fresh process.
     """
     out = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
     tried = [one for one in out if not one.grows and problem_with(spec, one, in_bounds=False) is None]
@@ -273,7 +273,7 @@ def _visits(probe: ProbeRecord) -> int:
 
 
 def _paces(trials: Iterable[TrialRecord]) -> dict[Kind, float]:
-    """Return the median seconds of a step in the trials of each kind that had the device to themselves."""
+    """Return the median step seconds of uncontended trials by kind."""
     paces: dict[Kind, list[float]] = defaultdict(list)
     for trial in trials:
         outcome = trial.outcome
@@ -290,9 +290,9 @@ def measure_step_time_at(
     on_too_large: Callable[[MemoryUse], None] = lambda memory: None,
     seconds_limit: float = SECONDS_LIMIT,
 ) -> ProbeRecord | None:
-    """Time the default configuration at a batch size, in the largest micro-batches that fit; None where nothing does.
+    """Time the default configuration at a batch size in the largest micro-batch that fits; None if none fits.
 
-    ``memory`` is what is known before; ``on_too_large`` gets each micro-batch size that runs out of memory now.
+    ``on_too_large`` receives each micro-batch size that runs out of memory.
     """
     while (micro := choose_micro_batch(batch_size, spec.space.max_micro_batch_size, memory)) is not None:
         measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit))
@@ -306,9 +306,9 @@ def measure_step_time_at(
 def default_at(
     spec: StudySpec, batch_size: int, micro_batch_size: int, seconds_limit: float = SECONDS_LIMIT
 ) -> StepTimeRequest:
-    """Return the request to time the default configuration at another batch size, in micro-batches that divide it.
+    """Return the request to time the default configuration at this batch size.
 
-    The regularisation that the space can switch on is on: trials have it more often than not.
+    All regularisation of the space is on, because most trials use it.
     """
     default = spec.space.with_all_regularisation(spec.default_configuration)
     configuration = replace(default, batch_size=batch_size).in_micro_batches(micro_batch_size)
@@ -321,15 +321,15 @@ def default_at(
 
 
 def refuse_where_nothing_fits(spec: StudySpec, store: Store, environment: Environment) -> None:
-    """Raise `LaunchError` where no batch size of a study fits into memory, in whatever micro-batches."""
+    """Raise `LaunchError` if no micro-batch size fits into memory."""
     if store.memory_boundary(spec.name, environment).nothing_fits:
         raise nothing_fits(environment, store.memory(spec.name, environment))
 
 
 def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environment) -> None:
-    """Raise `LaunchError` where a study that is yet to begin asks for micro-batches known not to fit.
+    """Raise `LaunchError` if a new study's ``max_micro_batch_size`` is known not to fit.
 
-    One that has begun goes on in smaller ones.
+    A study that has trials continues with smaller micro-batches.
     """
     cap = spec.space.max_micro_batch_size
     memory = store.memory_boundary(spec.name, environment)
@@ -347,7 +347,7 @@ def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environ
 
 
 def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchError:
-    """Return the error for a device on which not even one sample fits, with what was run there."""
+    """Return the error for a device on which a single sample does not fit."""
     tried = ", ".join(str(use.micro_batch_size) for use in uses if not use.fits)
     reason = next((use.reason for use in uses if use.micro_batch_size == 1 and use.reason), None)
     return LaunchError(
@@ -359,13 +359,13 @@ def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchE
 
 
 def named(environment: Environment) -> str:
-    """Return a device's name with its memory, or the limit set on it."""
+    """Return a device's name and its memory or memory limit."""
     memory = environment.device_memory_bytes
     return environment.device_name + ("" if memory is None else f" ({gib(memory)})")
 
 
 def gib(count: int) -> str:
-    """Return a number of bytes in GiB."""
+    """Format bytes in GiB."""
     return f"{count / 2**30:.3g} GiB"
 
 
@@ -377,10 +377,9 @@ def _described(uses: dict[int, MemoryUse], size: int | None) -> str:
 def _devices_that_agree(
     executor: Executor, request: StepTimeRequest, alone: ProbeRecord, tell: Callable[[str], None]
 ) -> TimesSideBySide | None:
-    """Return the executor where steps timed in all of its slots at once take what they take ``alone``; else None.
+    """Return the executor if steps timed in all slots take as long as ``alone``, within `FLAT_RATIO`; else None.
 
-    That is within `FLAT_RATIO`, on each device, and with nothing else at work. A device apart from the others is told
-    of. Slots that share a device, or the CPU, are never timed side by side.
+    Slots that share a device, or the CPU, are never timed side by side.
     """
     if not isinstance(executor, TimesSideBySide) or not executor.slots_apart or executor.slots < 2:
         return None
@@ -402,6 +401,6 @@ def _devices_that_agree(
 
 
 def _apart(seconds: Mapping[str, float], usual: float) -> dict[str, float]:
-    """Return the ratio to the usual seconds of those that are further from them than `FLAT_RATIO`."""
+    """Return the ratios to ``usual`` that differ by more than `FLAT_RATIO`."""
     ratios = {name: one / usual for name, one in seconds.items()}
     return {name: ratio for name, ratio in ratios.items() if max(ratio, 1 / ratio) > FLAT_RATIO}

@@ -1,7 +1,7 @@
-"""Confirmation: the finalists again with fresh seeds, interleaved, one at a time. Only these runs give the verdict.
+"""Confirmation: reruns of the finalists with fresh seeds; only these runs decide the answer.
 
-The best of many single-seed trials is partly luck, so the search's own figures are not quoted as the answer. Runs
-beyond the first few go where they could change the recommendation, until it is settled.
+The best of many single-seed trials is partly luck. Runs are interleaved, and runs beyond the minimum go to
+configurations that could still change the recommendation.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bssearch.search.history import History, trial_seed
 from bssearch.spec.admission import problem_with
 
 CONFIGURATIONS_PER_BATCH = 2
-"""Configurations that are confirmed of each contending batch size: the best by one seed is partly luck. A choice."""
+"""Configurations confirmed per contending batch size, because the best of single seeds is partly luck."""
 
 FAILURES_ALLOWED = 1
-"""Failures of one run after which it is made again. A choice."""
+"""Failures after which a run is repeated."""
 
 
 def repeat(
@@ -36,9 +36,9 @@ def repeat(
     *,
     retry_of: int | None = None,
 ) -> TrialPlan:
-    """Return the plan of a configuration with a fresh seed, under the full limit; ``retry_of`` came to nothing.
+    """Return the plan of a run with the full limit; with `Phase.TO_BUDGET` it trains past the target.
 
-    In the phase `Phase.TO_BUDGET` it goes on past the target.
+    ``retry_of`` is the failed run that it replaces.
     """
     is_to_budget = phase is Phase.TO_BUDGET
     return TrialPlan(
@@ -57,11 +57,11 @@ def repeat(
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Return the configurations to confirm, each once, in the micro-batches that its batch size runs in.
+    """Return the distinct configurations to confirm, in their current micro-batches.
 
-    The two best of each of the ``confirm.top`` best batch sizes, those `beside` the very best, the default and the best
-    known of its batch size, and the best known of the largest batch size that runs without accumulation (the one that
-    came nearest where none reached the target).
+    They are the two best of each of the ``confirm.top`` best batch sizes; those `beside` the best; the default and the
+    best at its batch size; and the best at the largest batch size without accumulation, or the nearest to the target
+    there.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -85,10 +85,10 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
-    """Return what to confirm at the next smaller and the next larger batch size.
+    """Return a configuration for the next smaller and next larger batch size.
 
-    It is the best known there; where no trial reached the target, the batch size's own best carried over to there,
-    unless that was tried: the search may have passed over a good one.
+    It is the best one there. If no trial reached the target, it is this batch size's best carried over, unless already
+    tried: the search may have missed a good one.
     """
     sizes = list(history.feasible)
     if batch_size not in sizes:
@@ -111,20 +111,18 @@ def _best_or_carried_over(history: History, batch_size: int, near: TrialRecord |
 
 
 def next_run(history: History) -> TrialPlan | None:
-    """Return the next confirmation run, or None where all are made or running."""
+    """Return the next confirmation run; None if all are done or running."""
     runs = remaining(history, confirmation_trials(history))
     return runs[0] if runs else None
 
 
 def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan]:
-    """Return the runs still missing after the confirmation trials so far.
+    """Return the missing runs: seed by seed over all finalists, each round shuffled.
 
-    Seed by seed over all finalists, each round in its own shuffled order. A configuration whose confirmation has begun
-    stays one, though a larger budget has found better: the verdict needs all of them to have had their runs. Lost and
-    cancelled runs are made again; a failed one once more. Where memory ran out, all runs of a batch size are made again
-    in smaller micro-batches. What plainly misses the target has no more runs; see `PlainMiss`.
-
-    Once these are made, and with ``confirm.max_runs``, the runs that would tell more: see `_further`.
+    Finalists with runs stay finalists even if the search finds better ones, because the verdict needs complete runs.
+    Lost and cancelled runs are repeated, failed ones once. After an out-of-memory all runs of the batch size are
+    repeated in smaller micro-batches. Plain misses (`PlainMiss`) get no more runs. With ``confirm.max_runs``, further
+    runs follow (`_further`).
     """
     made = CompletedRuns.of(history, trials)
     runs = history.spec.confirm.runs
@@ -141,10 +139,10 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
 
 
 def most_left(history: History) -> list[Configuration]:
-    """Return the configurations of all runs that confirmation may still make, each as often; running ones are in it.
+    """Return the configuration of each run that confirmation may still need, running ones included.
 
-    While the first runs are made it is not known what they will recommend: two neighbours are counted then, and with
-    ``confirm.max_runs`` all that the finalists may have.
+    Until the first runs are complete this includes two neighbours and, with ``confirm.max_runs``, all runs of all
+    finalists.
     """
     trials, confirm = confirmation_trials(history), history.spec.confirm
     made = CompletedRuns.of(history, trials)
@@ -174,7 +172,7 @@ def most_left(history: History) -> list[Configuration]:
 
 
 def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns) -> list[Configuration]:
-    """Return the configurations to confirm, without those that plainly miss the target or are refused."""
+    """Return the configurations to confirm, without plain misses and refused ones."""
     missed = {one.configuration.key for one in missed_plainly(history, trials)}
     refused = [history.as_run(trial.configuration) for trial in trials if trial.is_refused]
     missed |= {one.key for one in refused if problem_with(history.spec, one) is not None}
@@ -183,12 +181,12 @@ def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns
 
 
 def missed_plainly(history: History, trials: Sequence[TrialRecord]) -> list[PlainMiss]:
-    """Return the configurations that plainly miss the target in the confirmation trials so far."""
+    """Return the configurations that plainly miss the target so far."""
     return plain_misses(in_force(history, trials), history.objective)
 
 
 def miss_of(history: History, trial: TrialRecord) -> str | None:
-    """Return for people that a configuration has no more runs, where its newest trial is what shows it; else None."""
+    """Return a line if this trial is the one that shows a plain miss; else None."""
     if trial.phase is not Phase.CONFIRM or not says_something(trial):
         return None
     runs = [one for one in confirmation_trials(history) if one.configuration.key == trial.configuration.key]
@@ -198,12 +196,12 @@ def miss_of(history: History, trial: TrialRecord) -> str | None:
 
 
 def confirmation_trials(history: History) -> list[TrialRecord]:
-    """Return the trials of the confirmation, by number."""
+    """Return the confirmation trials, by number."""
     return [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM]
 
 
 def _beside(history: History, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Configuration]:
-    """Return the neighbours of what the runs so far recommend, which may be another batch size than the search's."""
+    """Return the neighbours of the batch size that the runs recommend, which may differ from the search's."""
     near = beside(history, verdict.optimal.configuration.batch_size)
     confirmed = {trial.configuration.batch_size for trial in trials}
     return [one for one in near if one.batch_size not in confirmed]
@@ -216,7 +214,7 @@ def interleaved(
     runs: int,
     phase: Phase = Phase.CONFIRM,
 ) -> Iterator[TrialPlan]:
-    """Yield the runs that are missing: seed by seed over all chosen, each round in its own shuffled order."""
+    """Yield missing runs, seed by seed over all configurations, each round shuffled."""
     for index in range(runs):
         seed = trial_seed(history.spec.seed, Phase.CONFIRM, index)
         for configuration in random.Random(seed).sample(chosen, len(chosen)):
@@ -225,7 +223,7 @@ def interleaved(
 
 
 def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the confirmation trials that ran in the micro-batches that their batch size runs in now."""
+    """Return confirmation trials in the current micro-batches of their batch size."""
     return [
         trial
         for trial in trials
@@ -235,14 +233,14 @@ def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecor
 
 
 def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | None:
-    """Return the verdict over the search and its confirmation trials, None where no trial reached the target."""
+    """Return the verdict over search and confirmation trials; None if no trial reached the target."""
     counted = [*history.trials, *in_force(history, trials)]
     timed = step_seconds_of(history.probes.values(), history.spec.timed_model)
     return decide(counted, history.spec.confirm.runs, history.objective, timed)
 
 
 def in_vain(history: History) -> str | None:
-    """Return for people that all that was confirmed plainly misses the target, None where something does not."""
+    """Return a line if every confirmed configuration plainly misses the target; else None."""
     trials = confirmation_trials(history)
     missed = {one.configuration.key for one in missed_plainly(history, trials)}
     if not missed or any(trial.configuration.key not in missed for trial in in_force(history, trials)):
@@ -255,7 +253,7 @@ def in_vain(history: History) -> str | None:
 
 
 def ending(history: History) -> str | None:
-    """Return whether the confirmation settled the recommendation and why it ended; None where it decides nothing."""
+    """Return a line on whether and why confirmation settled the recommendation; None if it decides nothing."""
     if (told := in_vain(history)) is not None:
         return told
     trials = confirmation_trials(history)
@@ -278,10 +276,9 @@ def ending(history: History) -> str | None:
 
 
 def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRuns, verdict: Verdict) -> list[TrialPlan]:
-    """Return the next round of runs for what is undecided and the least, the one with the fewest first.
+    """Return the next runs for undecided configurations, those with the fewest runs first.
 
-    None where there is no ``confirm.max_runs`` or all have had it, where the recommendation is settled, and where the
-    ``confirm.train_seconds`` are spent.
+    Empty without ``confirm.max_runs`` or budget left, or if the recommendation is settled.
     """
     limit, found = history.spec.confirm.max_runs, standing(verdict)
     if limit is None or found is None or _is_spent(history, trials):
@@ -316,9 +313,9 @@ def _stopped_by(history: History, trials: Sequence[TrialRecord], found: Standing
 
 @dataclass(frozen=True, slots=True)
 class CompletedRuns:
-    """Which runs have been made, by configuration and seed; a failed one may be made once more.
+    """Completed runs by configuration and seed; a failed run may be repeated once.
 
-    ``begun`` holds, by their keys, the configurations of which there are runs, as their batch size runs now.
+    ``begun`` maps keys to the configurations that have runs, in current micro-batches.
     """
 
     begun: dict[str, Configuration] = field(default_factory=dict)
@@ -327,7 +324,7 @@ class CompletedRuns:
 
     @classmethod
     def of(cls, history: History, trials: Sequence[TrialRecord]) -> Self:
-        """Return what the trials have made; those of batch sizes that are not timed say nothing."""
+        """Count the trials, except at batch sizes without a step time."""
         made = cls()
         for trial in trials:
             if trial.configuration.batch_size in history.probes:
@@ -335,11 +332,11 @@ class CompletedRuns:
         return made
 
     def is_missing(self, configuration: Configuration, seed: int) -> bool:
-        """Return whether a run is still to be made, or to be made again."""
+        """True if a run must be made or repeated."""
         return self._done[configuration.key, seed] <= FAILURES_ALLOWED
 
     def retried(self, configuration: Configuration, seed: int) -> int | None:
-        """Return the number of the run of a configuration with a seed that came to nothing, None without one."""
+        """Return the number of the failed run with this seed; None if there is none."""
         return self._in_vain.get((configuration.key, seed))
 
     def _add(self, trial: TrialRecord, run: Configuration) -> None:
@@ -352,7 +349,7 @@ class CompletedRuns:
 
 
 def _nearest_at(history: History, batch_size: int) -> TrialRecord | None:
-    """Return the trial at a batch size that reached the target first, else the one with the best metric."""
+    """Return the best trial at a batch size, or the one closest to the target if no trial reached it."""
     best = history.best_at(batch_size)
     if best is not None:
         return best

@@ -1,8 +1,8 @@
-"""The driver of a study: it tells the engine what happens in the store and in the executor, and does what it asks for.
+"""The driver of a study: it reports events from store and executor to the engine and executes its actions.
 
-Several drivers may share a study: each decides on what the store holds, and the store starts a trial only where no
-other has been started since. A driver that was refused locks the study from then on while it chooses. What a driver
-that dies leaves behind, the others try again.
+Several drivers may share a study. Each decides from the store, and the store rejects a trial if another one started
+since that decision. A rejected driver locks the study before later decisions. Other drivers retry the trials of a
+driver that died.
 """
 
 from __future__ import annotations
@@ -67,30 +67,27 @@ from bssearch.storage.revisions import Changes
 NOTHING_SAVED = frozenset[int](), 0
 
 TIMING = "time steps"
-"""The name of the claim under which step times are measured: by one driver of a study at a time."""
+"""Claim for step-time measurement: one driver of a study at a time."""
 
 POLL_SECONDS = 0.2
-"""How long the executor is waited for at a time: how soon Ctrl-C is seen. A choice."""
+"""Maximum wait for executor events, and so the delay of Ctrl-C."""
 
 LOOK_SECONDS = 1.0
-"""How long after it found nothing to do a driver looks again at what the others have done. A choice."""
+"""Interval between looks at the store while there is no work."""
 
 
 FLUSH_SECONDS = 1.0
-"""How long observations wait to be written together: the most that a crash loses. A choice."""
+"""Interval between writes of observations, and the most that a crash loses."""
 
 FINDING_SHARE = 0.02
-"""The answer is made anew when a trial ends, unless that would take more than this share of the time. A choice.
-
-The share is that of all drivers of the study together: they read one database.
-"""
+"""Maximum share of time, over all drivers of a study, spent on recomputing the stored answer."""
 
 FINDING_SECONDS = 0.02
-"""How long making the answer is taken to last before this driver has made it. A choice."""
+"""Initial estimate of the time to compute the answer."""
 
 
 class Recorder:
-    """Writes what one driver has to say about the trials of a study; what it keeps is only what is not yet written."""
+    """Writes one driver's observations, outcomes and answers; it buffers unwritten observations only."""
 
     def __init__(self, store: Store, study: str) -> None:
         self._store, self._study = store, study
@@ -99,25 +96,25 @@ class Recorder:
         self._finding_seconds = FINDING_SECONDS
 
     def observe(self, observed: TrialObserved) -> None:
-        """Take in an evaluation; it is written with others."""
+        """Buffer an evaluation."""
         self._unwritten.append(observed)
 
     def flush(self) -> None:
-        """Write all evaluations now."""
+        """Write all buffered evaluations."""
         if self._unwritten:
             self._store.append_observations(self._study, [(one.number, one.observation) for one in self._unwritten])
             self._unwritten = []
         self._flushed = time.monotonic()
 
     def flush_if_due(self) -> None:
-        """Write all evaluations where they have waited for long enough."""
+        """Write buffered evaluations every `FLUSH_SECONDS`."""
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
     def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:
-        """Store how a trial ended; return it as it is stored: lost, where another driver has taken it over.
+        """Store a trial's outcome and return the stored trial: LOST if another driver took it over.
 
-        ``step_seconds`` is the isolated step time of its batch size, where that is known.
+        ``step_seconds`` is the isolated step time, if known.
         """
         number, outcome, product = ended.number, ended.outcome, None
         if outcome.steps_to_target is not None and step_seconds is not None:
@@ -133,7 +130,7 @@ class Recorder:
             return trial
 
     def cancel(self, number: int, last: Observation | None) -> None:
-        """Store that the run ended before a trial did, whose newest evaluation was ``last``."""
+        """Store a trial as cancelled at its last evaluation."""
         self.flush()
         outcome = TrialOutcome(
             state=TrialState.CANCELLED,
@@ -146,7 +143,7 @@ class Recorder:
         self._store.finish_trial(self._study, number, outcome, steps_x_step_time_s=None)
 
     def keep_finding(self) -> None:
-        """Store the answer as it is now, for those who ask; not where any driver of the study just has."""
+        """Store the current answer, unless a driver of the study recently did."""
         started = time.monotonic()
         if started < self._next_finding:
             return
@@ -161,14 +158,14 @@ class Recorder:
         self._next_finding = ended + self._finding_seconds / FINDING_SHARE
 
     def keep_last_finding(self, end: SearchEnd | None = None) -> None:
-        """Store the answer as it is now, whatever that takes, and how the search ended where it did just now."""
+        """Store the current answer unconditionally, with the end of the search if given."""
         save_finding(self._store, self._study, end)
 
 
 class Driver:
-    """Runs one study to its end. The store holds everything; the driver keeps what runs and is not yet written.
+    """Runs one study to its end. The store holds all state except running trials and unwritten observations.
 
-    With a ``shift`` it may have to make room for other studies before it has done.
+    With a ``shift`` it may have to yield to other studies before the end.
     """
 
     def __init__(
@@ -209,7 +206,11 @@ class Driver:
         self._shift.join(self.interrupts, executor.kill)
 
     def run(self) -> None:
-        """Search, then confirm. Raises `InterruptedRunError` on Ctrl-C or at a shift's end, with every trial stored."""
+        """Search, then confirm.
+
+        Raises:
+            InterruptedRunError: On Ctrl-C or the end of the shift; every trial is stored.
+        """
         with self._ready():
             while not self._is_done:
                 if self.interrupts.count and not self._is_stopping:  # Ctrl-C: the engine ends in good order
@@ -228,10 +229,9 @@ class Driver:
                 self._raise_if_failed()
 
     def run_planned(self, next_run: NextRun, phase: Phase, *, visits: int = FIRST_VISITS) -> None:
-        """Make the runs of a plan, one trial at a time, and nothing else; raises what `run` raises.
+        """Make only the runs of a plan, one at a time; ``next_run`` is asked again after each.
 
-        The plan is asked again after each trial, until it has none. Steps of each batch size have had so many
-        ``visits`` before.
+        Batch sizes get ``visits`` step-time visits first. Raises the same errors as `run`.
         """
         self._first_visits = visits
         self.engine = self._engine(next_run, phase)
@@ -249,7 +249,7 @@ class Driver:
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """Run trials inside: what dead drivers left is marked, interrupts are obeyed, the answer is kept at the end."""
+        """Context for running trials: take over lost trials, handle interrupts, store the last answer."""
         try:
             with self.interrupts, self._leases.beating():
                 self._take_over()
@@ -297,13 +297,13 @@ class Driver:
 
     @property
     def _offers_slot(self) -> bool:
-        """Whether a slot is free for the engine, and something may have changed since the engine had no use for one."""
+        """True if a slot is free and it is time to ask the engine again."""
         is_over = self._is_done or self._error is not None or self.interrupts.count or self._shift.is_ending
         is_free = len(self.engine.running) < self.executor.slots
         return is_free and not is_over and time.monotonic() >= self._next_look
 
     def _refresh(self) -> None:
-        """Tell the engine what the store and the folder of checkpoints hold that it does not know."""
+        """Report changes in store and checkpoints to the engine."""
         changes = self.store.changes(self.spec.name, since=self._revision)
         if changes.revision != self._revision or changes.is_rewritten or self._revision == 0:
             self._revision = changes.revision
@@ -314,7 +314,7 @@ class Driver:
         self._find_saved()
 
     def _tell_changes(self, changes: Changes) -> None:
-        """Tell the engine of trials that have changed, with the evaluations of those that ended elsewhere."""
+        """Report changed trials, with evaluations of those that ended elsewhere."""
         ended = [
             trial.number
             for trial in changes.trials
@@ -331,20 +331,19 @@ class Driver:
         self._do(actions)
 
     def _find_saved(self) -> None:
-        """Tell the engine which checkpoints can be had here, where those are others than before."""
         found = self._checkpoints.found()
         if found != self._saved:
             self._saved = found
             self._do(self.engine.found_saved(*found))
 
     def _try_to_save(self) -> None:
-        """Tell the engine whether trials can be saved here, where that is not as it takes it to be."""
+        """Report to the engine whether checkpoints can be written, if that changed."""
         if self._checkpoints.are_saved and self._checkpoints.is_writable() is not self.engine.pruning.can_wait:
             refusal, engine = self._checkpoints.refusal, self.engine
             self._do(engine.cannot_save(refusal) if engine.pruning.can_wait else engine.can_save())
 
     def _time_steps(self, visits: int) -> None:
-        """Have every batch size visited so many times, by this driver or another, while nothing runs here."""
+        """Visit every batch size ``visits`` times, by this driver or another, while no trial runs here."""
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
         if missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
@@ -375,11 +374,11 @@ class Driver:
 
     @property
     def _confirming(self) -> str:
-        """Return the name of the claim under which runs are confirmed: by one driver of a host at a time."""
+        """Claim for confirmation: one driver of a host at a time."""
         return f"confirm on {self.environment.host}"
 
     def _take_over(self) -> None:
-        """Mark the trials of drivers that died as lost; the search tries them again."""
+        """Mark trials of dead drivers as lost; the search retries them."""
         lost = self._leases.mark_lost()
         if lost:
             numbers = ", ".join(map(str, lost))
@@ -395,7 +394,6 @@ class Driver:
             self._note_once(f"waiting for another driver ({self._confirming})")
 
     def _search_ended(self, reason: str) -> None:
-        """Say why the search has ended, and store it for `study show`."""
         self._note_once(f"the search has ended: {reason}")
         end = SearchEnd(reason=reason, spent=self.engine.history.spent, budget=self.spec.budget)
         self._recorder.keep_last_finding(end)
@@ -407,7 +405,7 @@ class Driver:
             self.listener.note(message)
 
     def _wait(self) -> None:
-        """Take in what has happened, and keep the store up to date."""
+        """Process executor events and flush observations."""
         for event in self.executor.events(timeout=POLL_SECONDS):
             match event:
                 case TrialObserved():
@@ -423,7 +421,7 @@ class Driver:
             self._take_over()
 
     def _start(self, plan: TrialPlan) -> None:
-        """Start a trial, unless another driver has been faster: then the store tells something new."""
+        """Start a trial unless another driver changed the study first."""
         trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
         if trial is None:
             self._is_contended = True
@@ -449,7 +447,7 @@ class Driver:
             self._end(TrialEnded(trial.number, self.engine.as_stored(trial.number, failed)))
 
     def _end(self, ended: TrialEnded) -> None:
-        """Store how a trial ended, and tell the engine and the listener."""
+        """Store a trial's outcome and notify engine and listener."""
         self._recorder.flush()
         trial = self._recorder.finish(ended, self.engine.step_seconds(ended.number))
         self._checkpoints.ended(trial)
@@ -464,17 +462,16 @@ class Driver:
         self._recorder.keep_finding()
 
     def _raise_if_failed(self) -> None:
-        """Raise the error with which the engine has ended the run, once all that has happened is taken in."""
         if self._error is not None:
             raise self._error
 
     def _raise_if_interrupted(self) -> None:
-        """Raise where somebody interrupted while nothing runs here."""
+        """Raise `InterruptedRunError` after an interrupt while no trial runs here."""
         if self.interrupts.count:
             raise InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)
 
     def _abandon(self) -> None:
-        """Where the run ends by an error, leave no trial behind as running, and no claim."""
+        """Cancel running trials and release claims after an error."""
         if self.engine.running:
             self.executor.kill()
         for number in self.engine.running:

@@ -1,9 +1,8 @@
-"""The engine decides what a search does: a state machine over one study.
+"""State machine that decides what a search does.
 
-Each event is a method of `Engine`, and returns the actions that follow (`bssearch.search.actions`). The engine knows no
-store, no executor, no files and no clock: the driver of a study, or a simulation, calls it. Its decisions follow from
-the calls alone and, but for the trials that run here, from the store: a new engine continues a study as the old one
-would have.
+Each event is a method of `Engine` that returns actions (`bssearch.search.actions`). The engine has no store, executor,
+files or clock; a driver or a simulation calls it. Except for trials running here, its decisions follow from the store,
+so a new engine continues a study exactly as the old one would.
 """
 
 from __future__ import annotations
@@ -53,20 +52,20 @@ from bssearch.spec import StudySpec
 CONTINUE = "the same command goes on where this one stopped"
 
 Evaluations = Sequence[tuple[float, float]]
-"""Those of a trial in the order of time: train seconds and metric."""
+"""(train seconds, metric) pairs of a trial in time order."""
 
 FAILURES_IN_A_ROW = 5
-"""Trials that fail one after the other, with none that ran, before a run gives up. A choice."""
+"""Consecutive failures, without a single trial that ran, before a run gives up."""
 
 NextRun = Callable[[History], TrialPlan | None]
-"""A plan of runs to be made one after the other: the next one, None where all are made or running."""
+"""Returns the next run of a plan; None if all are done or running."""
 
 
 class PlansTrials(Protocol):
-    """Plans the trials of a search: `Planner`, or a plainer one."""
+    """Interface of a search planner."""
 
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
-        """Return the next search trial, or None and why the search is at its end, where it is."""
+        """Return the next search trial, or None; the second item is the reason if the search ended."""
         ...
 
 
@@ -74,10 +73,10 @@ MakePlanner = Callable[[StudySpec, History, PruningController, Sampler], PlansTr
 
 
 class Stage(StrEnum):
-    """Where a run of the engine stands.
+    """State of the engine.
 
-    SEARCH: trials of the search. CLAIM: it waits to be the only one that confirms here. REPEAT: confirmation, or other
-    runs of a plan. STOPPING: interrupted, until what runs has ended. DONE: nothing follows.
+    SEARCH: search trials. CLAIM: waiting for the exclusive right to confirm. REPEAT: confirmation or a plan's runs.
+    STOPPING: interrupted, waiting for running trials. DONE: finished.
     """
 
     SEARCH = "search"
@@ -89,7 +88,7 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class Running:
-    """A trial that runs here; ``stopping`` is the state that it was asked to end in."""
+    """A trial running here; ``stopping`` is the state it was asked to end in."""
 
     plan: TrialPlan
     is_savable: bool
@@ -99,11 +98,10 @@ class Running:
 
 
 class Engine:
-    """Decides for one driver of a study with ``slots``, ``slots_apart`` where each has a device of its own.
+    """Decides for one driver with ``slots``; ``slots_apart`` if each slot has its own device.
 
-    It searches, then confirms; with ``next_run`` it makes the runs of that plan instead, of one ``phase``, one at a
-    time, each to its own limit. ``sampler`` and ``pruner`` are those of the spec where none is given; another planner
-    than a study's is for simulations of what people do without one.
+    It searches and then confirms; with ``next_run`` it only makes that plan's runs, of one ``phase``, one at a time.
+    ``sampler`` and ``pruner`` default to the spec's. ``make_planner`` lets simulations use a simpler planner.
     """
 
     def __init__(
@@ -140,13 +138,13 @@ class Engine:
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Return the trials that run here."""
+        """Return the trials running here."""
         return tuple(self._running)
 
     def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Return the outcome of a trial that runs here as it counts.
+        """Return the outcome to store for a trial running here.
 
-        What could not go on from its checkpoint is no fault of the configuration: it is lost, and tried again.
+        A trial that failed to resume is LOST and retried, because its configuration is not at fault.
         """
         running = self._running[number]
         if running.plan.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
@@ -156,15 +154,15 @@ class Engine:
         return outcome
 
     def step_seconds(self, number: int) -> float | None:
-        """Return the isolated step time of a trial that runs here, as it was known when it began."""
+        """Return the isolated step time of a running trial, as known at its start."""
         return self._running[number].step_seconds
 
     def last_observation(self, number: int) -> Observation | None:
-        """Return the newest evaluation of a trial that runs here."""
+        """Return the latest evaluation of a running trial."""
         return self._running[number].last
 
     def claimed(self, granted: bool) -> list[Action]:
-        """The answer to a `Claim`: confirm, or wait for the other driver that does."""
+        """Handle the reply to a `Claim`."""
         if not granted:
             return [Wait(for_claim=self._stage is Stage.CLAIM)]
         self._has_claim = True
@@ -173,7 +171,7 @@ class Engine:
         return []
 
     def slot_free(self, now: float) -> list[Action]:
-        """A slot is free, at a moment in seconds since 1970."""
+        """Fill a free slot; ``now`` is in seconds since 1970."""
         self.history.now = now
         if self._stage in {Stage.STOPPING, Stage.DONE}:
             return []
@@ -190,7 +188,7 @@ class Engine:
         return [Start(plan)]
 
     def _searched(self) -> list[Action]:
-        """The search has no further trial: confirm once all its trials have ended."""
+        """Start confirmation once all search trials have ended."""
         if self._has_repeated:
             return self._done()
         if self._running:
@@ -205,14 +203,14 @@ class Engine:
         return [*actions, Claim()]
 
     def _fill(self) -> list[Action]:
-        """Give a slot that the last search trials leave idle to a confirmation run, on a device of its own."""
+        """Use a slot that the last search trials leave idle for a confirmation run on its own device."""
         plan = self._next_run(self.history) if self._slots_apart else None
         if plan is None:
             return [Wait()]
         return [Start(plan)] if self._has_claim else [Claim()]
 
     def _repeat(self) -> list[Action]:
-        """Make the next run of the plan; where all are made, here and by others, see whether a search trial is left."""
+        """Start the plan's next run; after all runs, here and elsewhere, check for further search trials."""
         slots = self._slots if self._slots_apart and self._searches else 1
         if len(self._running) >= slots:
             return [Wait()]
@@ -237,7 +235,7 @@ class Engine:
         return [Finished()]
 
     def _settle(self) -> list[Action]:
-        """End the search: what waits now will not go on."""
+        """End the search and all paused trials."""
         paused = self.history.in_state(TrialState.PAUSED)
         cut_short = [trial.number for trial in paused if trial.uncapped or is_interrupted(trial)]
         others = [trial.number for trial in paused if trial.number not in cut_short]
@@ -246,20 +244,20 @@ class Engine:
         return [*ended, *(one for one in settled if one.numbers)]
 
     def timed(self, probes: Mapping[int, ProbeRecord]) -> list[Action]:
-        """The steps of all batch sizes have been timed: the step times are now these."""
+        """Set the step times after a timing round."""
         self.history.probes = dict(probes)
         self._was_timed = True
         return []
 
     def started(self, plan: TrialPlan, trial: TrialRecord, *, is_savable: bool) -> list[Action]:
-        """The store has started the trial of a plan, and it runs here. ``is_savable``: it has a file to be saved to."""
+        """Register a started trial; ``is_savable``: it has a checkpoint file."""
         step_seconds = self.history.step_seconds(plan.configuration)
         self._running[trial.number] = Running(plan, is_savable, step_seconds)
         self._take(trial)
         return []
 
     def evaluated(self, observed: TrialObserved) -> list[Action]:
-        """A trial that runs here was evaluated."""
+        """Handle an evaluation of a running trial."""
         number, observation = observed.number, observed.observation
         running = self._running[number]
         running.last = observation
@@ -276,7 +274,7 @@ class Engine:
         return [TrialStop(number, halt.state, halt.reason)]
 
     def ended(self, trial: TrialRecord) -> list[Action]:
-        """A trial that ran here has ended and is stored; LOST: another driver had taken it over."""
+        """Handle a stored trial's end; LOST means that another driver took it over."""
         running = self._running.pop(trial.number)
         self._take(trial)
         actions: list[Action] = []
@@ -298,10 +296,13 @@ class Engine:
         is_rewritten: bool = False,
         quick: QuickPrior | None = None,
     ) -> list[Action]:
-        """The store holds something new: changed trials, the evaluations of those that ended, the step times.
+        """Handle changes in the store.
 
-        ``probes`` has, by batch size, the step time of its micro-batches; None if unchanged. ``is_rewritten``: forget
-        everything known before. ``quick`` is the stored quick answer; None if there is none, or it is known.
+        Args:
+            evaluations: Those of search trials that ended elsewhere.
+            probes: Step times by batch size, in its current micro-batches; None if unchanged.
+            is_rewritten: Discard everything known before.
+            quick: The stored quick answer; None if absent or already known.
         """
         if is_rewritten:
             self._forget()
@@ -321,13 +322,12 @@ class Engine:
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
-        """Begin a history anew, for what was known counts no more; whether trials can be saved is not of the store."""
+        """Reset the history, but keep the quick answer and whether checkpoints work: changes lack both."""
         can_wait, quick = self.pruning.can_wait, self.history.quick
         self._remember(History(self.spec, (), self.history.probes, now=self.history.now))
         self.pruning.standings.can_wait, self.history.quick = can_wait, quick
 
     def _remember(self, history: History) -> None:
-        """Decide by a history from now on."""
         self.history = history
         self.pruning = PruningController(self.spec, history, self._pruner)
         self._planner = self._make_planner(self.spec, history, self.pruning, self._sampler)
@@ -337,7 +337,7 @@ class Engine:
         self.pruning.take(trial)
 
     def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
-        """Checkpoints of paused trials lie here; one is given up if all take more bytes than they may."""
+        """Set the available checkpoints; give one up if their ``size`` in bytes exceeds the limit."""
         self.pruning.found_saved(saved)
         if size <= self.spec.pruner.checkpoint_gib * 2**30:
             return []
@@ -345,19 +345,19 @@ class Engine:
         return [] if number is None else [Settle([number], TrialState.PRUNED, for_disk=True)]
 
     def can_save(self) -> list[Action]:
-        """Trials can be saved here again, though some could not before this run began."""
+        """Allow pausing again after checkpoints failed in an earlier run."""
         self.pruning.standings.can_wait = self.spec.pruner.checkpoint_gib > 0
         return []
 
     def cannot_save(self, reason: str) -> list[Action]:
-        """No trial can be saved here, and why: those that would have been paused are stopped from now on."""
+        """Stop trials instead of pausing them from now on."""
         if not self.pruning.can_wait:
             return []
         self.pruning.wait_no_more()
         return [Tell(f"trials are stopped for good from now on where they would have waited: {reason}")]
 
     def interrupted(self) -> list[Action]:
-        """Somebody wants the search to stop: running trials are paused or cancelled, then the run fails."""
+        """Pause or cancel running trials, then fail with `InterruptedRunError`."""
         self._stage = Stage.STOPPING
         if not self._running:
             return self._stopped()
@@ -382,7 +382,7 @@ class Engine:
 
 
 class Refusals:
-    """Finds the error with which a run ends after a trial: it counts the failures of one driver's trials."""
+    """Finds errors that must end the run; it counts consecutive failures of one driver's trials."""
 
     def __init__(self, spec: StudySpec, device_name: str) -> None:
         self._spec = spec
@@ -391,12 +391,12 @@ class Refusals:
         self._any_ran = False
 
     def of(self, trial: TrialRecord, history: History) -> BSSearchError | None:
-        """Return the error after a trial that ended here; None where the run goes on."""
+        """Return the error that ends the run after this trial; None to continue."""
         unmeasured = _error_of(lambda: history.objective.check_measured(trial, self._device_name))
         return met_at_once(trial, history) or unmeasured or self._too_many_failures(trial)
 
     def _too_many_failures(self, trial: TrialRecord) -> BSSearchError | None:
-        """Give up where nothing works: after a few failures without a success, after many even so."""
+        """Give up after a few failures without a success, or many in a row."""
         if trial.state is TrialState.LOST:
             return None
         self._failures = self._failures + 1 if trial.state is TrialState.FAILED else 0
@@ -412,22 +412,22 @@ class Refusals:
 
 
 def met_at_once(trial: TrialRecord, history: History) -> BSSearchError | None:
-    """Return the error for a target that takes no training."""
+    """Return the error if the target was met without training."""
     return _error_of(lambda: history.objective.check_target(trial))
 
 
 def could_not_pause(trial: TrialRecord) -> bool:
-    """Return whether a trial was to be paused and could not be saved."""
+    """True if a trial should have been paused but could not be saved."""
     return trial.state is TrialState.PRUNED and trial.outcome is not None and COULD_NOT_PAUSE in trial.outcome.reason
 
 
 def lines_about(trial: TrialRecord, history: History) -> Iterator[str]:
-    """Yield what is worth a line of a trial that ended: the default's miss, and a confirmation that is in vain."""
+    """Yield lines about a trial that ended: a missed target of the default, a plain miss in confirmation."""
     yield from filter(None, (_default_missed(trial, history), confirmation.miss_of(history, trial)))
 
 
 def _default_missed(trial: TrialRecord, history: History) -> str | None:
-    """Return that the default configuration ended without the target, None for what did not."""
+    """Return a line if the default configuration missed the target."""
     spec, outcome = history.spec, trial.outcome
     is_default = trial.configuration.trains_like(spec.default_configuration)
     has_missed = trial.state is not TrialState.REACHED and says_something(trial)

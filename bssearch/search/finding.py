@@ -1,4 +1,4 @@
-"""The answer of a stored study: the one that was stored when its last trial ended, or made anew from its trials."""
+"""Answers of stored studies: cached with the study or recomputed from its trials."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
 ANSWERS = 19
-"""The version of the answers: raised when the same trials give another answer, so that stored ones are recomputed."""
+"""Version of the answers; increase it when equal trials give another answer, so that cached ones are recomputed."""
 
 
 class SearchEnd(BaseModel):
-    """Why a search ended, with the trials that were ``spent`` then and the ``budget`` that it had."""
+    """Reason for a search's end, with its ``spent`` trials and ``budget``."""
 
     reason: str
     spent: int
@@ -36,7 +36,7 @@ class SearchEnd(BaseModel):
 
 
 class _Kept(BaseModel):
-    """What is stored with a study; a part that something else has written counts as absent."""
+    """Document stored with a study; invalid parts count as absent."""
 
     made_by: int | None = None
     answer: Answer | None = None
@@ -57,10 +57,7 @@ def _kept(document: Mapping[str, Any] | None) -> _Kept:
 
 
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
-    """Store the answer of a study as it is now, for `answer` to find, and how its search ended.
-
-    Without ``search_end`` the stored one stays.
-    """
+    """Store the current answer of a study, and the end of its search if given."""
     stamp, last = store.stamp(name), _kept(store.last_finding(name))
     found = None
     with suppress(TargetNotReachedError):
@@ -71,32 +68,31 @@ def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -
 
 
 def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
-    """Store the quick answer of a study; its answer is computed again when it is read."""
+    """Store the quick answer of a study; its answer is recomputed when read."""
     kept = _Kept(made_by=ANSWERS, search_end=stored_end(store, name), quick=quick)
     store.save_finding(name, store.stamp(name), kept.model_dump(mode="json"), is_news=True)
 
 
 def stored_end(store: Store, name: str) -> SearchEnd | None:
-    """Return how the search of a study ended, None if it has not."""
+    """Return how the search ended; None if it has not."""
     return _kept(store.last_finding(name)).search_end
 
 
 def stored_quick(store: Store, name: str) -> QuickAnswer | None:
-    """Return the quick answer of a study, None if it has none."""
+    """Return the quick answer of a study; None if absent."""
     return _kept(store.last_finding(name)).quick
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickPrior | None:
-    """Return what the search of a study begins with: its quick answer, if its objective is one of seconds."""
+    """Return the quick answer as the search's prior; None unless the objective is in seconds."""
     quick = stored_quick(store, spec.name) if objective_of(spec).trials_race else None
     return None if quick is None else QuickPrior.of(quick)
 
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
-    """Return the answer of a study in an open store; for another target from the stored curves.
+    """Return the answer of a study, cached if up to date; for another ``target``, computed from stored curves.
 
-    The one that was stored when the last trial ended is taken, where nothing has changed since. ``trials`` are all that
-    the study has, where they were read.
+    ``trials`` are all trials of the study, if already read.
     """
     if target is None:
         stored = _kept(store.finding(name))
@@ -108,7 +104,7 @@ def answer(store: Store, name: str, target: float | None = None, trials: Sequenc
 def compute_answer(
     store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None
 ) -> Answer:
-    """Return the answer of a study from its trials, which are read where they are not given."""
+    """Compute the answer from ``trials``, read from the store by default."""
     study = store.study(name)
     spec = spec_of(study)
     trials = store.trials(name) if trials is None else trials

@@ -1,4 +1,4 @@
-"""How a batch should grow: the trials of its own search, then the best of them beside the best batch that stays."""
+"""Search for batch schedules, then repeats of the best against the best constant batch size."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from bssearch.search.history import History, trial_seed
 from bssearch.search.samplers.batch_schedules import Tuned, in_known_micro_batches, propose
 
 REPEATED = 2
-"""Schedules of which the best is told by fresh seeds: the best by one seed is partly luck. A choice."""
+"""Best schedules repeated with fresh seeds, because the best of single seeds is partly luck."""
 
 ATTEMPTS = 2
-"""Trials over the budget's at most, with those that failed or were lost: a choice."""
+"""Maximum attempts, failed and lost ones included, as a multiple of the budgeted trials."""
 
 SLACK = 1.5
-"""A trial ends at so many times the seconds of the best batch that stays: a choice; it is no news how much worse."""
+"""A trial ends at this multiple of the best constant batch's seconds."""
 
 
 def next_trial(history: History) -> TrialPlan | None:
-    """Return the next trial of the search for a schedule, for `bssearch.search.engine`: what a person enqueued first.
+    """Return the next schedule trial; enqueued trials come first.
 
-    None where the budget is spent, nothing can grow, or no batch that stays has reached the target.
+    None if the budget is spent, no batch can grow, or no constant batch reached the target.
     """
     trials = growth_trials(history)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):
@@ -42,26 +42,26 @@ def next_trial(history: History) -> TrialPlan | None:
 
 
 def next_repeat(history: History) -> TrialPlan | None:
-    """Return the next run of the best schedules with a seed of the confirmation, None where all are made."""
+    """Return the next repeat of the best schedules with a confirmation seed; None if all are done."""
     trials = [one for one in history.all_trials if one.phase is Phase.AUDIT and one.configuration.grows]
     made = CompletedRuns.of(history, trials)
     return next(interleaved(history, made, best_schedules(history), history.spec.confirm.runs, Phase.AUDIT), None)
 
 
 def growth_trials(history: History) -> list[TrialRecord]:
-    """Return the trials of the search for a schedule, by number."""
+    """Return the trials of the schedule search, by number."""
     return [trial for trial in history.all_trials if trial.phase is Phase.GROWTH]
 
 
 def best_schedules(history: History) -> list[Configuration]:
-    """Return the schedules that reached the target soonest after they had grown, each once, the best first."""
+    """Return the distinct schedules that grew and reached the target soonest, best first."""
     reached = [one for one in growth_trials(history) if one.state is TrialState.REACHED and has_grown(one)]
     ranked = sorted(reached, key=lambda one: (history.value(one), one.number))
     return list({one.configuration.key: one.configuration for one in ranked}.values())[:REPEATED]
 
 
 def tuned_constant(history: History) -> Tuned | None:
-    """Return the best configuration whose batch stays, and its samples to the target, None where none reached it."""
+    """Return the best constant-batch configuration with its samples to the target; None if none reached it."""
     verdict = verdict_of(history, confirmation_trials(history))
     if verdict is None or not math.isfinite(verdict.optimal.value):
         return None
@@ -75,13 +75,13 @@ def tuned_constant(history: History) -> Tuned | None:
 
 
 def _is_to_retry(trial: TrialRecord, trials: Sequence[TrialRecord]) -> bool:
-    """Return whether what a person enqueued came to nothing by no fault of its own, and was not tried again."""
+    """True if an enqueued trial was lost or cancelled and not retried yet."""
     came_to_nothing = trial.uncapped and trial.state in {TrialState.LOST, TrialState.CANCELLED}
     return came_to_nothing and trial.retry_of is None and all(one.retry_of != trial.number for one in trials)
 
 
 def _seconds_of_best(history: History, full: float) -> float:
-    """Return the train seconds of the best trial whose batch stays; ``full`` where the objective does not tell."""
+    """Return the train seconds of the best constant-batch trial; ``full`` if unknown."""
     best = history.incumbent
     if best is None:
         return full
@@ -96,7 +96,7 @@ def _plan(
     uncapped: bool,
     earlier: TrialRecord | None = None,
 ) -> TrialPlan:
-    """Return the plan of a trial; ``earlier`` is one that waits for it, or that it tries again."""
+    """Return the plan of a trial; ``earlier`` is the queued trial, or the one to retry."""
     is_queued = earlier is not None and earlier.state is TrialState.QUEUED
     full = history.spec.budget.trial_train_seconds
     limit = full if uncapped else min(full, SLACK * _seconds_of_best(history, full))

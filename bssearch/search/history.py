@@ -1,4 +1,4 @@
-"""What a search has seen so far, as questions with answers, the seconds it was busy, and its repeats."""
+"""History of a search: queries on its trials, busy time and repeats."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
 
 
 class BusyTime:
-    """For how long at least one of a study's search trials was running, overlaps counted once.
+    """Seconds during which at least one search trial ran.
 
-    A trial that waited counts from its last start; once it has ended, what it ran before that adds, spread over the
-    slots: it may have run beside others. When a trial began and ended says the database's clock, which may jump; for
-    how long it ran, its worker's, which does not: a trial that has ended counts for no longer.
+    A resumed trial counts from its last start; its earlier seconds are divided by the number of slots, because they may
+    overlap with other trials. Start and end come from the database's clock, which may jump. An ended trial is therefore
+    limited to the duration that its worker measured.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class BusyTime:
         """Of the spans of what has ended: their seconds, and the last end; None where it must be computed anew."""
 
     def count(self, trial: TrialRecord, by: int) -> None:
-        """Count a trial that has ended, or take it out."""
+        """Count an ended trial; with ``by`` < 0 remove it."""
         if trial.state.is_missing or trial.ended_at is None:
             return
         if by < 0:
@@ -64,7 +64,7 @@ class BusyTime:
         self._union = (before[0] + end - start, end) if before is not None and start >= before[1] else None
 
     def seconds(self, running: Collection[TrialRecord], now: float, slots: int) -> float:
-        """Return the seconds until now; what is ``running`` adds from its start."""
+        """Return busy seconds until ``now``, with ``running`` trials."""
         if self._union is None:
             self._union = _union(self._spans.values(), (0.0, -math.inf))
         spans = [(trial.created_at.timestamp(), now) for trial in running]
@@ -75,7 +75,7 @@ class BusyTime:
 
 
 def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -> tuple[float, float]:
-    """Return the length of a union of spans, added to that of what ended before, and its last end."""
+    """Return (length, last end) of a union of spans, added to ``begun``."""
     total, until = begun
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
@@ -85,21 +85,20 @@ def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -
 
 SEED_NOISE = 0.15
 SEED_NOISE_FREEDOM = 4
-"""The standard deviation of log seconds between seeds before repeats show it, and its weight in degrees of freedom.
+"""Prior standard deviation of log seconds between seeds, and its weight in degrees of freedom.
 
-Between what was measured of MLPerf's reference runs (0.04) and of small networks (0.15 to 0.4); the weight is a choice.
+It lies between MLPerf's reference runs (0.04) and small networks (0.15 to 0.4).
 """
 
 Identity = tuple[object, ...]
-"""What tells a configuration from others, however its batches are split into micro-batches."""
+"""Key of a configuration, independent of micro-batches."""
 
 
 class Repeats:
-    """How much the time to the target differs between the seeds of one configuration, as far as a study has shown it.
+    """Estimates seed-to-seed spread of log time-to-target, pooled over repeated configurations.
 
-    ``noise`` is the standard deviation of log seconds between seeds, pooled over the configurations that were run more
-    than once and drawn towards `SEED_NOISE` where those are few. A configuration of which a run was stopped for being
-    slow is left out: only its lucky runs have a time.
+    The estimate is shrunk towards `SEED_NOISE`. Configurations with a censored run are excluded, because only their
+    lucky runs have a time.
     """
 
     def __init__(self) -> None:
@@ -108,7 +107,7 @@ class Repeats:
         self._several: set[Identity] = set()
 
     def take(self, trial: TrialRecord, key: Identity) -> None:
-        """Take in a trial of any phase, in the place of what it was before."""
+        """Add or update a trial of any phase."""
         seconds = measured_seconds(trial) if trial.state is TrialState.REACHED else math.inf
         self._stopped[key].discard(trial.number)
         self._logs[key].pop(trial.number, None)
@@ -133,38 +132,41 @@ class Repeats:
 
 
 def identity_of(configuration: Configuration) -> Identity:
-    """Return a value that two configurations share where they train alike, however batches are split."""
+    """Return a key that is equal for configurations that train alike, whatever their micro-batches."""
     one = configuration
     rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
     return (one.batch_size, one.world_size, *rates, one.optimizer, *sorted(one.parameters.items()))
 
 
 def measured_seconds(trial: TrialRecord | None) -> float:
-    """Return a trial's time-to-target on the clock that its curve and all running trials have, contended or not."""
+    """Return a trial's time-to-target on the clock of its curve, contended or not; ∞ if unknown."""
     value = trial.outcome.time_to_target_s if trial is not None and trial.outcome is not None else None
     return math.inf if value is None else value
 
 
 FAILURES = 3
-"""Failed trials that exclude a batch size, where no more than as many ran. A choice."""
+"""Failed trials that exclude a batch size, unless more trials ran."""
 
 TRIED_AGAIN = frozenset({TrialState.LOST, TrialState.CANCELLED, TrialState.OOM})
-"""After these a configuration counts as not tried."""
+"""States after which a configuration counts as untried."""
 
 ATTEMPTS = 5
-"""How often one trial is tried: it may be what kills its drivers. A choice."""
+"""Maximum attempts of one trial, since the trial itself may kill its drivers."""
 
 INTERRUPTED = "stopped by the user"
-"""The reason of what was running when somebody interrupted it: it goes on before what waits and what is new."""
+"""Reason of interrupted trials, which resume before paused and new ones."""
 
 
 class History:
-    """A study's search trials in the order of their numbers, running ones included, and its step-time probes.
+    """A study's trials by number, running ones included, and its step times.
 
-    ``probes`` holds by batch size the step time of the split into micro-batches that its trials run in. ``curves``
-    holds by number the best gains so far of each search trial that has been evaluated. ``all_trials`` are those of
-    every phase, ``length`` is how many that are: the number of the newest. ``now`` is the moment of the last decision,
-    in seconds since 1970. ``quick`` is the quick answer that the search begins at, None without one.
+    Attributes:
+        probes: Step time by batch size, in its current micro-batches.
+        curves: Best-so-far gains by search trial number.
+        trials: Trials of the search.
+        all_trials: Trials of every phase.
+        now: Time of the last decision, in seconds since 1970.
+        quick: The quick answer that the search starts from, if any.
     """
 
     def __init__(
@@ -211,7 +213,7 @@ class History:
             self.take(trial)
 
     def take(self, trial: TrialRecord) -> None:
-        """Take in a trial that is new, or has changed; its number tells which it is."""
+        """Add or update a trial."""
         self._takes += 1
         is_sampled = trial.phase is Phase.SEARCH and trial.sampled is not None
         if is_sampled and not are_coordinates(trial.sampled, self._dimensions):
@@ -231,7 +233,7 @@ class History:
 
     @property
     def probes(self) -> Mapping[int, ProbeRecord]:
-        """Return the step times; where they are set anew, steps × step time of what has reached follow them."""
+        """Return the step times; setting them updates steps × step time of all trials."""
         return self._probes
 
     @probes.setter
@@ -242,24 +244,24 @@ class History:
                 self.take(stored)
 
     def step_seconds(self, configuration: Configuration) -> float | None:
-        """Return the step time of a configuration's batch size, None where another model was timed, or it grows."""
+        """Return the step time of a configuration; None for a batch schedule or another model."""
         if configuration.grows:
             return None
         probe = self.probes.get(configuration.batch_size)
         return probe.step_seconds if probe is not None and self.is_timed(configuration) else None
 
     def is_timed(self, configuration: Configuration) -> bool:
-        """Return whether a configuration has the default's model, of which the step times are."""
+        """True if the configuration has the default's model, which the step times belong to."""
         return model_parameters(configuration) == self._timed_model
 
     def observe(self, number: int, train_seconds: float, metric: float) -> None:
-        """Take in an evaluation of a search trial: of those that missed the target its curve is made."""
+        """Add an evaluation of a search trial to its curve, unless it met the target."""
         target = self.spec.record_target
         if not target.is_met_by(metric):
             self.curves.setdefault(number, Progress()).add(train_seconds, target.gain(metric))
 
     def observe_all(self, number: int, evaluations: Sequence[tuple[float, float]]) -> None:
-        """Take in those of a trial's evaluations, (train seconds, metric) in order, that are newer than its curve."""
+        """Add those (train seconds, metric) pairs that are newer than the trial's curve."""
         curve, target = self.curves.get(number, Progress()), self.spec.record_target
         seen = curve.now if curve.gains else -math.inf
         sign, goal = target.gain(1.0), target.gain(target.value)
@@ -271,38 +273,38 @@ class History:
 
     @property
     def length(self) -> int:
-        """Return the number of the newest trial, 0 without any."""
+        """Return the number of the latest trial; 0 if there is none."""
         return self.all_trials[-1].number if self.all_trials else 0
 
     def trial(self, number: int) -> TrialRecord | None:
-        """Return a trial, or None."""
+        """Return a trial by number, or None."""
         place = self._places.get(number)
         return None if place is None else self.all_trials[place[0]]
 
     def value(self, trial: TrialRecord | None) -> float:
-        """Return the objective's figure of a trial, infinite where it has none: it did not reach the target."""
+        """Return the objective's value of a trial; ∞ if it did not reach the target."""
         found = self.objective.figure(trial) if trial is not None else None
         return math.inf if found is None else found
 
     def figure_text(self, trial: TrialRecord) -> str:
-        """Return a trial's figure for people, with its unit; seconds that were not measured are named as such."""
+        """Format a trial's value with its unit, and its basis if not measured."""
         is_product = self.objective.trials_race and self.objective.basis(trial) != "measured"
         basis = " as steps × step time" if is_product else ""
         return f"{self.objective.shown(self.value(trial)):.3g}{self.objective.unit}{basis}"
 
     @property
     def incumbent(self) -> TrialRecord | None:
-        """Return the trial with the least figure, if any has one."""
+        """Return the trial with the smallest value, if any."""
         return min(self._best.values(), key=lambda trial: (self.value(trial), trial.number), default=None)
 
     @property
     def incumbent_value(self) -> float:
-        """Return the incumbent's figure, infinite without one."""
+        """Return the incumbent's value; ∞ if there is none."""
         return self.value(self.incumbent)
 
     @property
     def reference(self) -> TrialRecord | None:
-        """Return the trial that others are compared with at equal time: the incumbent, else the first that ran on."""
+        """Return the trial to compare with at equal time: the incumbent, else the first censored one."""
         if (best := self.incumbent) is not None:
             return best
         ran = [trial for state in TrialState if state.is_censored for trial in self._by_state[state].values()]
@@ -312,36 +314,36 @@ class History:
     def feasible(self) -> tuple[int, ...]:
         """Return the batch sizes that may run, ascending.
 
-        Those of `untimed` may not yet; those that the user's program refuses, and which have no seconds, never.
-        `FAILURES` failed trials, and more than ran, exclude a batch size.
+        Excluded: `untimed` sizes, sizes without a step time because the user's code fails, and sizes with at least
+        `FAILURES` failed trials and fewer that ran.
         """
         timed = (size for size, probe in sorted(self.probes.items()) if probe.step_seconds is not None)
         return tuple(size for size in timed if not self._is_broken(size))
 
     @property
     def untimed(self) -> tuple[int, ...]:
-        """Return the batch sizes without a step time, which an out-of-memory leaves behind: of them nothing runs."""
+        """Return batch sizes without a valid step time, for example after an out-of-memory; they cannot run."""
         return tuple(size for size in self.spec.batch_sizes if size not in self.probes)
 
     @property
     def largest(self) -> int | None:
-        """Return the largest feasible batch size that runs without accumulation."""
+        """Return the largest feasible batch size without accumulation."""
         return max([size for size in self.feasible if self.probes[size].micro_batch_size == size], default=None)
 
     @property
     def budget_share(self) -> float:
-        """Return the share of the budget that is spent, of its trials or of its wall seconds: the greater."""
+        """Return the spent share of the budget, in trials or wall seconds, whichever is larger."""
         return max(self.spent / self.spec.budget.trials, self.time_share)
 
     @property
     def time_share(self) -> float:
-        """Return the share of the budget's wall seconds that is spent, 0 where they have no bound."""
+        """Return the spent share of the budget's wall seconds; 0 if unlimited."""
         seconds = self.spec.budget.wall_seconds
         return 0.0 if seconds is None else self.busy_seconds / seconds
 
     @property
     def busy_seconds(self) -> float:
-        """Return for how many seconds at least one search trial was running, until now."""
+        """Return the seconds during which at least one search trial ran."""
         asked = self.now, self._takes
         if self._busy_known is None or self._busy_known[0] != asked:
             running = self._by_state[TrialState.RUNNING].values()
@@ -350,58 +352,55 @@ class History:
 
     @property
     def seed_noise(self) -> float:
-        """Return the standard deviation of log seconds to the target between seeds; see `Repeats`."""
+        """Return the standard deviation of log seconds to the target between seeds (`Repeats`)."""
         return self._repeats.noise
 
     def at(self, batch_size: int) -> list[TrialRecord]:
-        """Return the trials at a batch size that are running or say something about it.
+        """Return trials at a batch size that run or have a usable result.
 
-        Running out of memory is about a micro-batch: the trial is run again in smaller ones.
+        Out-of-memory trials are excluded because they rerun in smaller micro-batches.
         """
         return [trial for trial in self._by_batch_size[batch_size].values() if _says_something(trial)]
 
     def count_at(self, batch_size: int) -> int:
-        """Return how many trials at a batch size are running or say something about it."""
+        """Return the number of trials in `at`."""
         return self._said[batch_size]
 
     def best_at(self, batch_size: int) -> TrialRecord | None:
-        """Return the trial with the least figure at a batch size."""
+        """Return the trial with the smallest value at a batch size."""
         return self._best.get(batch_size)
 
     def in_state(self, *states: TrialState) -> list[TrialRecord]:
-        """Return the search trials in some states, by number."""
+        """Return the search trials in these states, by number."""
         found = [trial for state in states for trial in self._by_state[state].values()]
         return sorted(found, key=lambda trial: trial.number)
 
     @property
     def interrupted(self) -> list[TrialRecord]:
-        """Return the paused trials that somebody interrupted, by number."""
+        """Return paused trials that a user interrupted, by number."""
         return [trial for trial in self.in_state(TrialState.PAUSED) if is_interrupted(trial)]
 
     def tried(self, configuration: Configuration) -> bool:
-        """Return whether a configuration runs or has run, in whatever micro-batches.
-
-        One whose trial is missing, or ran out of memory, will be tried again.
-        """
+        """True if the configuration runs or has run, in any micro-batches; False if it will be retried."""
         return self._tried[identity_of(configuration)] > 0
 
     def has_trial_of(self, configuration: Configuration) -> bool:
-        """Return whether a configuration has a trial in whatever state, in whatever micro-batches."""
+        """True if the configuration has a trial in any state and any micro-batches."""
         here = self._by_batch_size[configuration.batch_size].values()
         return any(trial.configuration.trains_like(configuration) for trial in here)
 
     def as_run(self, configuration: Configuration) -> Configuration:
-        """Return a configuration in the micro-batches that its batch size runs in, as it is if no step was timed."""
+        """Return the configuration in the current micro-batches of its batch size; unchanged if untimed."""
         probe = self.probes.get(configuration.batch_size)
         return configuration if probe is None else configuration.in_micro_batches(probe.micro_batch_size)
 
     def eval_every_steps(self, batch_size: int) -> int:
-        """Return the evaluation cadence of a batch size, 1 if no step was timed."""
+        """Return the evaluation cadence of a batch size; 1 if untimed."""
         probe = self.probes.get(batch_size)
         return 1 if probe is None else probe.eval_every_steps or 1
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
-        """Return the best coordinates known at the nearest batch size that reached the target, else the default's."""
+        """Return the best coordinates of the nearest batch size that reached the target, else the default's."""
         winners = [trial for size in self.feasible if (trial := self.best_at(size)) and trial.sampled is not None]
         if not winners:
             return self.spec.space.encode(self.spec.default_configuration)
@@ -410,10 +409,9 @@ class History:
         ).sampled
 
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
-        """Return a trial to run again: one lost or out of memory (`ATTEMPTS` in all), or failed and no second try.
+        """Return a trial to retry: lost or out of memory (`ATTEMPTS` in all), or failed once.
 
-        Of ``uncapped`` trials, which somebody or the answer asks for, one that was cancelled too; of the others, the
-        search finds something as good.
+        Cancelled trials are retried only if ``uncapped``, because a user or the answer needs them.
         """
         states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
         feasible = self.feasible
@@ -427,7 +425,7 @@ class History:
         return None
 
     def _note_best(self, trial: TrialRecord) -> None:
-        """Note a search trial where it is the best of its batch size; what was, and is worse now, gives way."""
+        """Update the best trial of a batch size."""
         size = trial.configuration.batch_size
         best = self._best.get(size)
         rivals = [trial] if best is None else [best, trial]
@@ -440,20 +438,20 @@ class History:
             self._best.pop(size, None)
 
     def _expect(self, trial: TrialRecord) -> None:
-        """Note what was expected of a further trial when one was chosen that has ended."""
+        """Record the expected improvement of an ended trial."""
         has_ended = trial.state.is_finished and trial.state is not TrialState.PAUSED
         if has_ended and trial.expected_improvement is not None and trial.number >= self._last_expected:
             self._last_expected, self.last_expectation = trial.number, trial.expected_improvement
 
     def _reach(self, trial: TrialRecord) -> None:
-        """Let the curve of a trial that has reached the target end there."""
+        """Extend the curve of a trial to the target."""
         curve = self.curves.setdefault(trial.number, Progress())
         seconds, gain = measured_seconds(trial), self.spec.record_target.gain(self.spec.record_target.value)
         if curve.gain < gain and math.isfinite(seconds):
             curve.add(seconds, gain)
 
     def _replace(self, trial: TrialRecord) -> TrialRecord | None:
-        """Put a trial in its place among all; return what was there."""
+        """Insert or replace a trial; return the previous one."""
         place = self._places.get(trial.number)
         if place is None:
             among_search = len(self.trials) if trial.phase is Phase.SEARCH else None
@@ -469,7 +467,7 @@ class History:
         return before
 
     def _count(self, trial: TrialRecord, by: int) -> None:
-        """Count a search trial, or take it out of the counts."""
+        """Add a search trial to the counts, or remove it."""
         state, size = trial.state, trial.configuration.batch_size
         self.spent += by * (not state.is_missing)
         self.ended += by * (state.is_finished and state is not TrialState.PAUSED)
@@ -488,13 +486,11 @@ class History:
         self._busy.count(trial, by)
 
     def _key(self, trial: TrialRecord) -> Identity:
-        """Return what tells a trial's configuration from others, however it is split into micro-batches."""
         if trial.number not in self._keys:
             self._keys[trial.number] = identity_of(trial.configuration)
         return self._keys[trial.number]
 
     def _attempts(self, trial: TrialRecord | None) -> int:
-        """Return how often a trial has been tried."""
         attempts = 0
         while trial is not None:
             attempts += 1
@@ -507,12 +503,12 @@ class History:
 
 
 def is_interrupted(trial: TrialRecord) -> bool:
-    """Return whether somebody interrupted a trial that is paused."""
+    """True if a user interrupted this paused trial."""
     return trial.outcome is not None and trial.outcome.reason == INTERRUPTED
 
 
 def octaves(one: int, other: int) -> float:
-    """Return how many doublings lie between two batch sizes."""
+    """Return the doublings between two batch sizes."""
     return abs(math.log2(one / other))
 
 

@@ -1,4 +1,4 @@
-"""Who runs a trial or holds a claim: the process that a lease names, its heartbeat, and whether it is still there."""
+"""Leases and heartbeats: which driver runs a trial or holds a claim, and whether that driver is alive."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LEASE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 15.0
 
 LONGEST_LOOK = 2 * HEARTBEAT_SECONDS
-"""Seconds between two looks count as this at most: in longer ones the database was away, and could renew nothing."""
+"""Longest gap, in seconds, that counts between two looks; a longer gap means that the database was unreachable."""
 
 GONE_AFTER = 2 * LEASE_SECONDS
-"""A driver whose lease was seen unrenewed for so many seconds is gone, whatever its process does."""
+"""Seconds without a renewal after which a driver counts as dead, even if its process exists."""
 
 PROC = Path("/proc")
 
@@ -37,7 +37,7 @@ _living: set[str] = set()
 
 @contextmanager
 def living(owner: str) -> Iterator[None]:
-    """Have a driver of this process count as alive inside: its process may live on without it."""
+    """Count a driver of this process as alive inside the context."""
     _living.add(owner)
     try:
         yield
@@ -46,16 +46,15 @@ def living(owner: str) -> Iterator[None]:
 
 
 def this_driver() -> str:
-    """Return a name for a driver of this process: host, process, where that number holds, its start, its own mark."""
+    """Return a unique name for a driver: host, process id, process namespace, start time and a random mark."""
     pid = os.getpid()
     return "/".join([socket.gethostname(), str(pid), _place(), _start(pid), uuid.uuid4().hex[:8]])
 
 
 def is_alive(owner: str) -> bool | None:
-    """Return whether the driver named in a lease still runs; one of this process does while it is `living`.
+    """Return whether a driver is alive; None if unknown, so that its lease must decide.
 
-    None where that cannot be known, and its lease decides: a driver of another machine or container, whatever its host
-    is called, one that is hidden from this user, and one that is stopped (Ctrl-Z) and may come back.
+    Unknown: drivers on another machine or in another container, hidden processes, and processes stopped with Ctrl-Z.
     """
     parts = owner.rsplit("/", 4)
     if len(parts) < 5 or parts[0] != socket.gethostname() or parts[2] != _place():
@@ -75,7 +74,7 @@ def is_alive(owner: str) -> bool | None:
 
 @cache
 def _place() -> str:
-    """Return a mark of where process numbers are this machine's: its boot, and the namespace of a container."""
+    """Return the boot id and process namespace, within which a process id is unique."""
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         namespace = (PROC / "self/ns/pid").readlink()
@@ -85,7 +84,7 @@ def _place() -> str:
 
 
 def _start(pid: int) -> str:
-    """Return when a process started, on a clock that nobody sets; raise `psutil.NoSuchProcess` where there is none."""
+    """Return the monotonic start time of a process; raise `psutil.NoSuchProcess` if it has ended."""
     try:
         # The 22nd field of proc(5)'s stat, in ticks since boot; the second, in brackets, may hold anything.
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19]
@@ -97,10 +96,9 @@ def _start(pid: int) -> str:
 
 @contextmanager
 def heartbeat(beat: Callable[[], object]) -> Iterator[None]:
-    """Call ``beat`` every `HEARTBEAT_SECONDS` inside, from a thread of its own, whatever the main loop waits for.
+    """Call ``beat`` every `HEARTBEAT_SECONDS` in a background thread.
 
-    A beat that fails is left out: the main loop meets the same database and says what is wrong with it, and a lease
-    outlasts three beats.
+    Failures are ignored because the main loop reports database errors, and a lease outlasts three beats.
     """
     stopped = threading.Event()
 
@@ -120,18 +118,14 @@ def heartbeat(beat: Callable[[], object]) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Seen:
-    """The end of an owner's lease as it was last seen, and for how many seconds it has been the same."""
-
     expires_at: datetime
     unrenewed_seconds: float = 0.0
 
 
 class Leases:
-    """The leases of a study: those that a driver, the ``owner``, holds, and those of others as seen from here.
+    """The leases and claims of a driver, the ``owner``, and those of other drivers as seen from here.
 
-    A driver holds a claim while it does what only one driver may do at a time; others take over claims of dead drivers.
-    A lease is a moment of the database's clock, which may jump. So the lease of another driver counts as ended only
-    after this driver has seen it unrenewed, in one `look` after the other, for as long as a lease lasts.
+    The database clock may jump. A foreign lease therefore expires only if this driver saw no renewal for a whole lease.
     """
 
     def __init__(
@@ -145,7 +139,7 @@ class Leases:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Count as alive inside, and renew the leases."""
+        """Count as alive and renew the leases inside the context."""
         renew = partial(self._store.heartbeat, self._study, self.owner, LEASE_SECONDS)
         with living(self.owner), heartbeat(renew):
             yield
@@ -156,7 +150,7 @@ class Leases:
         return self._store.mark_lost(self._study, is_alive=self.is_alive)
 
     def look(self) -> None:
-        """See which leases have been renewed since the last look."""
+        """Record which leases were renewed since the last look."""
         leases, now = self._store.leases(self._study), self._clock()
         passed, self._looked_at = min(LONGEST_LOOK, now - self._looked_at), now
         for owner in {*self._seen} - {*leases}:
@@ -169,7 +163,7 @@ class Leases:
                 seen.unrenewed_seconds += passed
 
     def is_alive(self, owner: str) -> bool | None:
-        """Return whether a driver is there; None where its lease decides, which has been watched for long enough."""
+        """Return whether a driver is alive; None while its lease has to be watched longer."""
         alive, seen = is_alive(owner), self._seen.get(owner)
         unrenewed = 0.0 if seen is None else seen.unrenewed_seconds
         if alive is False or unrenewed >= GONE_AFTER:
@@ -177,12 +171,12 @@ class Leases:
         return None if alive is None and unrenewed >= LEASE_SECONDS else True
 
     def has_lease(self, owner: str) -> bool:
-        """Return whether a driver holds a lease, which it has renewed for as long as that was watched here."""
+        """Return whether a driver renewed its lease recently."""
         seen = self._seen.get(owner)
         return seen is not None and seen.unrenewed_seconds < LEASE_SECONDS
 
     def take(self, name: str) -> bool:
-        """Return whether this driver has the claim now."""
+        """Try to take a claim; return whether this driver holds it."""
         self.look()
         found = self._store.claim(
             self._study, name, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=self.is_alive
@@ -192,14 +186,14 @@ class Leases:
         return found
 
     def give_back(self, name: str) -> None:
-        """Give a claim back, if this driver has it."""
+        """Release a claim if held."""
         if name in self._held:
             self._held.discard(name)
             self._store.release(self._study, name, owner=self.owner)
 
     @contextmanager
     def held(self, name: str, wait: Callable[[], None]) -> Iterator[None]:
-        """Hold a claim inside; call ``wait`` as long as another driver has it."""
+        """Hold a claim inside the context; call ``wait`` while another driver holds it."""
         while not self.take(name):
             wait()
         try:

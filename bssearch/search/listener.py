@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it."""
+"""Callbacks that report the progress of a run."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from bssearch.search.history import History
 
 
 class Listener:
-    """Watches a run; as it is, silently. Override what is of interest."""
+    """Base class of listeners; every method does nothing."""
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
-        """The study is open in a database (password masked)."""
+        """The study was opened (database password masked)."""
 
     def note(self, message: str) -> None:
-        """Something worth a line happened."""
+        """Receive a notice."""
 
     def started(self, trial: TrialRecord, history: History) -> None:
-        """A trial has started."""
+        """A trial started."""
 
     def observed(self, observed: TrialObserved) -> None:
         """A trial was evaluated."""
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """A trial has ended; the history includes it."""
+        """A trial ended; the history includes it."""
 
     def search_ended(self, reason: str, history: History) -> None:
-        """The search is at its end; confirmation follows, where it is asked for."""
+        """The search ended; confirmation follows if requested."""

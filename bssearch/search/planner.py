@@ -1,4 +1,4 @@
-"""What a search runs next: decisions over the history alone."""
+"""Decides which search trial runs next, from the history alone."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from bssearch.search.samplers.base import Choice, Sampler, decoded, default_choi
 from bssearch.spec import StudySpec
 
 LATE = 0.5
-"""From this share of the budget on without a hit, what waits goes on to its limit before anything begins. A choice."""
+"""Share of the budget after which, without a hit, paused trials are resumed before new trials start."""
 
 RETUNED = 3
 RETUNED_IN_VAIN = 5
-"""Trials that a batch size in contention has before the search ends: more where none reached the target. Choices."""
+"""Trials that a contending batch size needs before the search ends; more if no trial reached the target."""
 
 ENDED_BEFORE = 2
-"""Trials after which a search whose trials have no expectations stored, as older versions left it, may end at once."""
+"""Trials after which a search may end if its trials store no expectations (older versions)."""
 
 
 class Planner:
-    """Plans the next search trial of one spec, by its sampler and by what the pruner knows of those that wait."""
+    """Plans the next search trial from the sampler's proposal and the pruner's paused trials."""
 
     def __init__(self, spec: StudySpec, history: History, pruning: PruningController, sampler: Sampler) -> None:
         self.spec = spec
@@ -40,12 +40,11 @@ class Planner:
         self._sampler = sampler
 
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
-        """Return the next search trial, or None and why the search is at its end, where it is.
+        """Return the next search trial, or None and the reason if the search has ended.
 
-        In this order: what a person enqueued; what was lost; what waits; the default; what the answer compares with,
-        once that is due; what the sampler chooses. Uncapped trials that were lost are run again whatever the budget
-        says: among them is what a person enqueued. What waits and has hope goes on even where the budget takes no new
-        trial.
+        Order: enqueued, lost, paused, default, comparison trials, then the sampler's proposal. Lost uncapped trials
+        are retried regardless of the budget, because users may have enqueued them. Promising paused trials resume even
+        if the budget allows no new trial.
         """
         history, ending = self._history, self._spent()
         if queued := history.in_state(TrialState.QUEUED):
@@ -70,7 +69,6 @@ class Planner:
         return None, ending
 
     def _needed(self) -> Choice | None:
-        """Return the default if it is due, or the trial that the answer compares with if that is."""
         history = self._history
         if allocation.propose_default(history) is not None:
             return default_choice(self.spec)
@@ -78,7 +76,7 @@ class Planner:
         return self._compared() if self._sampler.models_time and compares else None
 
     def _last(self, expected: float | None) -> tuple[Choice | None, str]:
-        """Return a trial that the answer still needs at the end of the search, and why the search ends."""
+        """Return a trial that the answer still needs, and why the search ends."""
         ending = (
             f"a further trial is expected to better the time to the target by {expected:.2%}, "
             f"less than budget.least_improvement = {self.spec.budget.least_improvement:.2%}"
@@ -87,7 +85,7 @@ class Planner:
         return (None if last is None else replace(last, expected_improvement=expected)), ending
 
     def _is_little(self, expected: float | None) -> bool:
-        """Return whether little is expected of a further trial, and was when the newest that has ended was chosen."""
+        """Return whether the expected gain is small now and was small for the newest ended trial."""
         least, history = self.spec.budget.least_improvement, self._history
         if expected is None or expected >= least or history.spent < self.spec.budget.least_trials:
             return False
@@ -96,11 +94,11 @@ class Planner:
 
     @property
     def _goes_on(self) -> bool:
-        """Return whether the search is to go on, as far as that is known without a new fit of the sampler's model."""
+        """Return whether the search continues, if this is known without refitting the sampler's model."""
         return self._sampler.ending(self._history) is None and not self._is_little(self._history.last_expectation)
 
     def _retuned(self) -> Choice | None:
-        """Return a trial at a batch size that may well be as good as the best and has had too few to be judged."""
+        """Return a trial at a contending batch size with too few trials."""
         history = self._history
         for size in self._sampler.contenders(history):
             if history.count_at(size) < (RETUNED_IN_VAIN if history.best_at(size) is None else RETUNED):
@@ -108,7 +106,7 @@ class Planner:
         return None
 
     def _compared(self) -> Choice | None:
-        """Return the uncapped trial that the answer still needs at a batch size it compares with, if any."""
+        """Return an uncapped trial that the answer's comparison still lacks."""
         proposal = allocation.propose_evidence(self._history)
         if proposal is None:
             return None
@@ -134,13 +132,12 @@ class Planner:
 
     @property
     def _is_late(self) -> bool:
-        """Return whether half of the budget went by without a hit: what waits goes on before anything begins."""
         return self._history.incumbent is None and self._history.budget_share >= LATE
 
     def _plan(self, of: Choice | TrialRecord) -> TrialPlan:
-        """Return the plan of a choice, or of a stored trial: queued, paused, or to be tried again.
+        """Return the plan of a proposed, queued, paused or retried trial.
 
-        The trial runs in the micro-batches of its batch size; a paused one in those in which it was saved.
+        A paused trial keeps the micro-batches it was saved with.
         """
         history, earlier = self._history, of if isinstance(of, TrialRecord) else None
         number, state = (None, None) if earlier is None else (earlier.number, earlier.state)
@@ -166,9 +163,9 @@ class Planner:
         )
 
     def _limit(self, configuration: Configuration, uncapped: bool, earlier: TrialRecord | None) -> float:
-        """Return the cap that the incumbent sets; for an uncapped trial the one that the best of its batch size sets.
+        """Return the cap set by the incumbent or, for uncapped trials, by the best trial of the same batch size.
 
-        An uncapped trial that was queued, or is tried again, keeps the limit that it was given then.
+        Queued and retried uncapped trials keep their original limit.
         """
         history, size, full = self._history, configuration.batch_size, self._full_limit
         if uncapped and earlier is not None:
@@ -182,10 +179,9 @@ class Planner:
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
 
     def _first_limit(self) -> float:
-        """Return the limit before the first hit, where the pruner does not say itself how long trials run.
+        """Return the limit before the first hit, unless the pruner sets it.
 
-        A quarter of the full one while every batch size is tried once, half of it in the second sweep, all of it from
-        the third.
+        A quarter of the full limit in the first sweep of batch sizes, half in the second, then all.
         """
         if self._pruning.paces_itself():
             return self._full_limit
@@ -197,6 +193,6 @@ class Planner:
 
 
 def _seconds_to_look_twice(probe: ProbeRecord) -> float:
-    """Return the train seconds until the second evaluation after step 0: before it, nothing is known of a trial."""
+    """Return the train seconds until the second evaluation after step 0; earlier curves are uninformative."""
     assert probe.eval_every_steps is not None and probe.step_seconds is not None, "the batch size is feasible"
     return 2 * probe.eval_every_steps * probe.step_seconds

@@ -1,4 +1,4 @@
-"""How long a driver serves a study where others wait for its place: until it is told to make room, or to stop."""
+"""Lets a driver run until it is asked to finish or to stop at once."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM while it is entered; on the second, calls ``on_second`` and raises KeyboardInterrupt.
+    """Count SIGINT and SIGTERM; on the second, call ``on_second`` and raise KeyboardInterrupt.
 
-    Where ``at_once`` says so, because nobody would look at the count for long, the first one raises too. Outside the
-    main thread, where Python allows no handlers, it leaves signals as they are.
+    If ``at_once`` is true, the first raises too. Does nothing outside the main thread, which cannot set handlers.
     """
 
     def __init__(self, on_second: Callable[[], None], at_once: Callable[[], bool] = lambda: False) -> None:
@@ -41,7 +40,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def ask(self) -> None:
-        """Count one that came elsewhere: from a handler of another object of these, in any thread."""
+        """Count an interrupt from another source; thread-safe."""
         self.count += 1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -54,9 +53,9 @@ class Interrupts:
 
 
 class Shift:
-    """Between a driver and who watches it from another thread.
+    """Connects a driver to a supervisor in another thread; ``clock`` is in seconds.
 
-    A driver at the end of its shift starts no trial and ends once none runs. ``clock`` is in seconds.
+    A driver whose shift is ending starts no trial and ends when no trial runs.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,23 +69,23 @@ class Shift:
 
     @property
     def is_ending(self) -> bool:
-        """Return whether no trial is to start any more."""
+        """Return whether no more trials start."""
         return self._is_ending
 
     @property
     def seconds_waited(self) -> float:
-        """Return for how long the driver has had nothing to do but to wait for other drivers."""
+        """Return how many seconds the driver has only waited for other drivers."""
         since = self._waiting_since
         return 0.0 if since is None else self._clock() - since
 
     def end(self) -> None:
-        """Have the driver end once what runs has ended."""
+        """End the driver once its running trials have ended."""
         self._is_ending = True
 
     def interrupt(self) -> None:
-        """Have the driver end now, with what runs paused, as after Ctrl-C; a workload is loaded no further.
+        """Pause the running trials and end the driver, as after Ctrl-C; stop loading the workload.
 
-        Asked again it ends again what is loaded: an executor that is told before it has a process goes on to start one.
+        Repeat calls matter: an executor ended before its process exists starts that process anyway.
         """
         with self._lock:
             self._is_ending = True
@@ -98,21 +97,22 @@ class Shift:
                 self._end_loading()
 
     def kill(self) -> None:
-        """End all that runs at once; who watches does this last."""
+        """Kill all running trials; the last resort."""
         with self._lock:
             for _, kill in self._drivers:
                 kill()
 
     def raise_if_over(self, running: Collection[int] = ()) -> None:
-        """Raise `InterruptedRunError` where no trial is to start any more and none is ``running``."""
+        """Raise `InterruptedRunError` if the shift is ending and no trial is ``running``."""
         if self._is_ending and not running:
             raise InterruptedRunError("made room for other studies; every trial is stored", hint=CONTINUE)
 
     @contextmanager
     def loading(self, end: Callable[[], None]) -> Iterator[None]:
-        """Load a workload inside, which ``end`` ends from another thread; raise `InterruptedRunError` after that.
+        """Load a workload inside the context; ``end`` may stop the load from another thread.
 
-        It is left once ``end`` has returned: what comes next has the executor for itself.
+        Raises `InterruptedRunError` after such a stop. Exits only after ``end`` has returned, so that nothing else uses
+        the executor.
         """
         with self._lock:
             self._end_loading = end
@@ -127,17 +127,17 @@ class Shift:
                 self._end_loading = None
 
     def join(self, interrupts: Interrupts, kill: Callable[[], None]) -> None:
-        """Take in a driver; one that comes after the interrupt is interrupted too."""
+        """Add a driver; interrupt it if the shift was interrupted before."""
         with self._lock:
             self._drivers.append((interrupts, kill))
             if self._is_interrupted:
                 interrupts.ask()
 
     def wait(self) -> None:
-        """Take note that the driver waits for others."""
+        """Record that the driver waits."""
         if self._waiting_since is None:
             self._waiting_since = self._clock()
 
     def work(self) -> None:
-        """Take note that the driver has something to do."""
+        """Record that the driver works."""
         self._waiting_since = None

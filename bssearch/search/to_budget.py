@@ -1,4 +1,4 @@
-"""What each batch size comes to in the same full train seconds: the finalists again, trained on past the target."""
+"""Trains the finalists past the target, all for the same full train seconds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from bssearch.spec.space import Domain, SearchSpace, bounds
 
 
 def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
-    """Return the plan of so many runs to the full limit of each finalist, for `bssearch.search.engine`.
+    """Return the plan of the next full-length run, for `bssearch.search.engine`.
 
-    The seeds are those of the confirmation, interleaved as there; what is lost, cancelled, failed or out of memory is
-    made again as there.
+    Seeds, interleaving and retries follow the confirmation.
     """
 
     def plan(history: History) -> TrialPlan | None:
@@ -31,10 +30,9 @@ def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Return the best configuration of each batch size that reached the target, in the micro-batches it runs in.
+    """Return the best configuration of each batch size that reached the target, with its micro-batches.
 
-    Confirmed where it is, else of the best search trial; of the largest also one with more regularisation, where
-    `more_regularised` gives another. Empty where no trial reached the target.
+    Confirmed results come first, then search trials. The largest batch size also gets its `more_regularised` variant.
     """
     verdict = verdict_of(history, [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM])
     if verdict is None:
@@ -52,10 +50,9 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def more_regularised(space: SearchSpace, configuration: Configuration, optimum: Configuration) -> Configuration:
-    """Return a configuration with the optimum's regularisation carried to its batch size, where that is more.
+    """Return a configuration with the optimum's regularisation scaled to its batch size, if that is more.
 
-    Dropout, weight decay and label smoothing are √(B / B_opt) times the optimum's, as the rule of thumb has it, no less
-    than they are, and within the space: of choices the next above, or the highest.
+    Dropout, weight decay and label smoothing grow by √(B / B_opt), are never lowered, and stay in the space.
     """
     factor = math.sqrt(configuration.batch_size / optimum.batch_size)
     changes: dict[str, Any] = {}
@@ -66,7 +63,7 @@ def more_regularised(space: SearchSpace, configuration: Configuration, optimum: 
 
 
 def _within(domain: Domain, value: float) -> float:
-    """Return the value itself where a domain holds it, else what the domain has above it, at most its highest."""
+    """Return the smallest value of a domain that is at least the value, or the domain's highest."""
     low, high = bounds(domain)
     choices = [choice for choice in domain if choice >= value] if isinstance(domain, tuple) else []
     return float(min(choices, default=min(max(value, low), high)))

@@ -1,4 +1,4 @@
-"""The paused trials of a study and their checkpoints, for one driver: which it can resume, and which end."""
+"""The paused trials of a study and their checkpoints, as one driver sees them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from bssearch.storage.repository import Store
 
 
 class WaitingTrials(Checkpoints):
-    """The paused trials of one study and their checkpoints. Drivers with the checkpoint may resume a trial; one does.
+    """The paused trials and checkpoints of one study. Any driver with the checkpoint may resume a trial; only one does.
 
-    While trials of this driver wait it holds a claim of its own, by which drivers in other processes know that it is
-    there.
+    While its trials are paused, this driver holds a claim that shows other processes that it is alive.
     """
 
     def __init__(self, spec: StudySpec, store: Store, leases: Leases, note: Callable[[str], None]) -> None:
@@ -29,11 +28,11 @@ class WaitingTrials(Checkpoints):
 
     @property
     def are_saved(self) -> bool:
-        """Return whether trials of this study are to be saved."""
+        """Return whether trials are checkpointed."""
         return self._spec.pruner.checkpoint_gib > 0
 
     def found(self) -> tuple[frozenset[int], int]:
-        """Return which checkpoints this driver can have, and their bytes; say if their place is away."""
+        """Return the accessible checkpoints and their bytes; report an unreachable store."""
         held = self.held()
         if self.away and self.away != self._told:
             self._told = self.away
@@ -41,11 +40,11 @@ class WaitingTrials(Checkpoints):
         return held.saved, held.bytes
 
     def saves(self, plan: TrialPlan) -> bool:
-        """Return whether a planned trial is to be saved when it is paused."""
+        """Return whether to checkpoint a planned trial."""
         return plan.phase is Phase.SEARCH and self.are_saved
 
     def stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Store the checkpoint of a trial that was paused here; return its outcome: pruned if that fails."""
+        """Store the checkpoint of a paused trial; return its outcome, pruned on failure."""
         if outcome.state is TrialState.PAUSED:
             try:
                 self.send(number)
@@ -55,9 +54,9 @@ class WaitingTrials(Checkpoints):
         return outcome
 
     def bring_back(self, resumed: TrialRecord, is_wanted: Callable[[], bool]) -> TrialOutcome | None:
-        """Bring the checkpoint of a paused trial that is to resume; if that fails return the trial's outcome.
+        """Fetch a checkpoint before its trial resumes; return the trial's outcome on failure.
 
-        Once the trial is not wanted any more it stays paused.
+        If the trial is no longer wanted, it stays paused.
         """
         try:
             self.bring(resumed.number, is_wanted)
@@ -68,7 +67,7 @@ class WaitingTrials(Checkpoints):
         return None
 
     def ended(self, trial: TrialRecord) -> None:
-        """Take note of the end of a trial that ran here: its checkpoint goes, unless it waits."""
+        """Delete the checkpoint of a trial that ended here, unless it is paused."""
         if trial.state is TrialState.PAUSED:
             if not self._has_claim:
                 self._has_claim = self._leases.take(_claim_of(self._leases.owner))
@@ -76,13 +75,13 @@ class WaitingTrials(Checkpoints):
             self.forget(trial.number)
 
     def forget_ended(self, trials: Sequence[TrialRecord], running: Collection[int]) -> None:
-        """Delete the checkpoints of trials that have ended for good, whoever ended them; not of those running here."""
+        """Delete the checkpoints of all trials that ended for good, except those running here."""
         over = {one.number for one in trials if one.state.is_finished and one.state is not TrialState.PAUSED}
         for number in over & self.present() - {*running}:
             self.forget(number)
 
     def settle(self, trials: Sequence[TrialRecord], state: TrialState, *, for_disk: bool) -> None:
-        """End those of some waiting trials that are of this driver, or of one that is gone; all where ``for_disk``."""
+        """End paused trials of this driver or of dead drivers; all of them if ``for_disk``."""
         if not for_disk:
             self._leases.look()
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
@@ -94,14 +93,13 @@ class WaitingTrials(Checkpoints):
         self.close()
 
     def leave(self) -> None:
-        """End here: what waits is left to whoever comes."""
+        """Release the paused trials to other drivers."""
         self._leases.give_back(_claim_of(self._leases.owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:
-        """Return whether a paused trial is this driver's, or was left behind by one that is gone.
+        """Return whether a paused trial belongs to this driver or a dead one.
 
-        Unless its process has ended its claim tells, for a process may serve other studies by now; of a trial whose
-        checkpoint is not to be had, nobody here can.
+        A live process may serve other studies by now, so its claim decides.
         """
         owner = trial.lease_owner
         if owner is None or owner == self._leases.owner:
@@ -115,5 +113,5 @@ class WaitingTrials(Checkpoints):
 
 
 def _claim_of(owner: str) -> str:
-    """Return the name of the claim of a driver of which trials wait: the mark at the end of the driver's own."""
+    """Return the claim name of a driver with paused trials."""
     return f"waiting trials {owner.rpartition('/')[2]}"

@@ -1,7 +1,7 @@
-"""Paused trials in a store elsewhere: any URL that fsspec opens, one object per trial.
+"""Paused trials in a remote store: any URL that fsspec opens, one object per trial.
 
-An object is a header of `HEADER_BYTES` (JSON: whose it is, and the SHA-256 of the rest), then the trial's file. It is
-written under another name and moved when complete. No message shows the secrets of the URL.
+An object is a header of `HEADER_BYTES` (JSON with owner and SHA-256 of the rest), then the trial's file. It is written
+under a temporary name and moved when complete. Messages never show secrets of the URL.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The trials that are saved in a place, and the bytes of each there, incomplete ones included."""
+    """The saved trials of a place, and their bytes, incomplete ones included."""
 
     saved: frozenset[int] = frozenset()
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all."""
+        """Return the total bytes."""
         return sum(self.sizes.values())
 
     def without(self, numbers: Collection[int]) -> Held:
-        """Return the same without some trials."""
+        """Return a copy without some trials."""
         left = {number: size for number, size in self.sizes.items() if number not in numbers}
         return Held(self.saved.difference(numbers), left)
 
     def beside(self, number: int, size: int) -> Held:
-        """Return the same with one more saved trial."""
+        """Return a copy with one more saved trial."""
         return Held(self.saved | {number}, {**self.sizes, number: size})
 
 
@@ -77,14 +77,14 @@ def held_of(files: Iterable[tuple[str, int]]) -> Held:
 
 
 class SilentStoreError(CheckpointError):
-    """A store did nothing for `PATIENCE_SECONDS`."""
+    """The store made no progress for `PATIENCE_SECONDS`."""
 
 
 class CheckpointStore:
-    """The checkpoints of one study below a URL, in a folder named by the study's mark.
+    """The checkpoints of one study, in a folder below a URL named by the study's mark.
 
-    Every method waits for the store and raises `CheckpointError` if the store fails or stays silent. Raises
-    `UsageError` for a URL that names no store, or one whose package is not installed.
+    Methods block, and raise `CheckpointError` if the store fails or stays silent. The constructor raises `UsageError`
+    for an invalid URL or a missing package.
     """
 
     def __init__(self, url: str, mark: str) -> None:
@@ -93,7 +93,7 @@ class CheckpointStore:
         self._shown = masked(url)
 
     def look(self) -> Held:
-        """Return the trials in the store."""
+        """List the stored trials."""
 
         def listed(_: OnProgress) -> Held:
             files, folder = self._opened
@@ -118,7 +118,7 @@ class CheckpointStore:
         self._ask("nothing can be written to it", write)
 
     def put(self, number: int, file: Path) -> int:
-        """Store a trial's file in place of an earlier one; return the bytes of the object."""
+        """Store or replace a trial's file; return the object's bytes."""
 
         def write(on_progress: OnProgress) -> int:
             try:
@@ -149,9 +149,9 @@ class CheckpointStore:
         return written
 
     def get(self, number: int, file: Path, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Bring a trial's file; refuse one that is incomplete, damaged, or of another study or trial.
+        """Download a trial's file; reject incomplete, damaged or foreign ones.
 
-        Gives up when ``is_wanted`` says no.
+        Gives up when ``is_wanted`` returns false.
         """
 
         def read(on_progress: OnProgress) -> None:
@@ -187,13 +187,13 @@ class CheckpointStore:
         self._ask(f"trial {number} cannot be deleted", lambda _: self._remove(*names))
 
     def clear(self) -> None:
-        """Delete the objects of all trials."""
+        """Delete all objects."""
         for number in self.look().sizes:
             self.remove(number)
 
     @cached_property
     def _opened(self) -> tuple[Any, str]:
-        """Return the file system, which may connect when it is made, and the study's folder in it."""
+        """Return the file system (creating it may connect) and the study's folder."""
         from fsspec.core import url_to_fs
 
         files, root = url_to_fs(self._url)
@@ -203,7 +203,7 @@ class CheckpointStore:
         return posixpath.join(self._opened[1], name)
 
     def _make_folder(self) -> None:
-        """Make the study's folder if the store has folders; not the one that the URL names: a mount may be away."""
+        """Make the study's folder if needed, but never the URL's own: a mount may be missing."""
         files, folder = self._opened
         with suppress(FileExistsError):
             files.mkdir(folder, create_parents=False)
@@ -214,7 +214,7 @@ class CheckpointStore:
                 self._opened[0].rm_file(self._path(name))
 
     def _checked(self, number: int, header: bytes) -> dict[str, Any]:
-        """Return the content of a header; raise `_UnfitError` for another trial's."""
+        """Return the header's content; raise `_UnfitError` for another trial's."""
         try:
             found = json.loads(header)
             kind, study, trial = found["kind"], found["study"], found["trial"]
@@ -231,7 +231,7 @@ class CheckpointStore:
     def _ask(
         self, failure: str, work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool] = lambda: True
     ) -> Result:
-        """Return what ``work`` returns; raise a `CheckpointError` that names the store if it fails or is given up."""
+        """Run ``work``; on failure or abort raise a `CheckpointError` that names the store."""
         kind: type[CheckpointError] = CheckpointError
         try:
             return _patiently(work, is_wanted)
@@ -241,7 +241,7 @@ class CheckpointStore:
         raise kind(f"the checkpoint store {self._shown}: {failure}: {said}")
 
     def _told(self, error: Exception) -> str:
-        """Return the first line of an error's text, without the secrets of the URL."""
+        """Return the first line of an error, without the URL's secrets."""
         said = str(error) if isinstance(error, _UnfitError) else f"{type(error).__name__}: {error}"
         if isinstance(error, FileNotFoundError):
             said = f"it is not there: {error.filename or error}"
@@ -254,17 +254,17 @@ class CheckpointStore:
 
 
 class _UnfitError(Exception):
-    """An object that is not the one that was stored."""
+    pass
 
 
 class _SilentError(_UnfitError):
-    """Nothing happened for `PATIENCE_SECONDS`."""
+    pass
 
 
 def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool]) -> Result:
-    """Return what ``work`` returns; give it up if it makes no progress for `PATIENCE_SECONDS` or is not wanted.
+    """Run ``work``; abort it without progress for `PATIENCE_SECONDS` or when not wanted.
 
-    It runs in a thread, the only way to leave a library that does not return. Given up, it ends at its next progress.
+    Uses a thread, the only way to abandon a blocked library call; an abandoned call ends at its next progress.
     """
     result: Future[Result] = Future()
     heard, is_given_up = time.monotonic(), False
@@ -294,7 +294,7 @@ def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], boo
 
 
 def check_store_url(url: str) -> None:
-    """Raise `UsageError` for a URL that names no store, or one whose package is not installed."""
+    """Raise `UsageError` for an invalid store URL or a missing package."""
     named = f"{CHECKPOINT_DIR_VARIABLE} = {masked(url)!r}"
     scheme, _, rest = url.partition("://")
     if "::" in url or not rest.strip("/") or not re.fullmatch(r"[A-Za-z][\w+.-]*", scheme):
@@ -325,7 +325,7 @@ def _digest(file: IO[bytes], on_progress: OnProgress) -> str:
 
 
 def _secrets(url: str) -> list[str]:
-    """Return the password of a URL, as it stands there and as it is meant."""
+    """Return a URL's password, encoded and decoded."""
     try:
         password = urlsplit(url).password
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where the paused trials of a study are kept: a folder, or a store elsewhere with a folder on the way."""
+"""Storage of paused trials: a local folder, or a remote store with a local staging folder."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from bssearch.search.pruners.checkpoint_store import CheckpointStore, Held, Sile
 from bssearch.settings import checkpoint_folder, checkpoint_url
 
 LOOK_SECONDS = 5.0
-"""How long the list of a store's trials counts as known."""
+"""Seconds for which a store's listing is cached."""
 
 SILENT_SECONDS = 600.0
-"""How long a store that stayed silent is left alone: each question to it takes a minute."""
+"""Seconds for which a silent store is skipped; each request to it takes a minute."""
 
 
 def check_checkpoint_place() -> None:
-    """Raise `UsageError` if ``BSSEARCH_CHECKPOINT_DIR`` is a URL that names no store, or its package is missing."""
+    """Raise `UsageError` if ``BSSEARCH_CHECKPOINT_DIR`` is an invalid URL or its package is missing."""
     url = checkpoint_url()
     if url is not None:
         check_store_url(url)
 
 
 class CheckpointFolder:
-    """The files of one study. The folder is this user's alone, or a group's (`bssearch.files.make_guarded_folder`)."""
+    """The files of one study, readable by this user or group only (`bssearch.files.make_guarded_folder`)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def try_out(self) -> None:
-        """Write a file and delete it; raise `OSError` if that fails."""
+        """Write and delete a file; raise `OSError` on failure."""
         make_guarded_folder(self.path)
         with tempfile.NamedTemporaryFile(dir=self.path) as file:
             file.write(bytes(2**20))
@@ -46,7 +46,7 @@ class CheckpointFolder:
         return self.path / f"trial-{number}.pt"
 
     def look(self) -> Held:
-        """Return the trials in the folder, without files that others delete meanwhile."""
+        """Return the trials in the folder; files deleted concurrently are skipped."""
         found = []
         for file in self._files("trial-*"):
             with suppress(OSError):
@@ -60,7 +60,7 @@ class CheckpointFolder:
                 file.unlink(missing_ok=True)
 
     def _files(self, pattern: str) -> list[Path]:
-        """Return the files of a pattern; none if another driver deletes the folder meanwhile."""
+        """Return the files of a pattern; empty if another driver deletes the folder."""
         with suppress(OSError):
             return [*self.path.glob(pattern)]
         return []
@@ -76,12 +76,11 @@ class CheckpointFolder:
 
 
 class Checkpoints:
-    """The checkpoints of one study, however its database is addressed and whatever the study is called.
+    """The checkpoints of one study, independent of its name and database address.
 
-    Workers write to ``folder``, which is not for strangers: its files decide how trials resume. With a store elsewhere
-    the driver sends a file there (`send`) before its trial counts as paused, and brings it (`bring`) before the trial
-    resumes. ``refusal`` says why there can be none, ``away`` what is wrong with a store that cannot be listed. Raises
-    `UsageError` if ``BSSEARCH_CHECKPOINT_DIR`` is a URL that names no store.
+    Workers write to ``folder``, which is private because its files decide how trials resume. With a remote store, the
+    driver uploads (`send`) before a trial counts as paused and downloads (`bring`) before it resumes. ``refusal``: why
+    checkpoints are impossible; ``away``: why the store cannot be listed. Raises `UsageError` for an invalid store URL.
     """
 
     def __init__(self, study: StudyRecord) -> None:
@@ -95,11 +94,11 @@ class Checkpoints:
 
     @property
     def folder(self) -> Path:
-        """Return the folder that workers write to."""
+        """Return the local folder."""
         return self._here.path
 
     def file_for(self, number: int) -> Path | None:
-        """Return the file to save a trial to, None if the folder cannot be used."""
+        """Return the file to save a trial to; None if the folder is unusable."""
         if self._is_writable:
             try:
                 make_guarded_folder(self.folder)
@@ -109,7 +108,7 @@ class Checkpoints:
         return self._here.place(number) if self._is_writable else None
 
     def is_writable(self) -> bool:
-        """Return whether a file can be written, by writing one, in a store elsewhere too."""
+        """Test by writing a file, in a remote store too."""
         try:
             self._here.try_out()
             if self._store is not None:
@@ -121,11 +120,11 @@ class Checkpoints:
         return True
 
     def has(self, number: int) -> bool:
-        """Return whether this driver can resume a paused trial."""
+        """Return whether a trial is saved."""
         return number in self.held().saved
 
     def held(self) -> Held:
-        """Return the saved trials; those of a store as of a few seconds ago, none while it is away."""
+        """Return the saved trials; a store's list may be seconds old, and is empty while unreachable."""
         if self._store is None:
             return self._here.look()
         if time.monotonic() >= self._next_look:
@@ -138,7 +137,7 @@ class Checkpoints:
         return self._known
 
     def send(self, number: int) -> None:
-        """Move a trial's file to the store elsewhere, if there is one; raise `CheckpointError` if that fails."""
+        """Move a trial's file to the remote store, if any; raise `CheckpointError` on failure."""
         if self._store is None:
             return
         try:
@@ -148,17 +147,17 @@ class Checkpoints:
             self._here.remove(number)
 
     def bring(self, number: int, is_wanted: Callable[[], bool]) -> None:
-        """Copy a trial's file from the store elsewhere, if there is one; raise `CheckpointError` if that fails."""
+        """Copy a trial's file from the remote store, if any; raise `CheckpointError` on failure."""
         if self._store is not None:
             with self._noting_silence():
                 self._store.get(number, self._here.place(number), is_wanted)
 
     def present(self) -> frozenset[int]:
-        """Return the trials with any file left, here or elsewhere."""
+        """Return the trials with any file left, local or remote."""
         return frozenset({*self.held().sizes, *self._here.look().sizes})
 
     def forget(self, number: int) -> None:
-        """Delete a trial's files; a store that does not delete them is left alone."""
+        """Delete a trial's files; remote failures are ignored."""
         self._here.remove(number)
         if self._store is not None and number in self._known.sizes:
             self._known = self._known.without({number})
@@ -170,20 +169,19 @@ class Checkpoints:
         self._here.close()
 
     def clear(self) -> None:
-        """Delete the files of all trials; raise `CheckpointError` if the store elsewhere does not."""
+        """Delete all files; raise `CheckpointError` if the remote store fails."""
         self._here.clear()
         if self._store is not None:
             self._store.clear()
 
     def _refuse(self, error: OSError | CheckpointError) -> None:
-        """Keep the reason why there can be no checkpoints."""
         self.refusal = str(error)
         if isinstance(error, OSError):
             self.refusal = f"{self.folder} cannot be used: {error.strerror or error}"
 
     @contextmanager
     def _noting_silence(self) -> Iterator[None]:
-        """Leave a store that stays silent alone for a while."""
+        """Skip a silent store for `SILENT_SECONDS`."""
         try:
             yield
         except SilentStoreError as error:

@@ -1,4 +1,4 @@
-"""The pruning of one study: what its pruner is shown, and what becomes of a trial after each evaluation."""
+"""Applies the pruner of one study to its trials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bssearch.spec import StudySpec
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """How a running trial is to end now: paused, pruned or capped, and why."""
+    """How and why a running trial ends now: paused, pruned or capped."""
 
     state: TrialState
     reason: str
@@ -25,8 +25,8 @@ class Halt:
 class PruningController:
     """Keeps the standings of a study's search trials and asks its pruner.
 
-    ``saved`` are the paused trials whose checkpoints lie here: only those wait. What a study does not race for is never
-    stopped early.
+    ``saved`` are the paused trials with a checkpoint here; only those can resume. Trials outside the race are never
+    pruned.
     """
 
     def __init__(self, spec: StudySpec, history: History, pruner: Pruner | None = None) -> None:
@@ -53,11 +53,11 @@ class PruningController:
         return self.standings.can_wait
 
     def wait_no_more(self) -> None:
-        """Take note that trials cannot be saved here: what would have waited is stopped from now on."""
+        """From now on stop trials instead of pausing them, because they cannot be saved."""
         self.standings.can_wait = False
 
     def take(self, trial: TrialRecord) -> None:
-        """Take in a trial that the history has taken in."""
+        """Add a trial from the history."""
         self._noise_is_old |= trial.state.is_finished
         if trial.phase is not Phase.SEARCH:
             return
@@ -70,14 +70,14 @@ class PruningController:
         self._note_waiting(number)
 
     def found_saved(self, numbers: Collection[int]) -> None:
-        """Take note of which trials are saved here now."""
+        """Record which trials are saved here."""
         changed = self._saved ^ frozenset(numbers)
         self._saved = frozenset(numbers)
         for number in changed:
             self._note_waiting(number)
 
     def judge(self, number: int, observation: Observation, *, uncapped: bool) -> Halt | None:
-        """Return how a trial is to end after an evaluation, in the history already, that missed the target, or None."""
+        """Return how to end a trial after a missed evaluation that the history includes; None to continue."""
         if uncapped:
             return None
         self._refresh()
@@ -99,9 +99,9 @@ class PruningController:
         return Halt(state, f"at {now:.3g} train seconds others were ahead, and none had reached the target yet")
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
-        """Return the trial that goes on before another begins, if any; ``fresh``: there are others to begin.
+        """Return the trial to resume before a new one starts; ``fresh``: whether new trials remain.
 
-        What somebody interrupted goes on first.
+        Trials that a user interrupted come first.
         """
         for trial in self._history.interrupted:
             if trial.number in self._saved:
@@ -111,39 +111,38 @@ class PruningController:
         return None if number is None else self._history.trial(number)
 
     def least_promising(self) -> int | None:
-        """Return the waiting trial to give up where all take more disk than they may."""
+        """Return the paused trial to drop when the disk limit is exceeded."""
         self._refresh()
         return self.pruner.least_promising(self.standings)
 
     def paces_itself(self) -> bool:
-        """Return whether the pruner says how long trials run before any has reached the target."""
+        """See `Pruner.paces_itself`."""
         self._refresh()
         return self.pruner.paces_itself(self.standings)
 
     @property
     def caps(self) -> bool:
-        """Return whether trials end at a factor of the incumbent's time."""
+        """Return whether the pruner caps trials."""
         return self.pruner.caps
 
     @property
     def limits(self) -> bool:
-        """Return whether trials are limited by the incumbent when they begin, whether or not they race for it."""
+        """Return whether the incumbent limits new trials, racing or not."""
         return self._asked_for.caps
 
     @property
     def cap(self) -> float:
-        """Return the train seconds past which no trial can win, ∞ where none caps."""
+        """Return the train seconds past which no trial can win; ∞ without capping."""
         self._refresh()
         return self.standings.cap if self.caps else math.inf
 
     @property
     def slack(self) -> float:
-        """Return the factor past which no trial can win."""
+        """Return the factor of the cap."""
         self._refresh()
         return self.standings.slack
 
     def _reached(self, trial: TrialRecord) -> None:
-        """Note a hit: the winners are those that were the fastest when they ended."""
         assert trial.ended_at is not None
         hit = (trial.ended_at, trial.number)
         place = bisect_left(self._hits, hit)
@@ -156,13 +155,12 @@ class PruningController:
             self._note_winner(trial.number)
 
     def _note_winner(self, number: int) -> None:
-        """Note a trial among the winners where it was faster than those that ended before."""
         seconds, winners = measured_seconds(self._history.trial(number)), self.standings.winners
         if not winners or seconds < winners[0][1]:
             winners.insert(0, (self._history.curves[number], seconds))
 
     def _refresh(self) -> None:
-        """Tell the winners anew where they must be; set the slack by the seeds' noise, unless the spec says it."""
+        """Recompute winners and the slack from seed noise, unless the spec fixes the slack."""
         if self._winners_are_old:
             self._winners_are_old, self.standings.winners = False, []
             for _, number in self._hits:
@@ -172,7 +170,7 @@ class PruningController:
         self._noise_is_old = False
 
     def _note_waiting(self, number: int) -> None:
-        """Note whether a trial waits here: one that a person interrupted goes on whatever the pruner says."""
+        """Update whether a trial is paused here; user-interrupted trials resume regardless of the pruner."""
         trial, curve = self._history.trial(number), self._history.curves.get(number)
         waits = trial is not None and trial.state is TrialState.PAUSED and number in self._saved
         if waits and curve is not None and trial is not None and not is_interrupted(trial):
@@ -182,5 +180,5 @@ class PruningController:
 
 
 def first_slack(spec: StudySpec) -> float:
-    """Return the slack that a spec gives, or what it is before the seeds have shown their noise."""
+    """Return the spec's slack or the initial one, used until seed noise is known."""
     return slack_for(History(spec).seed_noise) if spec.pruner.slack is None else spec.pruner.slack

@@ -1,7 +1,6 @@
-"""Optuna's pruners, each beside a cap at the incumbent.
+"""Optuna's pruners combined with a cap at the incumbent.
 
-Their steps are places on a common grid of train seconds, for only equal train seconds compare between batch sizes. The
-Optuna study that a pruner is asked over is made of the standings: each trial as far as it has been evaluated.
+Steps are positions on a grid of train seconds, because batch sizes compare only at equal train seconds.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from bssearch.records import TrialState
 from bssearch.search.pruners.base import Action, Cap, Standings
 
 GRID = 81
-"""Steps to the limit of a trial: a power of Optuna's reduction factor."""
+"""Steps to a trial's limit: a power of Optuna's reduction factor."""
 
 FACTOR = 3
-"""Optuna's reduction factor for Hyperband; for successive halving, where its default is 4, the same."""
+"""Reduction factor: Hyperband's default, used for successive halving too (default 4)."""
 
 FIRST = GRID // FACTOR**3
-"""Steps to the first rung: a twenty-seventh of the limit."""
+"""Steps to the first rung: 1/27 of the limit."""
 
 
 class OptunaPruner(Cap):
-    """Cap, and stop what one of Optuna's pruners prunes: a subclass says how ``pruner`` is made."""
+    """Cap, plus one of Optuna's pruners, which subclasses create as ``pruner``."""
 
     pruner: Callable[[], optuna.pruners.BasePruner]
 
@@ -49,7 +48,7 @@ class OptunaPruner(Cap):
         """The trials that have ended for Optuna, which hears no more of them."""
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Stop what Optuna prunes, where the evaluation is at a new place of the grid."""
+        """Stop a trial if Optuna prunes it at a new grid position."""
         for one in sorted(standings.curves.keys() - self._trials.keys()):
             self._trials[one], self._read[one], self._place[one] = self._study.ask(), 0, 0
         for one in standings.curves:
@@ -59,13 +58,13 @@ class OptunaPruner(Cap):
         return Action.STOP if self._report(number, standings) else Action.GO_ON
 
     def paces_itself(self, standings: Standings) -> bool:
-        """Return that it does: Optuna's pruners compare trials from the first."""
+        """True: Optuna's pruners compare trials from the first one on."""
         return True
 
     def _report(self, number: int, standings: Standings) -> bool:
-        """Report what is new of a curve; return whether Optuna would prune at the newest evaluation.
+        """Report the new part of a curve; return whether Optuna prunes at the newest evaluation.
 
-        Optuna's rungs are kept by its pruners when they are asked, so that each is asked as the trial went on.
+        Every step asks the pruner, because pruners update their rungs only when asked.
         """
         if number in self._told:
             return False  # Lost to another driver while it runs here: Optuna has heard its end.
@@ -81,10 +80,7 @@ class OptunaPruner(Cap):
         return prunes
 
     def _tell(self, number: int, standings: Standings) -> None:
-        """End a trial for Optuna where it has ended: at the cap or its limit it is complete to Optuna, too.
-
-        One that is paused was interrupted, for these pruners let nothing wait: it goes on.
-        """
+        """Report a trial's end to Optuna; capped and limited trials are complete, interrupted ones still running."""
         state = standings.states.get(number)
         if state is None or not state.is_finished or state is TrialState.PAUSED:
             return
@@ -96,18 +92,18 @@ class OptunaPruner(Cap):
 
 
 class Median(OptunaPruner):
-    """What Optuna's `median` prunes, after five trials and a tenth of the limit."""
+    """Prunes with Optuna's `median`, after five trials and a tenth of the limit."""
 
     pruner = partial(optuna.pruners.MedianPruner, n_startup_trials=5, n_warmup_steps=GRID // 10)
 
 
 class Asha(OptunaPruner):
-    """What Optuna's successive halving prunes, from a twenty-seventh of the limit."""
+    """Prunes with Optuna's successive halving, from 1/27 of the limit."""
 
     pruner = partial(optuna.pruners.SuccessiveHalvingPruner, min_resource=FIRST, reduction_factor=FACTOR)
 
 
 class Hyperband(OptunaPruner):
-    """What Optuna's Hyperband prunes, from a twenty-seventh of the limit."""
+    """Prunes with Optuna's Hyperband, from 1/27 of the limit."""
 
     pruner = partial(optuna.pruners.HyperbandPruner, min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR)

@@ -1,15 +1,13 @@
-"""Pruning by pace: a trial waits while, on the clocks of all winners so far, it would have to be too fast to win.
+"""Pauses a trial whose pace is too slow compared with every winner so far.
 
-With f the train seconds of a trial as a share of the incumbent's time-to-target T, and u the largest share, over the
-winners, of a winner's own time until which it had no more than the trial's best gain (what part of the way the trial
-has gone, by the luckiest comparison), a trial is hopeless where both
+f: train seconds as a share of the incumbent's time to target T. u: progress, the largest share of a winner's own time
+at which that winner had no more than the trial's best gain. A trial is hopeless if both
 
     (f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1,
     f / u > ``slack``.
 
-By the first, it was f / u times slower than a winner so far, and for what is left it would have to be (1 − u) / (1 − f)
-times faster to end at T. By the second, at its pace it ends past slack × T: what would end before that may be as good
-as the incumbent, which one seed does not tell. `fast` takes the incumbent's one seed at its word: its ``slack`` is 1.
+First condition: it was f / u times slower and would have to be (1 − u) / (1 − f) times faster to end at T. Second: at
+its pace it ends past slack × T; earlier ends are within seed noise. `fast` ignores seed noise: its ``slack`` is 1.
 """
 
 from __future__ import annotations
@@ -33,17 +31,17 @@ from bssearch.search.pruners.base import Action, Cap, Standings
 # it runs, or was evaluated again.
 
 FIRST = 1 / 16
-"""The first rung, as a share of the limit. A choice: with a factor of 2 there are five rungs."""
+"""First rung as a share of the limit; a factor of 2 gives five rungs."""
 
 PROMOTED = 3
-"""So many trials come to a rung for one that goes on: the reduction factor that Li et al. recommend is 3 to 4."""
+"""Trials on a rung per promotion; Li et al. recommend a reduction factor of 3 to 4."""
 
 LEADERS = 2
-"""For so many trials that run at once, one leader does not wait above the first rung. A choice."""
+"""Concurrent trials per leader; a leader does not pause above the first rung."""
 
 
 def waits_on_rung(number: int, standings: Standings) -> bool:
-    """Return whether a running trial has come to a rung with its newest evaluation and waits there."""
+    """Return whether a running trial's newest evaluation reached a rung where it pauses."""
     curve = standings.curves[number]
     rung = rung_of(curve, standings.limit)
     before = curve.train_seconds[-2] if len(curve.train_seconds) > 1 else -math.inf
@@ -56,7 +54,7 @@ def waits_on_rung(number: int, standings: Standings) -> bool:
 
 
 def promoted(standings: Standings, *, fresh: bool) -> int | None:
-    """Return the best waiting trial of the highest rung from which one may go on; nothing ``fresh``: of any rung."""
+    """Return the best paused trial of the highest promotable rung; of any rung if nothing is ``fresh``."""
     limit = standings.limit
     at = {number: rung_of(curve, limit) for number, curve in standings.waiting.items()}
     rungs = set(at.values())
@@ -69,7 +67,7 @@ def promoted(standings: Standings, *, fresh: bool) -> int | None:
 
 
 def rung_of(curve: Progress, limit: float) -> int:
-    """Return the highest rung that a trial has come to, −1 before the first."""
+    """Return the highest rung a trial reached; −1 before the first."""
     if curve.now < FIRST * limit:
         return -1
     rung = int(math.log2(curve.now / (FIRST * limit)))
@@ -77,19 +75,18 @@ def rung_of(curve: Progress, limit: float) -> int:
 
 
 def seconds_of(rung: int, limit: float) -> float:
-    """Return the train seconds of a rung; before the first one there are none."""
+    """Return the train seconds of a rung; 0 before the first."""
     return FIRST * limit * 2.0**rung if rung >= 0 else 0.0
 
 
 def _is_due(rung: int, standings: Standings) -> bool:
-    """Return whether so many trials came to a rung that a further one goes on."""
     came = sum(1 for _ in _that_came(rung, standings))
     left = sum(_has_left(one, rung, standings) for one, _ in _that_came(rung, standings))
     return (left + 1) * PROMOTED <= came
 
 
 def _that_came(rung: int, standings: Standings) -> Iterator[tuple[int, float]]:
-    """Yield each trial that came to a rung, with its best gain when it did; not those that no pruner judges."""
+    """Yield the prunable trials that reached a rung, with their best gain at that time."""
     seconds = seconds_of(rung, standings.limit)
     for number, curve in standings.curves.items():
         if curve.now >= seconds and number not in standings.uncapped:
@@ -103,35 +100,33 @@ def _has_left(number: int, rung: int, standings: Standings) -> bool:
 
 
 def _is_leader(number: int, standings: Standings) -> bool:
-    """Return whether a trial is one of the best of all, of which some do not wait where many run at once."""
     gain = standings.curves[number].gain
     ahead = sum(curve.gain >= gain for one, curve in standings.curves.items() if one != number)
     return ahead < len(standings.running) // LEADERS
 
 
 FROM = 0.1
-"""Before this share of the incumbent's time no trial is hopeless: the first evaluations say little. A choice."""
+"""Share of the incumbent's time before which no trial is hopeless, because early evaluations say little."""
 
 
 class Pace(Cap):
-    """Cap, and let wait what is hopeless; go on with what a better winner gives hope again.
+    """Cap, and pause hopeless trials; resume them if a better winner gives them hope.
 
-    Before the first hit `bssearch.search.pruners.pace` says which wait. Afterwards those that wait and are not hopeless
-    go on first, the one with the least predicted time (t / u) before the others. Where trials cannot be saved, what is
-    hopeless is stopped for good, and before the first hit all go on.
+    Before the first hit, trials pause on rungs. Afterwards promising paused trials resume by least predicted time
+    t / u. If trials cannot be saved, hopeless ones are stopped, and none pauses before the first hit.
     """
 
     heeds_seed_noise = True
-    """Whether a trial that at its pace ends within the seeds' noise of the incumbent has a chance."""
+    """Whether a trial on pace to end within seed noise of the incumbent keeps a chance."""
 
     usual_patience = 4.0
-    """Chosen, as those of the subclasses, on six recorded tables with ``tests/benchmarks/pruning.py``."""
+    """Tuned, as in the subclasses, on six recorded tables by ``tests/benchmarks/pruning.py``."""
 
     def __init__(self, patience: Annotated[float, Field(gt=1)] | None = None) -> None:
         self.patience = self.usual_patience if patience is None else patience
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Let a trial wait that is hopeless, or, before the first hit, that has come to its rung."""
+        """Pause a hopeless trial or, before the first hit, one that reached its rung."""
         if standings.winners:
             waits = self.is_hopeless(standings.curves[number], standings)
         else:
@@ -141,25 +136,25 @@ class Pace(Cap):
         return Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Return the trial that goes on next: what has hope again, or before the first hit what is promoted."""
+        """Return the trial to resume: a hopeful one, or a promoted one before the first hit."""
         if not standings.winners:
             return promoted(standings, fresh=fresh)
         hopeful = [one for one, curve in standings.waiting.items() if not self.is_hopeless(curve, standings)]
         return min(hopeful, key=lambda one: (_predicted(standings.waiting[one], standings), one), default=None)
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Return the waiting trial with the greatest predicted time; before a hit, the worst on the lowest rung."""
+        """Return the paused trial with the longest predicted time; before a hit, the worst on the lowest rung."""
         waiting, limit = standings.waiting, standings.limit
         if not standings.winners:
             return min(waiting, key=lambda one: (rung_of(waiting[one], limit), waiting[one].gain), default=None)
         return max(waiting, key=lambda one: (_predicted(waiting[one], standings), one), default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
-        """Return whether trials wait for each other before any has reached the target."""
+        """Return whether rungs limit trials before the first hit."""
         return standings.can_wait
 
     def is_hopeless(self, curve: Progress, standings: Standings) -> bool:
-        """Return whether, by every winner's clock, the pace of a trial so far leaves it no chance."""
+        """Return whether a trial's pace is hopeless by every winner's clock."""
         elapsed = curve.now / standings.winners[0][1]
         if elapsed < FROM:
             return False
@@ -187,11 +182,10 @@ class Fast(Pace):
 
 
 def _share(curve: Progress, standings: Standings) -> float:
-    """Return what part of the way to the target a trial has gone, by the luckiest of the winners' clocks."""
+    """Return a trial's progress u towards the target, by the luckiest winner's clock."""
     return max(winner.when(curve.gain) / seconds for winner, seconds in standings.winners)
 
 
 def _predicted(curve: Progress, standings: Standings) -> float:
-    """Return the train seconds to the target of a trial that keeps its pace."""
     share = _share(curve, standings)
     return curve.now / share if share > 0 else math.inf

@@ -9,11 +9,11 @@ from pydantic import Field
 from bssearch.search.pruners.base import Action, Cap, Standings
 
 FROM = 0.1
-"""Before this share of the cap nothing is stopped: the first evaluations say little. A choice."""
+"""Share of the cap before which no trial is stopped, because early evaluations say little."""
 
 
 class Race(Cap):
-    """Cap, and stop what is worse at t than the incumbent was at t / ``lag``, from a tenth of the cap on."""
+    """Cap, and stop trials worse at t than the incumbent at t / ``lag``, from a tenth of the cap on."""
 
     def __init__(self, lag: Annotated[float, Field(gt=1)] = 3.0) -> None:
         self.lag = lag

@@ -1,21 +1,18 @@
-"""Which batch size the next trial is for: the search gives every rung its trials, it leaves none to luck.
+"""Chooses the batch size of the next trial.
 
 In this order:
 
-1. the default configuration, under the full limit: the baseline of every speed-up and the first incumbent;
-2. every feasible batch size once, nearest to the incumbent's first, then until each has had `FLOOR` trials;
-3. from the middle of the budget evidence: the batch sizes that the optimum is compared with (the largest that runs
-   without accumulation, the default's, and one a factor four or more to each side of the incumbent's) get trials that
-   the incumbent does not cap. Its cap would hide how much slower they are: before anything but a first trial, up to
-   `EVIDENCE_TRIES` where none has reached the target. And it would leave them with the first learning rate they got, a
-   speed-up over what nobody tuned: after all have their `FLOOR`, up to `EVIDENCE_TRIALS`;
-4. the rest in proportion to (incumbent's figure / batch size's best figure)², the incumbent's neighbours on the
-   ladder at least half as often as itself: one lucky seed decides between them more easily than the truth.
+1. the default configuration under the full limit: baseline of every speed-up and first incumbent;
+2. every feasible batch size once, nearest to the incumbent first, then up to `FLOOR` trials each;
+3. from `EVIDENCE_FROM` of the budget: uncapped trials at the batch sizes that the answer compares with (the largest
+   without accumulation, the default's, and one at least a factor four to each side of the incumbent). A cap would hide
+   how slow they are, and untuned learning rates would inflate speed-ups. `EVIDENCE_TRIES` if none reached the target,
+   after first trials; `EVIDENCE_TRIALS` after all floors;
+4. the rest in proportion to (incumbent's figure / batch size's best figure)²; the incumbent's neighbours at least half
+   as often as itself, because one lucky seed may separate them.
 
-Where a quick answer is stored (`bssearch.analysis.law.quick`), and the incumbent lies where it has the optimum,
-the ladder begins at the batch size that it recommends, and what brackets the optimum outside its interval gets one
-evidence trial; the default's batch size and the largest, of which speed-ups are quoted, get as many as ever. An
-incumbent elsewhere has shown it wrong: then all is as without one.
+If the incumbent agrees with a stored quick answer (`bssearch.analysis.law.quick`), the ladder starts at the recommended
+batch size, and bracketing sizes outside its interval get one evidence trial. Otherwise the quick answer is ignored.
 """
 
 from __future__ import annotations
@@ -29,39 +26,39 @@ from bssearch.records import ParameterValue, TrialRecord
 from bssearch.search.history import TRIED_AGAIN, History, octaves
 
 FLOOR = 2
-"""Trials that every batch size gets. A choice: one is luck."""
+"""Least trials per batch size; a single one is luck."""
 
 EVIDENCE_FROM = 0.5
-"""The share of the budget from which on what the answer compares with gets its trials. A choice."""
+"""Share of the budget after which evidence trials start."""
 
 EVIDENCE_TRIALS = 3
-"""Uncapped trials at each batch size that the answer compares with: the least that tunes a learning rate. A choice."""
+"""Uncapped trials at each compared batch size: the least that tunes a learning rate."""
 
 RULED_OUT_TRIALS = 1
-"""Of these at one that only brackets the optimum, and that a quick answer and the best trial rule out."""
+"""The same for bracketing batch sizes that the quick answer and the best trial rule out."""
 
 FIRST_SOURCES: tuple[Literal["transfer", "baseline", "sample"], ...] = ("transfer", "baseline", "sample")
-"""Where a batch size that has not reached the target gets its parameters from, evidence trial by evidence trial."""
+"""Sources of parameters for successive evidence trials before the batch size reaches the target."""
 
 EVIDENCE_TRIES = len(FIRST_SOURCES)
 """Uncapped trials at a batch size that has not reached the target."""
 
 BRACKET_OCTAVES = 2
-"""How far from the incumbent the law is bracketed: with t = α + βB a factor 4 costs 56 % at most. A choice."""
+"""Bracket distance from the incumbent; with t = α + βB a factor 4 costs 56 % at most."""
 
 UNREACHED = 2.0
-"""The ratio to the incumbent's figure that a batch size counts with which has not reached the target. A choice."""
+"""Assumed ratio to the incumbent's figure for batch sizes that missed the target."""
 
 NEIGHBOUR = 0.5
-"""The least weight of the incumbent's neighbours, as a share of its own. A choice."""
+"""Least weight of the incumbent's neighbours, relative to its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The batch size of the next trial, and where its other parameters come from.
+    """The next trial's batch size and the source of its other parameters.
 
-    default: the spec's own. transfer: the best coordinates of the nearest batch size. baseline: the default's
-    coordinates. sample: the sampler's choice.
+    default: the spec's. transfer: best coordinates of the nearest batch size. baseline: the default's coordinates.
+    sample: the sampler's.
     """
 
     batch_size: int
@@ -70,7 +67,7 @@ class Proposal:
 
 
 def propose(history: History) -> Proposal | None:
-    """Return what to try next, or None where no batch size is feasible."""
+    """Return the next proposal, or None if no batch size is feasible."""
     default = propose_default(history)
     if default is not None or not history.feasible:
         return default
@@ -93,7 +90,7 @@ def propose(history: History) -> Proposal | None:
 
 
 def propose_default(history: History) -> Proposal | None:
-    """Return the default configuration until it has been tried."""
+    """Return the default configuration until tried."""
     default = history.spec.default_configuration
     if default.batch_size in history.feasible and not history.tried(default):
         return Proposal(default.batch_size, "default", uncapped=True)
@@ -101,13 +98,13 @@ def propose_default(history: History) -> Proposal | None:
 
 
 def propose_evidence(history: History) -> Proposal | None:
-    """Return the trial that the answer still needs at a batch size that the search has no need of, if any."""
+    """Return a trial that only the answer needs, if any."""
     wanted = evidence_sizes(history)
     return _first_evidence(history, wanted) or _further_evidence(history, wanted)
 
 
 def evidence_is_due(history: History) -> bool:
-    """Return whether so much of the budget is spent that evidence must have its share of the rest."""
+    """Return whether evidence trials may start."""
     return history.budget_share >= EVIDENCE_FROM
 
 
@@ -128,20 +125,20 @@ def _further_evidence(history: History, wanted: Sequence[int]) -> Proposal | Non
 
 
 def _enough_evidence(history: History, batch_size: int) -> int:
-    """Return how many trials tell the time of a batch size that the answer compares with."""
+    """Return the evidence trials that a compared batch size needs."""
     quick, quoted = history.quick, {history.spec.default.batch_size, history.largest}
     is_ruled_out = quick is not None and not quick.holds(batch_size) and agrees_with_quick(history)
     return RULED_OUT_TRIALS if is_ruled_out and batch_size not in quoted else EVIDENCE_TRIALS
 
 
 def agrees_with_quick(history: History) -> bool:
-    """Return whether the best trial lies where a quick answer has the optimum; False without either."""
+    """Return whether the best trial lies in the quick answer's interval; False if either is missing."""
     quick, best = history.quick, history.incumbent
     return quick is not None and best is not None and quick.holds(best.configuration.batch_size)
 
 
 def evidence_sizes(history: History) -> list[int]:
-    """Return the batch sizes whose time-to-target the answer needs even where it is long."""
+    """Return the batch sizes that the answer compares with, even if slow."""
     centre = _centre(history)
     default = history.spec.default.batch_size
     is_apart = default in history.feasible and octaves(default, centre) >= 1
@@ -152,13 +149,13 @@ def evidence_sizes(history: History) -> list[int]:
 
 
 def _evidence_at(history: History, batch_size: int) -> list[TrialRecord]:
-    """Return the evidence trials at a batch size that run, have run or have failed."""
+    """Return the evidence trials at a batch size in any state."""
     here = [trial for trial in history.trials if trial.configuration.batch_size == batch_size and trial.uncapped]
     return [trial for trial in here if trial.state not in TRIED_AGAIN]
 
 
 def _start(history: History) -> int:
-    """Return the batch size that the ladder begins at: what a quick answer recommends until trials have another one."""
+    """Return the batch size at which the ladder starts."""
     quick = history.quick
     if quick is not None and (history.incumbent is None or agrees_with_quick(history)):
         return quick.batch_size
@@ -181,9 +178,9 @@ def _weight(history: History, batch_size: int) -> float:
 
 
 def known_coordinates(history: History, proposal: Proposal) -> Mapping[str, ParameterValue] | None:
-    """Return the coordinates that a proposal takes over, or None where the sampler is to choose them.
+    """Return a proposal's given coordinates, or None if the sampler must choose.
 
-    It is where there are none, and where an uncapped trial would repeat a configuration that has had its trial.
+    None also if an uncapped trial would repeat a tried configuration.
     """
     if proposal.source == "sample":
         return None

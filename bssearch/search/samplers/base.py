@@ -1,4 +1,4 @@
-"""A sampler chooses the next configuration of a search from the search's history."""
+"""The sampler interface: proposes configurations from the history."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from bssearch.spec.parts import made_with
 
 StartupTrials = Annotated[int, Field(ge=1)]
 STARTUP_TRIALS = 6
-"""Trials that a sampler of Optuna's chooses at random before it has a model."""
+"""Random trials before an Optuna sampler uses its model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A configuration to try, with its coordinates in the space; None if it is outside the space.
+    """A configuration to try, with its coordinates; None if outside the space.
 
-    ``uncapped``: no other trial's time ends it early. ``expected_improvement`` is the share of the incumbent's time
-    that a further trial is expected to gain, None if unknown.
+    ``uncapped``: no other trial's time ends it early. ``expected_improvement``: expected gain of a further trial as a
+    share of the incumbent's time; None if unknown.
     """
 
     configuration: Configuration
@@ -36,31 +36,31 @@ class Choice:
 
 
 class Sampler(ABC):
-    """Chooses the trials of a search one by one. A choice follows from the history and the study's seed alone.
+    """Chooses trials one by one, from the history and the study's seed alone.
 
-    It is made from the spec. The further parameters of its constructor are the options that a spec may give.
-    ``models_time``: it chooses batch sizes by a model of time, so that evidence trials are chosen beside it.
+    Constructor parameters beside the spec are options. ``models_time``: it models time, so evidence trials are chosen
+    separately.
     """
 
     models_time = False
 
     @abstractmethod
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return the next configuration, at a batch size if one is given; None if there is nothing left to try."""
+        """Return the next configuration, optionally at a batch size; None if exhausted."""
 
     def contenders(self, history: History) -> Sequence[int]:
-        """Return the batch sizes that may be as good as the best, if the sampler has a model of them."""
+        """Return the batch sizes that may match the best, if the sampler models them."""
         return ()
 
     def ending(self, history: History) -> str | None:
-        """Say why no choice is left; None while there is one."""
+        """Return why no configuration is left; None otherwise."""
         return None
 
 
 def make_sampler(spec: StudySpec) -> Sampler:
-    """Return the sampler that a spec names, with its options: `auto` is TPE if it has no model of the objective.
+    """Return the sampler that a spec names; `auto` becomes TPE without a model of the objective.
 
-    Raises `UsageError` for an unknown name or option, and an option out of its bounds.
+    Raises `UsageError` for an unknown name or option, or an option out of bounds.
     """
     models_time = objective_of(spec).trials_race
     name = "tpe" if spec.sampler.name == "auto" and not models_time else spec.sampler.name

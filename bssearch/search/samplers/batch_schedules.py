@@ -1,7 +1,7 @@
-"""How a batch should grow: Optuna's TPE over where it begins and ends, when, and the learning rate it begins with.
+"""Searches schedules of a growing batch: Optuna's TPE over start, end, timing and initial learning rate.
 
-All else is what the search found best at the batch size with which a trial begins. The first trials are the shapes
-that are usually advised, around the batch size that is best where it stays.
+Other parameters come from the best trial at the starting batch size. Usual schedules around the best constant batch
+size come first.
 """
 
 from __future__ import annotations
@@ -32,22 +32,21 @@ BELOW, ABOVE = 8, 16
 no more than this multiple of it. Choices."""
 
 FIRST = ((0.5, 2.0, 0.5), (1.0, 4.0, 1.0), (0.25, 1.0, 0.25))
-"""The first trials: start and end over the best batch size that stays, and the share of its samples by which it has
-grown. Choices: doubling around it, from it on, and up to it."""
+"""First trials: start and end relative to the best constant batch size, and share of samples at full growth."""
 
 RANDOM_TRIALS = 3
-"""Trials at random that follow before TPE has a say: a choice."""
+"""Random trials before TPE."""
 
 ASKED_AGAIN = 20
-"""Times that something new is asked for where what was asked for has been tried: a choice."""
+"""Retries when TPE repeats a tried configuration."""
 
 MISSED = 1e9
-"""What TPE is told of a trial that ended before its target: worse than any that reached it."""
+"""Value reported to TPE for a miss; worse than any success."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best configuration whose batch size stays, and the samples that it takes to the target."""
+    """The best constant-batch configuration and its samples to the target."""
 
     configuration: Configuration
     samples_to_target: float
@@ -56,9 +55,9 @@ class Tuned:
 def propose(
     history: History, tuned: Tuned, tried: Sequence[TrialRecord]
 ) -> tuple[Configuration, dict[str, ParameterValue]] | None:
-    """Return what to try after the trials that were ``tried``, with its coordinates; None where nothing new can grow.
+    """Return the next configuration and coordinates after ``tried``; None if no new schedule can grow.
 
-    Raises `UsageError` for milestones that no trial can have.
+    Raises `UsageError` for impossible milestones.
     """
     space = history.spec.space
     if space.batch_schedule is None:
@@ -82,7 +81,7 @@ def propose(
 
 
 def _grows_in_time(history: History, configuration: Configuration) -> bool:
-    """Return whether the batch grows within the limit of a trial, by the step time of its first size."""
+    """Return whether the batch grows within the trial limit, at its first step time."""
     schedule = batch_schedule_of(configuration)
     assert schedule is not None, "its batch grows"
     seconds = history.probes[configuration.batch_size].step_seconds or 0.0
@@ -91,7 +90,7 @@ def _grows_in_time(history: History, configuration: Configuration) -> bool:
 
 
 def in_known_micro_batches(history: History, configuration: Configuration) -> Configuration:
-    """Return a configuration whose batch grows with each stage in the micro-batches that its batch size runs in."""
+    """Return a configuration whose stages use the micro-batches of their batch sizes."""
     schedule = batch_schedule_of(configuration)
     assert schedule is not None, "its batch grows"
     stages = [
@@ -104,7 +103,7 @@ def in_known_micro_batches(history: History, configuration: Configuration) -> Co
 
 
 def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]) -> Configuration:
-    """Return the configuration of some coordinates, in the micro-batches that its batch sizes run in."""
+    """Return the configuration of coordinates, with the micro-batches of its batch sizes."""
     growth = history.spec.space.batch_schedule
     assert growth is not None, "the space has schedules"
     _, ends = _sizes(history, growth, _names(history, growth), tuned)
@@ -134,7 +133,7 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
 
 
 def _stages(history: History, start: int, changes: Sequence[tuple[int, int]], *, spread: bool) -> list[Stage]:
-    """Return the stages of some changes; with ``spread`` each is put off until the one before has had a step."""
+    """Return stages; ``spread`` delays each until the previous one has had a step."""
     stages = [Stage(0, start, history.probes[start].micro_batch_size)]
     for samples, size in changes:
         least = stages[-1].start_samples + stages[-1].batch_size if spread else 0
@@ -143,7 +142,7 @@ def _stages(history: History, start: int, changes: Sequence[tuple[int, int]], *,
 
 
 def _thinned(sizes: Sequence[int]) -> Sequence[int]:
-    """Return as many of some sizes as a schedule may have, the first and the last among them."""
+    """Return at most the allowed number of sizes, including first and last."""
     if len(sizes) <= MOST_STAGES:
         return sizes
     gap = (len(sizes) - 1) / (MOST_STAGES - 1)
@@ -151,20 +150,19 @@ def _thinned(sizes: Sequence[int]) -> Sequence[int]:
 
 
 def _milestones(history: History, growth: BatchGrowth) -> list[tuple[int, int]]:
-    """Return (samples, batch size) of the milestones whose batch sizes may run, where a smaller one may begin."""
+    """Return (samples, batch size) of feasible milestones."""
     found = [one for one in sorted((growth.milestones or {}).items()) if one[1] in history.feasible]
     return found if found and history.feasible[0] < found[0][1] else []
 
 
 def _names(history: History, growth: BatchGrowth) -> tuple[BatchScheduleName, ...]:
-    """Return the kinds of schedule that trials may have."""
     return tuple(name for name in growth.names if name != "milestones" or _milestones(history, growth))
 
 
 def _sizes(
     history: History, growth: BatchGrowth, names: Sequence[BatchScheduleName], tuned: Tuned
 ) -> tuple[list[int], list[int]]:
-    """Return the batch sizes with which trials begin and end, ascending; none where nothing can grow."""
+    """Return the possible start and end batch sizes, ascending; empty if none can grow."""
     best, feasible = tuned.configuration.batch_size, history.feasible
     starts = [size for size in growth.starts(feasible) if growth.start or best <= BELOW * size <= BELOW * best]
     ends = [size for size in growth.ends(feasible) if growth.end or size <= ABOVE * best]
@@ -205,7 +203,7 @@ def _dimension(name: str, domain: Domain) -> Dimension:
 def _usual(
     names: Sequence[BatchScheduleName], dimensions: Sequence[Dimension], tuned: Tuned
 ) -> list[dict[str, ParameterValue]]:
-    """Return the coordinates of the first trials, each once: as near to `FIRST` as the space has them."""
+    """Return the distinct coordinates of the first trials, closest to `FIRST`."""
     best, found = tuned.configuration.batch_size, list[dict[str, ParameterValue]]()
     for place, (start, end, until) in enumerate(FIRST):
         name = names[place % len(names)]
@@ -220,7 +218,6 @@ def _usual(
 def _asked(
     history: History, dimensions: Sequence[Dimension], tried: Sequence[TrialRecord], startup: int, count: int
 ) -> dict[str, ParameterValue]:
-    """Return what Optuna's TPE asks for next."""
     import optuna  # some tenths of a second, which only a search for a schedule shall take
 
     from bssearch.search.samplers.optuna import TPE_OPTIONS, Asker
@@ -240,7 +237,7 @@ def _asked(
 
 
 def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configuration:
-    """Return the best known of a batch size, else the best of all, carried over to it, in its micro-batches."""
+    """Return the best configuration of a batch size, else the overall best transferred to it."""
     if batch_size == tuned.batch_size:
         return history.as_run(tuned)
     best = history.best_at(batch_size)

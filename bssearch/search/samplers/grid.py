@@ -40,14 +40,14 @@ class Grid(Sampler):
         random.Random(spec.seed).shuffle(self._choices)
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return a combination that has not been tried; None where all have, of those whose batch size is feasible."""
+        """Return an untried feasible combination, or None."""
         fitting = self._fitting(history)
         if batch_size is not None:
             fitting = [one for one in fitting if one.configuration.batch_size == batch_size]
         return next((one for one in fitting if not history.tried(one.configuration)), None)
 
     def ending(self, history: History) -> str | None:
-        """Say that all combinations have been tried, once they have."""
+        """Report when all combinations are tried."""
         if self.choose(history) is not None:
             return None
         fitting = self._fitting(history)

@@ -1,17 +1,14 @@
-"""Optuna's samplers: the batch size is allocated to each trial, the other parameters are theirs.
+"""Optuna's samplers for all parameters but the batch size, which is allocated.
 
-`tpe`, `gp` and `random` are three of them; a spec names any other as ``optuna:CLASS`` or ``optunahub:PACKAGE``. A
-sampler is asked through ``study.ask()``, over a study that is made of the history for this one choice.
+A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. Each choice asks a new Optuna study
+of trials near the batch size, within one octave or as many as give enough trials. Optuna sees:
 
-The batch size is allocated, not sampled, so the sampler is shown the trials near it: those within one octave, or as
-many octaves as give it enough to go by. The sampler sees a trial by its state:
-
-* with a figure of the objective, as one that reached the target has it: complete
-* pruned, capped, exhausted, diverged: pruned at one constant step, with the shortfall at equal time as value, so that
-  a cap is never taken for a time, and accuracy never for seconds
+* trials with an objective figure: complete
+* pruned, capped, exhausted, diverged: pruned at one constant step, valued by the shortfall at equal time, so that a cap
+  is never read as a time nor a metric as seconds
 * out of memory: pruned, violating a constraint
 * running: running, so that it is not proposed twice
-* failed, lost, cancelled, or outside the space: nothing
+* failed, lost, cancelled or outside the space: omitted
 """
 
 from __future__ import annotations
@@ -41,10 +38,10 @@ from bssearch.spec.parts import parameters_of
 from bssearch.spec.space import Dimension
 
 CENSORED_STEP = 1
-"""The one step at which every stopped trial reports its shortfall, so that Optuna compares them all."""
+"""The one step of every stopped trial, so that Optuna compares them all."""
 
 WORSE_THAN_ANY = 1e9
-"""The shortfall of a trial that never comes near the target: more than any metric's gap."""
+"""Shortfall of a trial that never nears the target; exceeds any metric gap."""
 
 WITHOUT_NOTES = (
     optuna.samplers.TPESampler,
@@ -52,16 +49,15 @@ WITHOUT_NOTES = (
     optuna.samplers.RandomSampler,
     optuna.samplers.BruteForceSampler,
 )
-"""Samplers that read only parameters, states and values of trials. Others keep notes with each trial that they choose:
-its generation, its place in a grid or a sequence."""
+"""Samplers that need no trial attributes; others store a generation or a place in a sequence."""
 
 
 TPE_OPTIONS = {"multivariate": True, "constant_liar": True}
-"""Options of Optuna's TPE in every search of bssearch."""
+"""Options of Optuna's TPE in every search."""
 
 
 class Asker:
-    """Asks one of Optuna's samplers for coordinates, over trials it is told of."""
+    """Asks an Optuna sampler for coordinates, given trials."""
 
     def __init__(self, dimensions: Sequence[Dimension], kind: type[BaseSampler], options: Mapping[str, Any]) -> None:
         self.distributions = {one.name: distribution(one) for one in dimensions}
@@ -78,7 +74,7 @@ class Asker:
         return {name: self._values[name][one] if name in self._values else one for name, one in params.items()}
 
     def study(self, told: Iterable[FrozenTrial], seed: int) -> optuna.Study:
-        """Return an in-memory Optuna study of some trials, with a new sampler."""
+        """Return an in-memory Optuna study of trials with a new sampler."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = self._make(seed=seed) if self._takes_seed else self._make()
@@ -91,7 +87,7 @@ class Asker:
         return study
 
     def _ask_for(self, told: FrozenTrial, study: optuna.Study) -> None:
-        """Have the sampler ask for a trial and hear its end, so that its notes are with the trial."""
+        """Let the sampler propose and finish a trial, so that its attributes are stored."""
         study.enqueue_trial(told.params)
         trial = study.ask(self.distributions)
         assert trial.relative_params is not None, "sampled now: what is enqueued needs none"
@@ -112,7 +108,7 @@ class Asker:
         shortfall: float | None = None,
         violated: str | None = None,
     ) -> FrozenTrial:
-        """Return a trial in Optuna's form, with the name of a constraint if it violated one."""
+        """Return a trial in Optuna's form, and the violated constraint if any."""
         sampled, places = trial.sampled or {}, self._places
         told = Told(
             number=-1,  # This and its id are the study's to give.
@@ -137,17 +133,14 @@ class Asker:
 
 
 class Told(FrozenTrial):
-    """A trial that one study of Optuna's is told of: the study takes it in as it is.
-
-    Copies would take most of a choice's time.
-    """
+    """A trial that an Optuna study adopts without a copy; copies dominate the time of a choice."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
 
 
 class OptunaSampler(Sampler):
-    """Batch sizes by `bssearch.search.samplers.allocation`, coordinates by ``kind``, one of Optuna's samplers."""
+    """Batch sizes by `bssearch.search.samplers.allocation`, coordinates by the Optuna sampler ``kind``."""
 
     def __init__(self, spec: StudySpec, kind: type[BaseSampler], options: Mapping[str, Any]) -> None:
         self.asker = Asker(spec.space.dimensions(), kind, options)
@@ -156,7 +149,7 @@ class OptunaSampler(Sampler):
         self.startup_trials: int = options.get("n_startup_trials", startup.default if startup else STARTUP_TRIALS)
 
     def try_out(self) -> None:
-        """Ask once over made-up trials: a missing package or an impossible option shows now, not in the study."""
+        """Ask once over synthetic trials, so that bad options or a missing package fail early."""
         drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
         distributions = self.asker.distributions
         told = [
@@ -171,7 +164,7 @@ class OptunaSampler(Sampler):
             ) from error
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return what to try next, at a batch size if one is given; None if no batch size is feasible."""
+        """Return the next configuration, optionally at a batch size; None if none is feasible."""
         if batch_size is not None:
             return decoded(self.spec, batch_size, self.ask(history, batch_size))
         proposal = allocation.propose(history)
@@ -185,12 +178,12 @@ class OptunaSampler(Sampler):
         return decoded(self.spec, proposal.batch_size, sampled, uncapped=proposal.uncapped)
 
     def ask(self, history: History, batch_size: int) -> dict[str, ParameterValue]:
-        """Return coordinates to try at a batch size."""
+        """Return coordinates at a batch size."""
         near = neighbours(history, batch_size, self.startup_trials)
         return self.asker.ask(self.told(history, near), self.spec.seed + len(history.trials))
 
     def told(self, history: History, trials: Iterable[TrialRecord]) -> Iterator[FrozenTrial]:
-        """Yield what Optuna is told of some trials."""
+        """Yield trials in Optuna's form."""
         best = history.reference
         reference = None if best is None else history.curves.get(best.number)
         for trial in trials:
@@ -208,7 +201,7 @@ class OptunaSampler(Sampler):
 
 
 class TPE(OptunaSampler):
-    """Optuna's tree-structured Parzen estimator, multivariate, with a constant liar for what runs."""
+    """Optuna's tree-structured Parzen estimator, multivariate, with a constant liar for running trials."""
 
     def __init__(self, spec: StudySpec, startup_trials: StartupTrials = STARTUP_TRIALS) -> None:
         super().__init__(spec, optuna.samplers.TPESampler, {**TPE_OPTIONS, "n_startup_trials": startup_trials})
@@ -222,14 +215,14 @@ class GP(OptunaSampler):
 
 
 class Random(OptunaSampler):
-    """Independent uniform draws, log-uniform where a range is."""
+    """Independent uniform draws, log-uniform on logarithmic ranges."""
 
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(spec, optuna.samplers.RandomSampler, {})
 
 
 def optuna_sampler(name: str) -> type[OptunaSampler]:
-    """Return the sampler of a class in ``optuna.samplers``. Raises `UsageError` that lists the classes."""
+    """Return a sampler class of ``optuna.samplers``; raise `UsageError` listing them if unknown."""
     found = _samplers_in(optuna.samplers)
     if name not in found:
         raise UsageError(f"sampler = 'optuna:{name}' is not known; choose from {', '.join(found)}")
@@ -237,7 +230,7 @@ def optuna_sampler(name: str) -> type[OptunaSampler]:
 
 
 def hub_sampler(package: str) -> type[OptunaSampler]:
-    """Return the sampler of a package of OptunaHub. Raises `UsageError` if it cannot be loaded."""
+    """Return an OptunaHub sampler; raise `UsageError` if it cannot be loaded."""
     named = f"sampler = 'optunahub:{package}'"
     try:
         import optunahub  # type: ignore[import-not-found,unused-ignore]
@@ -265,7 +258,7 @@ def _samplers_in(module: Any) -> dict[str, type[BaseSampler]]:
 
 
 def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
-    """Return the sampler of a class of Optuna's, whose parameters but for the seed are its options."""
+    """Return a sampler whose options are an Optuna class's parameters except the seed."""
     known = parameters_of(found)
 
     class Named(OptunaSampler):
@@ -290,7 +283,7 @@ def neighbours(history: History, batch_size: int, enough: int) -> list[TrialReco
 
 
 def distribution(dimension: Dimension) -> BaseDistribution:
-    """Return Optuna's form of a dimension; choices of numbers become their places in ascending order."""
+    """Return Optuna's form of a dimension; numeric choices become ranks."""
     if dimension.integer:
         return IntDistribution(round(dimension.low), round(dimension.high), log=dimension.log)
     if not dimension.choices:
@@ -307,7 +300,7 @@ def _is_ordinal(dimension: Dimension) -> bool:
 
 
 def _shortfall(history: History, trial: TrialRecord, reference: Progress | None) -> float:
-    """Return how far the trial's best metric was behind the reference curve at the moment it stopped."""
+    """Return how far a trial's best metric trailed the reference curve when it stopped."""
     outcome = None if trial.state is TrialState.DIVERGED else trial.outcome
     if reference is None or outcome is None or outcome.best_metric is None:
         return WORSE_THAN_ANY

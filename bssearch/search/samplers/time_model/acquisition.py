@@ -58,11 +58,9 @@ WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
 
 
 class KnowledgeGradient:
-    """Asks for points of a space; ``default`` is the first, ``target_gain`` the gain that meets the target.
+    """Asks for points of a space; ``default`` comes first, ``target_gain`` meets the target.
 
-    ``noise_scale`` is the gradient noise scale in samples, where it has been measured.
-
-    The same ``seed`` and the same runs make the same choices.
+    ``noise_scale``: measured gradient noise scale in samples. The same ``seed`` and runs give the same choices.
     """
 
     def __init__(
@@ -124,9 +122,9 @@ class KnowledgeGradient:
         return int(posterior.points[at[np.argmin(posterior.mean[at])]])
 
     def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """Return the batch sizes, ascending, of which some configuration may well be as good as the incumbent.
+        """Return the batch sizes that may match the incumbent, ascending; all before a hit.
 
-        Its expected log time less one standard deviation is within `FLAT_RATIO` of the incumbent's. All before a hit.
+        Their expected log time less one standard deviation is within `FLAT_RATIO` of the incumbent's.
         """
         incumbent = self.incumbent(runs)
         if incumbent is None:
@@ -185,12 +183,11 @@ class KnowledgeGradient:
 
 @cache
 def _linear_algebra() -> ThreadpoolController:
-    """Return what sets its threads: beside trials that use every core, two of them wait for each other for seconds."""
+    """Return the BLAS thread limiter; its threads stall for seconds beside trials that use every core."""
     return ThreadpoolController()
 
 
 def _most_promising(found: Extrapolation | None) -> list[int]:
-    """Return the points whose runs had the least predicted times."""
     if found is None:
         return []
     ordered = found.points[np.argsort(found.log_seconds, kind="stable")]

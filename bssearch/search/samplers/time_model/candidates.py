@@ -152,14 +152,12 @@ def columns_of(values: Sequence[ParameterValue], ordered: Sequence[ParameterValu
 
 
 def _shares(dimension: Dimension, value: ParameterValue) -> list[float]:
-    """Return a coordinate as its columns in [0, 1]."""
     if dimension.choices:
         return [column[0] for column in columns_of([value], sorted(set(dimension.choices), key=order_of))]
     return [_share(dimension, value)]
 
 
 def _share(dimension: Dimension, value: ParameterValue) -> float:
-    """Return where in its range a coordinate lies, from 0 to 1."""
     low, high = dimension.low, dimension.high
     if dimension.log:
         return math.log(float(value or low) / low) / math.log(high / low)
@@ -167,7 +165,6 @@ def _share(dimension: Dimension, value: ParameterValue) -> float:
 
 
 def _value(dimension: Dimension, share: float) -> ParameterValue:
-    """Return the coordinate at a share of its range, or of the list of its choices in their order."""
     if dimension.choices:
         ordered = sorted(dimension.choices, key=order_of)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
@@ -175,7 +172,6 @@ def _value(dimension: Dimension, share: float) -> ParameterValue:
 
 
 def _beside(dimension: Dimension, value: ParameterValue, rng: np.random.Generator) -> list[ParameterValue]:
-    """Return coordinates next to one: other choices, or to either side in a range, closer by and further off."""
     if dimension.choices:
         ordered = sorted(dimension.choices, key=order_of)
         if not all(_is_number(one) for one in ordered):
@@ -195,7 +191,6 @@ def _whole_beside(dimension: Dimension, value: ParameterValue, found: Sequence[P
 
 
 def _ends(dimension: Dimension) -> tuple[float, float]:
-    """Return the least and the greatest value of a dimension of numbers."""
     if dimension.choices:
         numbers = [float(choice or 0.0) for choice in dimension.choices]
         return min(numbers), max(numbers)

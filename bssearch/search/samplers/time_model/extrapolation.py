@@ -1,9 +1,8 @@
-"""What each trial, ended or not, says of its time to the target: its pace along the curves of those that got there.
+"""Predicts each trial's time to the target from its learning curve.
 
-A trial whose best metric was reached by the winners after a share F of their own times, and by itself after t seconds,
-is on the way to log t − log F. That is exact for one that reached the target, and the less sure the less of the way a
-trial has gone. It is no more than a bound for one far behind, for one that never left chance, and for one that should
-have been there by now: it takes at least as long as it has run.
+If the winners reached a trial's best metric after a share F of their times, and the trial after t seconds, its log time
+is log t − log F: exact for finished trials, less certain for smaller F. For trials far behind, at chance, or overdue,
+the time already run is only a lower bound.
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ from bssearch.records.curves import Progress
 from bssearch.search.samplers.time_model.candidates import Numbers
 
 WINNERS = 12
-"""How many of the fastest trials a pace is taken against."""
+"""Number of fastest trials that serve as reference."""
 
 LATE = 0.7
-"""A pace is the average over the evaluations after this share of a trial's time."""
+"""Predictions are averaged over evaluations after this share of a trial's time."""
 
 FIRST_SHARE = 1e-3
-"""The least share of the way, and so the earliest moment of a winner that is told apart."""
+"""Smallest share of a winner's time that is resolved."""
 
 WORST = 6.0
-"""A trial slower than the fastest winner by this factor only says "at least"."""
+"""A trial slower than the fastest winner by this factor gives only a lower bound."""
 
 BOUND_DEVIATION = 0.3
-"""Standard deviation, in nats, of where a bound lies."""
+"""Standard deviation of a bound, in nats."""
 
 ERROR = 0.35
 ERROR_TRIALS = 4
-"""The prior of the prediction error (see `Extrapolation`), and the number of winners that it weighs as much as."""
+"""Prior of the prediction error, and its weight in winners; see `Extrapolation`."""
 
 EARLY = 0.1
-"""Before this share of the fastest winner's time a trial under way has shown nothing."""
+"""A running trial is ignored before this share of the fastest winner's time."""
 
 AT_CHANCE = 0.05
-"""A best metric within this share of the way from the worst one seen to the target is no better than chance."""
+"""A metric within this share of the way from the worst one seen to the target counts as chance."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A trial as the sampler sees it: the point it was asked for, and its curve as far as it has run.
+    """A trial as the sampler sees it: point and learning curve.
 
-    ``hit`` are the train seconds at which it reached the target; one that ``diverged`` never will.
+    ``hit``: train seconds at the target; a ``diverged`` trial never gets there.
     """
 
     point: int
@@ -60,11 +59,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Extrapolation:
-    """The log of the predicted seconds to the target of each run, all arrays of shape (runs,).
+    """Log predicted seconds to the target; all arrays have shape (runs,).
 
-    ``variance`` is that of the prediction, beside the noise of a seed; where ``is_bound`` it takes at least as long.
-    ``error`` is the prediction error: the deviation, in log seconds, of a time predicted from a share F of the way, per
-    log 1/F.
+    ``variance`` excludes seed noise. ``is_bound`` marks lower bounds. ``error`` is the standard deviation in log
+    seconds of a prediction from share F, per log 1/F.
     """
 
     points: NDArray[np.int64]
@@ -76,24 +74,20 @@ class Extrapolation:
 
 @dataclass(frozen=True, slots=True)
 class _Winner:
-    """The curve that others are measured along, until its ``goal`` was met after ``seconds``."""
-
     gains: Numbers
     train_seconds: Numbers
     seconds: float
     goal: float
 
     def log_share(self, gains: Numbers) -> Numbers:
-        """Return the log of the share of its time after which it had those gains."""
         moments = np.interp(np.minimum(gains, self.goal), self.gains, self.train_seconds)
         return np.log(np.clip(moments / self.seconds, FIRST_SHARE, 1.0))
 
 
 def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Extrapolation | None:
-    """Return the paces of all runs that have shown something; None before there is one to compare with.
+    """Return the predictions of all informative runs; None without a reference run.
 
-    Of more than ``most_points`` different points only the best three quarters are kept, and some of the others; beside
-    them an eighth as many that diverged.
+    Above ``most_points`` points, keep the best three quarters, a sample of the rest, and an eighth as many diverged.
     """
     shown = _that_have_shown(runs)
     gain = np.array([run.progress.gain for run in shown])
@@ -130,7 +124,6 @@ def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Ex
 
 
 def _that_have_shown(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs that were evaluated after training; of those under way not the ones that have just begun."""
     early = EARLY * min((run.hit for run in runs if run.hit is not None), default=0.0)
     return [
         run
@@ -140,14 +133,13 @@ def _that_have_shown(runs: Sequence[Run]) -> list[Run]:
 
 
 def _at_chance(runs: Sequence[Run], target_gain: float) -> float:
-    """Return the gain below which a trial has not left chance."""
     starts = [start for run in runs if (start := run.progress.gains[0]) > -math.inf]
     worst = min(starts, default=-math.inf)
     return worst + AT_CHANCE * (target_gain - worst) if starts else -math.inf
 
 
 def _winners(runs: Sequence[Run], target_gain: float) -> list[_Winner]:
-    """Return the fastest that reached the target; before any has, the one with the best metric, which is the goal."""
+    """Return the fastest runs that reached the target, else the best metric's run with that metric as goal."""
     hits = sorted((run for run in runs if run.hit is not None), key=lambda run: run.hit or 0.0)[:WINNERS]
     if hits:
         return [_winner(run, run.hit or 0.0, target_gain) for run in hits]
@@ -165,7 +157,7 @@ def _mean_log_share(winners: Sequence[_Winner], gains: Numbers) -> Numbers:
 
 
 def _error(winners: Sequence[_Winner]) -> float:
-    """Return the prediction error (see `Extrapolation`), with each winner predicted by the others."""
+    """Return the prediction error, with each winner predicted by the others."""
     squares, count = ERROR_TRIALS * ERROR**2, ERROR_TRIALS
     for index, winner in enumerate(winners):
         others = [*winners[:index], *winners[index + 1 :]]
@@ -180,7 +172,6 @@ def _error(winners: Sequence[_Winner]) -> float:
 
 
 def _late_predictions(runs: Sequence[Run], winners: Sequence[_Winner]) -> Numbers:
-    """Return the log of the predicted seconds of each run, averaged over its late evaluations."""
     starts: list[int] = []
     seconds: list[float] = []
     gains: list[float] = []
@@ -196,7 +187,6 @@ def _late_predictions(runs: Sequence[Run], winners: Sequence[_Winner]) -> Number
 
 
 def _thinned(points: Sequence[int], rough: Numbers, most: int) -> list[int]:
-    """Return which runs to keep, so that there are no more than ``most`` different points."""
     ordered = list(dict.fromkeys(np.array(points)[np.argsort(rough, kind="stable")].tolist()))
     if len(ordered) <= most:
         return list(range(len(points)))

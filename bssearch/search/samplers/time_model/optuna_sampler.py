@@ -1,4 +1,4 @@
-"""The time model as a sampler of Optuna's, for a loop of one's own."""
+"""The time model as an Optuna sampler."""
 
 from __future__ import annotations
 
@@ -167,7 +167,6 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         return [one for one in study.get_trials(deepcopy=False, states=TELLING) if one.number != trial.number]
 
     def _run(self, trial: FrozenTrial, point: int) -> Run:
-        """Return a trial as the model sees it."""
         progress = Progress()
         for step, metric in sorted(trial.intermediate_values.items()):
             progress.add(step * self._seconds_per_report_step, self._target.gain(metric))
@@ -190,7 +189,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
 
 
 def _check_default(default: Mapping[str, ParameterValue]) -> None:
-    """Raise `ValueError` where the default lacks what is needed, or holds what no trial can run."""
+    """Raise `ValueError` if the default is incomplete or invalid."""
     if missing := sorted(NEEDED - set(default)):
         raise ValueError(f"default has no {' and no '.join(missing)}; it has {', '.join(default) or 'nothing'}")
     _check_whole(f"default: {BATCH_SIZE}", default[BATCH_SIZE], low=1)
@@ -201,7 +200,6 @@ def _check_default(default: Mapping[str, ParameterValue]) -> None:
 
 
 def _check_whole(name: str, value: object, *, low: int, high: int | None = None) -> None:
-    """Raise `ValueError` where a value is no whole number within its bounds."""
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_whole or cast(int, value) < low or (high is not None and cast(int, value) > high):
         bound = f">= {low}" if high is None else f"in [{low}, {high}]"
@@ -209,7 +207,6 @@ def _check_whole(name: str, value: object, *, low: int, high: int | None = None)
 
 
 def _check_number(name: str, value: object, *, above: float = -math.inf) -> None:
-    """Raise `ValueError` where a value is no finite number above a bound."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not (is_number and math.isfinite(cast(float, value)) and cast(float, value) > above):
         bound = "" if above == -math.inf else f" > {above:g}"
@@ -284,7 +281,6 @@ def _batch_sizes(distribution: BaseDistribution) -> list[int]:
 
 
 def _least_rate(distribution: BaseDistribution) -> float:
-    """Return the least learning rate, the only one where it is fixed; it must be a positive number."""
     low = getattr(distribution, "low", None)
     rates: tuple[Any, ...] = distribution.choices if isinstance(distribution, CategoricalDistribution) else (low,)
     if not all(isinstance(rate, int | float) and rate > 0 for rate in rates):
@@ -310,7 +306,6 @@ def _middle(dimension: Dimension) -> ParameterValue:
 
 
 def _as_suggested(distribution: BaseDistribution, value: ParameterValue) -> Any:
-    """Return a coordinate as a value of its distribution."""
     if isinstance(distribution, CategoricalDistribution):
         return value
     assert isinstance(distribution, FloatDistribution | IntDistribution), "Optuna has no others"

@@ -1,7 +1,7 @@
-"""What is believed of the log times to the target, as one Gaussian: the laws weighed by how well they meet the paces.
+"""Gaussian posterior of log times to the target.
 
-A mixture over the laws, over how far a space may depart from them, and over the noise of a seed; each part is a
-Gaussian process around a law, with a level of its own. A bound that a law meets is no residual to it.
+A mixture over laws, departures from the laws, and seed noise; each part is a Gaussian process around a law with its own
+level. A bound that a law satisfies contributes no residual.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from bssearch.search.samplers.time_model.extrapolation import Extrapolation
 
 LAWS = 512
 BEYOND_OCTAVES = 2.0
-"""How far outside the batch sizes of the space B_crit may lie."""
+"""How far B_crit may lie outside the space's batch sizes."""
 
 UNINFORMED = 0.2
-"""The share of the laws that does without a gradient noise scale, which tells B_crit roughly."""
+"""Share of the laws that ignores the gradient noise scale, a rough estimate of B_crit."""
 
 KNEE_OCTAVES = 2.0
-"""How far above B_crit the best learning rate may go on growing."""
+"""How far above B_crit the best learning rate may keep growing."""
 
 LEFT = (0.4, 1.0)
 RIGHT = (0.7, 4.0)
-"""Steps are ∝ rate^−left far below the best learning rate, ∝ rate^right far above it."""
+"""Steps are ∝ rate^−left far below the best learning rate and ∝ rate^right far above it."""
 
 DEEPEST = 3.0
-"""A learning rate costs at most so much, in nats: such trials do not get there, and are as bad as each other."""
+"""Largest cost of a learning rate, in nats; such trials all miss the target."""
 
 LEVEL = 3.0
-"""Standard deviation of the overall level of log time."""
+"""Standard deviation of the overall log time."""
 
 SIDE = 0.2
 SIDE_LENGTH = 0.7
-"""Standard deviation and length of the main effect of each other parameter, over [0, 1]."""
+"""Standard deviation and length scale of each other parameter's main effect, over [0, 1]."""
 
 OWN = 0.05
-"""Standard deviation of what each configuration has for itself."""
+"""Standard deviation of each configuration's own effect."""
 
 OCTAVES = 2.0
 NATS = 1.2
-"""Lengths over which what the laws leave unexplained changes: in log2 of the batch size, in log of the rate."""
+"""Length scales of the unexplained rest: log2 batch size and log learning rate."""
 
 
 class LawPrior:
-    """Laws drawn from the prior, for a space whose default configuration has a batch size and a learning rate."""
+    """Laws drawn from the prior around a default batch size and learning rate."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class LawPrior:
         seed: int,
         noise_scale: float | None = None,
     ) -> None:
-        """``log_rate_width`` is how wide the space of the learning rate is at the default batch size, in nats.
+        """``log_rate_width``: width of the learning rate's space at the default batch size, in nats.
 
-        ``noise_scale`` is the gradient noise scale near the target in samples, where it has been measured.
+        ``noise_scale``: measured gradient noise scale near the target, in samples.
         """
         share = latin_hypercube(LAWS, 6, np.random.default_rng(seed)).clip(1e-6, 1 - 1e-6)
         low, high = min(batch_sizes), max(batch_sizes)
@@ -84,7 +84,7 @@ class LawPrior:
         self._default_size = default_size
 
     def log_steps(self, points: Points) -> Numbers:
-        """Return the log of the number of steps by each law, up to a constant of its own, shape (points, laws)."""
+        """Return log steps by law, up to a constant per law, shape (points, laws)."""
         sizes, where = np.unique(points.batch_sizes, return_inverse=True)
         size = sizes[:, None]
         shift = self._slope * (np.log1p(self._knee / size) - np.log1p(self._knee / self._default_size))
@@ -97,7 +97,7 @@ class LawPrior:
 
 
 def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) -> Numbers:
-    """Return the log2 of B_crit at shares of its distribution: uniform, or mostly near the noise scale."""
+    """Return log2 B_crit at quantiles: uniform, or mostly near the noise scale."""
     if noise_scale is None:
         return low + (high - low) * share
     wide = low + (high - low) * share / UNINFORMED
@@ -106,9 +106,9 @@ def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) 
 
 
 def covariances(points: Points) -> tuple[Numbers, Numbers]:
-    """Return the covariance of what adds to every law, and the correlation of what the laws leave unexplained.
+    """Return the covariance common to all laws and the correlation of the unexplained rest.
 
-    Both of shape (points, points), of log time.
+    Both in log time, shape (points, points).
     """
     apart = _squares(points.log2_batch_sizes, OCTAVES) + _squares(points.log_rates, NATS)
     adds = LEVEL**2 + OWN**2 * np.eye(len(points))
@@ -119,35 +119,31 @@ def covariances(points: Points) -> tuple[Numbers, Numbers]:
 
 
 def _squares(values: Numbers, length: float) -> Numbers:
-    """Return the squared distance of each pair, in lengths."""
     squares: Numbers = ((values[:, None] - values[None, :]) / length) ** 2
     return squares
 
 
 SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))
-"""Standard deviations of log time between the seeds of a configuration, with what each weighs before any trial."""
+"""Standard deviations of log time between seeds, with prior weights."""
 
 DEPARTURES = (0.15, 0.50)
-"""Standard deviations of what the laws leave unexplained."""
+"""Standard deviations of the unexplained rest."""
 
 PRIOR_NOISE = 0.15
 PRIOR_DEPARTURE = 0.25
-"""What stands for these before any trial."""
+"""Departure used before any trial."""
 
 UNCERTAIN = 0.02
-"""Variance of a point's mean, beyond its noise, when the level of a law is estimated from it."""
+"""Extra variance of a point's mean when it estimates a law's level."""
 
 LEAST_WEIGHT = 0.01
 LEAST_LAW = 3e-4
-"""Parts, and laws within a part, of less weight are left out of the mean and covariance."""
+"""Parts and laws of less weight are skipped."""
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """Log times of some points: their mean, shape (points,), covariance, (points, points), and the noise of a seed.
-
-    ``points`` are the indices of the points, ascending.
-    """
+    """Log times of ``points`` (ascending indices): mean (points,), covariance (points, points) and seed noise."""
 
     points: Indices
     mean: Numbers
@@ -159,15 +155,15 @@ class Posterior:
         return {point: place for place, point in enumerate(self.points.tolist())}
 
     def place(self, point: int) -> int:
-        """Return where a point stands in the arrays."""
+        """Return a point's array position."""
         return self._places[point]
 
     def places(self, points: Sequence[int]) -> Indices:
-        """Return where points stand in the arrays; those not looked at are left out."""
+        """Return the array positions of points; unknown points are skipped."""
         return np.array([self._places[point] for point in points if point in self._places], int)
 
     def after(self, place: int) -> Posterior:
-        """Return what is believed once a run at a place has ended as expected."""
+        """Return the posterior after a run that ended as expected."""
         column = self.covariance[:, place]
         known = np.outer(column, column) / (column[place] + self.seed_noise**2)
         return replace(self, covariance=self.covariance - known)
@@ -175,7 +171,7 @@ class Posterior:
 
 @dataclass(frozen=True)
 class _Data:
-    """The paces by point: its mean and weight for one seed noise, and whether a point has bounds only."""
+    """Prediction means and weights by point for one seed noise, and which points have bounds only."""
 
     places: Indices
     mean: Numbers
@@ -186,10 +182,10 @@ class _Data:
 
 @dataclass(frozen=True)
 class _Part:
-    """One seed noise and one departure: the log weights of the laws, and what conditions them on the data.
+    """One seed noise and departure: log law weights and the conditioning matrices.
 
-    ``across`` is the covariance of all points with those of the data, ``root`` the inverse of the Cholesky factor of
-    the data's own with its noise, ``solved`` is the inverse times what the data leave of each law.
+    ``across``: covariance of all points with the data; ``root``: inverse Cholesky factor of the data covariance with
+    noise; ``solved``: inverse covariance times each law's residuals.
     """
 
     log_weights: Numbers
@@ -201,14 +197,14 @@ class _Part:
 
 
 def prior(indices: Indices, points: Points, laws: Numbers) -> Posterior:
-    """Return what is believed before any trial; ``laws`` are log times of shape (points, laws)."""
+    """Return the prior; ``laws`` are log times of shape (points, laws)."""
     adds, departs = covariances(points)
     covariance = np.cov(laws) + adds + PRIOR_DEPARTURE**2 * departs
     return Posterior(indices, laws.mean(axis=1), covariance, PRIOR_NOISE)
 
 
 def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolation) -> Posterior:
-    """Return what is believed after trials: ``found`` are their paces, at points that ``indices`` must hold."""
+    """Return the posterior given ``found``, whose points ``indices`` must contain."""
     adds, departs = covariances(points)
     kept = np.searchsorted(indices, found.points)
     parts = []
@@ -221,7 +217,7 @@ def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolat
 
 
 def _by_point(places: Indices, found: Extrapolation, noise: float) -> _Data:
-    """Return the runs of each point as one: exact, for repeats differ by noise alone."""
+    """Merge the runs of each point; exact because repeats differ by noise alone."""
     where, group = np.unique(places, return_inverse=True)
 
     def summed(values: NDArray[Any]) -> Numbers:
@@ -237,7 +233,6 @@ def _by_point(places: Indices, found: Extrapolation, noise: float) -> _Data:
 
 
 def _part(laws: Numbers, covariance: Numbers, data: _Data, noise: float, log_prior: float) -> _Part:
-    """Condition one Gaussian process on the data, around every law at once."""
     at = data.places
     factor = np.linalg.cholesky(covariance[np.ix_(at, at)] + np.diag(1 / data.weight))
     root, _ = dtrtri(factor, lower=1)
@@ -254,10 +249,7 @@ def _part(laws: Numbers, covariance: Numbers, data: _Data, noise: float, log_pri
 
 
 def _residuals(off: Numbers, inverse: Numbers, data: _Data) -> tuple[Numbers, Numbers]:
-    """Return what the data leave of each law, and ``inverse`` times that.
-
-    At bounds it is what the law, moved by all the others, falls short of them, and nothing else.
-    """
+    """Return each law's residuals and ``inverse`` times them; bounds count only their shortfall."""
     bounds = data.only_bounds
     if not bounds.any():
         return off, inverse @ off
@@ -274,7 +266,7 @@ def _residuals(off: Numbers, inverse: Numbers, data: _Data) -> tuple[Numbers, Nu
 
 
 def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Posterior:
-    """Return the Gaussian with the mean and covariance of the mixture."""
+    """Return the Gaussian with the mixture's mean and covariance."""
     top = max(part.log_weights.max() for part in parts)
     weights = [np.exp(part.log_weights - top) for part in parts]
     total = sum(one.sum() for one in weights)

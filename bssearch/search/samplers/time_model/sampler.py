@@ -1,4 +1,4 @@
-"""The sampler `auto`: batch size and all else by a model of the time to the target."""
+"""The sampler `auto`, based on a model of the time to the target."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from bssearch.spec import StudySpec
 
 
 class TimeModelSampler(Sampler):
-    """Asks `KnowledgeGradient` over what the trials of a history have shown.
+    """Chooses trials by `KnowledgeGradient`.
 
-    ``startup_trials`` are those of `tpe`, which stands in for this sampler if it has no model of the objective.
-    What is kept between two choices over one history only saves time: the points of the trials, in the order of their
-    numbers.
+    ``startup_trials`` configures `tpe`, the fallback without a model of the objective. Cached state only saves time.
     """
 
     models_time = True
@@ -35,9 +33,9 @@ class TimeModelSampler(Sampler):
         self._settled: set[int] = set()
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return what to try next; with a batch size what promises most for it. None where none is feasible.
+        """Return the most promising configuration, optionally at a batch size; None if none is feasible.
 
-        A batch size outside the space, as the default's may be, takes what promises most at the nearest inside.
+        A batch size outside the space uses the configuration of the nearest one inside.
         """
         model = self._model(history)
         if model is None:
@@ -54,12 +52,12 @@ class TimeModelSampler(Sampler):
         )
 
     def contenders(self, history: History) -> Sequence[int]:
-        """Return the batch sizes of which some configuration may well be as good as the incumbent, ascending."""
+        """Return the batch sizes that may match the incumbent, ascending."""
         model = self._model(history)
         return [] if model is None else model.contenders(list(self._runs.values()))
 
     def incumbent(self, history: History) -> Choice | None:
-        """Return the configuration with the least expected time of those that have reached the target."""
+        """Return the successful configuration with the least expected time."""
         model = self._model(history)
         point = None if model is None else model.incumbent(list(self._runs.values()))
         if point is None:
@@ -68,7 +66,7 @@ class TimeModelSampler(Sampler):
         return decoded(self._spec, *self._candidates[point])
 
     def _model(self, history: History) -> KnowledgeGradient | None:
-        """Return the model of what the trials have shown; the points of a space that has changed are new ones."""
+        """Return the fitted model; a changed space resets the points."""
         space, feasible = self._spec.space, history.feasible
         sizes = [size for size in space.rungs if size in feasible]
         if not sizes:
@@ -96,12 +94,11 @@ class TimeModelSampler(Sampler):
         )
 
     def _has_late(self, new: Sequence[TrialRecord], sizes: list[int]) -> bool:
-        """Return whether a trial says something for the first time after newer ones have: it was queued before them."""
+        """Return whether an older, queued trial reported after newer ones."""
         last = max(self._runs, default=0)
         return any(trial.number < last and trial.number not in self._runs and _has_point(trial, sizes) for trial in new)
 
     def _take(self, trial: TrialRecord, history: History, candidates: SpaceCandidates) -> None:
-        """Take in how far a trial has come."""
         number, state = trial.number, trial.state
         if state.is_finished and state is not TrialState.PAUSED:
             self._settled.add(number)
@@ -119,16 +116,14 @@ class TimeModelSampler(Sampler):
 
 
 def _has_point(trial: TrialRecord, sizes: list[int]) -> bool:
-    """Return whether a trial says something about a point of the space that may be run."""
     says_nothing = trial.state.is_missing or trial.state in {TrialState.OOM, TrialState.QUEUED}
     return not says_nothing and trial.sampled is not None and trial.configuration.batch_size in sizes
 
 
 def _noise_scale(history: History) -> float | None:
-    """Return the gradient noise scale that the trials which reached the target have measured beside their training.
+    """Return the median gradient noise scale of successful trials, as the optimizer sees gradients.
 
-    That of the gradients as the optimizer takes them, the median over the trials; before any has, that of a quick
-    answer, None without one.
+    Falls back to the quick answer's, else None.
     """
     measured = [trial.outcome.noise for trial in history.in_state(TrialState.REACHED) if trial.outcome is not None]
     scales = [scale for one in measured if (scale := one.adam_scale or one.scale) is not None and scale > 0]
