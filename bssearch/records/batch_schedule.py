@@ -3,7 +3,7 @@
 Only batch size, micro-batches and learning rate change. Stored as parameters of a configuration:
 
 * ``batch_schedule``: `geometric`, `linear`, `milestones` or `noise_scale`
-* ``batch_stages``: ``8192:64 16384:256/64`` (start sample:batch/micro-batch); `noise_scale` has no starts: ``64 256/64``
+* ``batch_stages``: ``8192:64 16384:256/64`` (start sample:batch/micro-batch); without starts in `noise_scale`
 * ``batch_rate_rule``: a `bssearch.records.scaling.LearningRateRule`
 * ``batch_noise_share``: with `noise_scale`, the largest batch as a multiple of the gradient noise scale
 """

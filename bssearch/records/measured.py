@@ -34,8 +34,8 @@ class Observation:
 class MemoryBasis(StrEnum):
     """How peak memory was measured.
 
-    ``device``: tensors on a GPU. ``resident``: growth of the process since its model was made, by the kernel's high-water
-    mark. ``resident_sampled``: by sampling, which misses short peaks.
+    ``device``: tensors on a GPU. ``resident``: growth of the process since its model was made, by the kernel's
+    high-water mark. ``resident_sampled``: by sampling, which misses short peaks.
     """
 
     DEVICE = "device"
@@ -89,13 +89,14 @@ class DeviceUse:
 class TrialOutcome:
     """How a trial ended and its measurements; None if not measured.
 
-    Target crossing is the interval (last miss, first hit); without one the last miss is the last evaluation, a lower bound.
+    Target crossing is the interval (last miss, first hit); without one the last miss is the last evaluation, a lower
+    bound.
 
     Attributes:
         undelayed_train_seconds: Train seconds minus waits for a CPU, if one thread did the work.
         reference_seconds: Time of a small fixed kernel meanwhile (`bssearch.training.contention`).
-        host_bound_share: Share of train seconds in which the host did not wait for a CUDA device; None on the CPU and in
-            a user's own loop.
+        host_bound_share: Share of train seconds in which the host did not wait for a CUDA device; None on the CPU and
+            in a user's own loop.
         skipped_steps: Steps skipped by fp16 loss scaling; None in other precisions.
         data_seconds: Train seconds that a user's own loop spent waiting for data.
         seconds_basis: None if bssearch measured the train seconds.
@@ -172,8 +173,8 @@ class TrialEnded:
 class Timing:
     """Seconds of one optimizer step: median and 95 % interval.
 
-    ``settled``: the interval reached the requested precision. ``undelayed_step_seconds`` exclude waits for a CPU, if one
-    thread does the work; ``reference_seconds`` time a fixed kernel. ``contended``: another program used the device.
+    ``settled``: the interval reached the requested precision. ``undelayed_step_seconds`` exclude waits for a CPU, if
+    one thread does the work; ``reference_seconds`` time a fixed kernel. ``contended``: another program used the device.
     """
 
     batch_size: int
@@ -260,8 +261,8 @@ class NoiseMeasurement:
 class Environment:
     """Machine and software of a trial. Seconds are comparable only if fingerprints are equal.
 
-    ``device_memory_bytes`` may be a smaller configured limit. ``workload_revision`` is the digest of the workload's file;
-    ``git_revision`` ends with ``+`` if that file was modified, ``git_dirty``: any tracked file was.
+    ``device_memory_bytes`` may be a smaller configured limit. ``workload_revision`` is the digest of the workload's
+    file; ``git_revision`` ends with ``+`` if that file was modified, ``git_dirty``: any tracked file was.
     """
 
     device_name: str

@@ -129,8 +129,8 @@ class FittedStepTime:
 class PooledStepTime(Generic[Key]):
     """Seconds per step of one kind of configuration, with the standard error of their logarithm.
 
-    ``common`` is the reference pace's error, which cancels in ratios. ``excess``, the mean log ratio of wall time to this
-    time, bounds the bias: a shared cache slows training more than the kernel (0.5 to 1.2 × the excess with digits).
+    ``common`` is the reference pace's error, which cancels in ratios. ``excess``, the mean log ratio of wall time to
+    this time, bounds the bias: a shared cache slows training more than the kernel (0.5 to 1.2 × the excess with digits).
     """
 
     kind: Key
@@ -200,8 +200,8 @@ class Pace:
 def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
     """Return the step time of each kind of configuration, without waits for a CPU, from its trials.
 
-    The geometric mean is weighted by `Pace.weight`. If every ``compared`` kind has `UNDISTURBED` uncontended trials, only
-    those count. The kernel's pace is a midmean, robust to disturbed trials.
+    The geometric mean is weighted by `Pace.weight`. If every ``compared`` kind has `UNDISTURBED` uncontended trials,
+    only those count. The kernel's pace is a midmean, robust to disturbed trials.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)

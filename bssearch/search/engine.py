@@ -1,7 +1,7 @@
 """State machine that decides what a search does.
 
-Each event is a method of `Engine` that returns actions. The engine has no store, executor, files or clock. Its decisions
-follow from the store, so a new engine continues a study exactly as the old one would.
+Each event is a method of `Engine` that returns actions. The engine has no store, executor, files or clock. Its
+decisions follow from the store, so a new engine continues a study exactly as the old one would.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
 class BusyTime:
     """Seconds during which at least one search trial ran.
 
-    A resumed trial counts from its last start, plus its earlier seconds / slots, because they may overlap with others. An
-    ended trial is limited to its worker's duration, because the database's clock may jump.
+    A resumed trial counts from its last start, plus its earlier seconds / slots, because they may overlap with others.
+    An ended trial is limited to its worker's duration, because the database's clock may jump.
     """
 
     def __init__(self) -> None:
