@@ -171,7 +171,7 @@ def estimate(pairs: Sequence[tuple[float, float]]) -> Interval:
     """Return mean tr Σ / mean ‖G‖² over consecutive passes, with its 95 % interval.
 
     The interval holds each θ for which mean(tr Σ − θ‖G‖²) is within t standard errors of zero (a quadratic). A negative
-    mean ‖G‖² counts as zero, which only widens it.
+    mean ‖G‖² counts as zero, which only widens it. If tr Σ may be zero too, the interval is empty.
     """
     values, unit = _scaled(np.asarray(pairs, dtype=np.float64))
     block = max(1, round(len(values) ** (1 / 3)))

@@ -130,7 +130,7 @@ class PooledStepTime(Generic[Key]):
     """Seconds per step of one kind of configuration, with the standard error of their logarithm.
 
     ``common`` is the reference pace's error, which cancels in ratios. ``excess``, the mean log ratio of wall time to
-    this time, bounds the bias: a shared cache slows training more than the kernel (0.5 to 1.2 × the excess with digits).
+    this time, bounds the bias: a shared cache slows training more than the kernel (0.5–1.2 × excess with digits).
     """
 
     kind: Key

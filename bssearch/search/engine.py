@@ -373,7 +373,7 @@ class Engine:
 
 
 class Refusals:
-    """Finds errors that end the run, by one driver's trials."""
+    """Finds errors that must end the run; counts consecutive failures of one driver's trials."""
 
     def __init__(self, spec: StudySpec, device_name: str) -> None:
         self._spec = spec
