@@ -303,7 +303,8 @@ def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
 class BranchMeasurement:
     """Metric at a ``checkpoint`` and after branching from it; None if the branch diverged.
 
-    ``digest`` covers the checkpoint's content and the request; ``start_samples`` is None if unknown. ``learning_rate`` is the peak.
+    ``digest`` covers the checkpoint's content and the request; ``start_samples`` is None if
+    unknown. ``learning_rate`` is the peak.
     """
 
     digest: str

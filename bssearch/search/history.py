@@ -83,7 +83,7 @@ def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -
 
 SEED_NOISE = 0.15
 SEED_NOISE_FREEDOM = 4
-"""Prior seed-to-seed deviation of log seconds, between MLPerf (0.04) and small networks (0.4); its degrees of freedom."""
+"""Prior seed-to-seed spread of log seconds, between MLPerf (0.04) and small networks (0.4); its degrees of freedom."""
 
 Identity = tuple[object, ...]
 """Key of a configuration, independent of micro-batches."""
