@@ -1,11 +1,9 @@
 """Batch-size schedules: a ladder of growing stages; the samples seen decide the stage of a step.
 
-Between two stages only the batch size, its split into micro-batches and the learning rate change. The schedule is
-stored in a configuration's parameters:
+Only batch size, micro-batches and learning rate change. Stored as parameters of a configuration:
 
 * ``batch_schedule``: `geometric`, `linear`, `milestones` or `noise_scale`
-* ``batch_stages``: ``8192:64 16384:256/64`` means batches of 64 from sample 8,192 on, then of 256 in micro-batches of
-  64 from sample 16,384 on. `noise_scale` has no start samples: ``64 256/64``
+* ``batch_stages``: ``8192:64 16384:256/64`` (start sample:batch/micro-batch); without starts in `noise_scale`
 * ``batch_rate_rule``: a `bssearch.records.scaling.LearningRateRule`
 * ``batch_noise_share``: with `noise_scale`, the largest batch as a multiple of the gradient noise scale
 """
@@ -51,10 +49,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSchedule:
-    """The stages of a trial in ascending order.
+    """Stages in ascending order.
 
-    With `noise_scale` every stage starts at 0 samples because the trial decides when to grow; its batch may reach
-    ``noise_share`` × the gradient noise scale. Otherwise ``noise_share`` is None.
+    With `noise_scale` all start at 0 samples, and the trial grows its batch up to ``noise_share`` × the noise scale.
     """
 
     name: BatchScheduleName
@@ -72,10 +69,7 @@ class BatchSchedule:
         return learning_rate_factor(self.rate_rule, batch_size, self.stages[0].batch_size)
 
     def steps_by_stage(self, steps: float) -> list[tuple[Stage, float]]:
-        """Split the first ``steps`` optimizer steps by stage; stages without a step are omitted.
-
-        A stage ends with the step during which the next stage starts.
-        """
+        """Split the first ``steps`` by stage; a stage ends with the step during which the next starts."""
         found, samples, left = [], 0, steps
         for stage, following in zip(self.stages, [*self.stages[1:], None], strict=True):
             taken = left
@@ -116,9 +110,7 @@ def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
     """Return the schedule of a configuration, or None if its batch size is constant.
 
     Raises:
-        UsageError: If a name, stage, rule or share is invalid, a batch does not grow or is no multiple of its
-        micro-batch,
-            or a stage is shorter than one step.
+        UsageError: If the schedule is invalid or a stage is shorter than one step.
     """
     name = configuration.parameters.get(BATCH_SCHEDULE)
     if name is None:
@@ -145,11 +137,7 @@ def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> t
 
 
 def constant_configurations(configuration: Configuration) -> list[Configuration]:
-    """Return one constant configuration per stage, with the stage's learning rate.
-
-    Raises:
-        UsageError: If the schedule is invalid.
-    """
+    """Return one constant configuration per stage, with the stage's learning rate."""
     schedule = batch_schedule_of(configuration)
     if schedule is None:
         return [configuration]
@@ -168,11 +156,7 @@ def constant_configurations(configuration: Configuration) -> list[Configuration]
 
 
 def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -> Configuration:
-    """Return the configuration with this schedule; the learning rate becomes that of the first stage.
-
-    Raises:
-        UsageError: If the schedule is invalid.
-    """
+    """Return the configuration with this schedule and the learning rate of its first stage."""
     first = schedule.stages[0]
     share = {} if schedule.noise_share is None else {NOISE_SHARE: schedule.noise_share}
     rest = {name: value for name, value in configuration.parameters.items() if name != NOISE_SHARE}
@@ -204,11 +188,7 @@ def sizes_in_words(configuration: Configuration) -> str:
 def growing(
     name: Literal["geometric", "linear"], sizes: Sequence[int], from_samples: float, until_samples: float
 ) -> list[tuple[int, int]]:
-    """Return (samples, batch size) of each change along a ladder of sizes.
-
-    log B (`geometric`) or B (`linear`) rises linearly from ``from_samples`` to ``until_samples``; a size starts when
-    the line reaches it.
-    """
+    """Return (samples, batch size) of each change; log B (`geometric`) or B (`linear`) rises linearly."""
     first, last = sizes[0], sizes[-1]
     shares = [
         math.log(size / first) / math.log(last / first) if name == "geometric" else (size - first) / (last - first)
@@ -288,13 +268,9 @@ class RunStage:
 
 
 def run_stages(trial: TrialRecord, curve: Sequence[Observation]) -> list[RunStage]:
-    """Return the stages that a trial ran, in order; empty if its batch size was constant or it took no step.
+    """Return the stages that a trial ran; empty if its batch size was constant or it took no step.
 
-    A measured schedule grows only at evaluations, so sizes are samples / steps between them. Otherwise stages follow
-    from the schedule, and train seconds are interpolated linearly over samples.
-
-    Raises:
-        UsageError: If the schedule is invalid.
+    A measured schedule grows only at evaluations, so sizes are samples / steps between them.
     """
     schedule = batch_schedule_of(trial.configuration)
     points = _points(trial, curve)
@@ -350,7 +326,6 @@ def _as_measured(schedule: BatchSchedule, points: Sequence[Point]) -> list[tuple
 
 
 def _seconds_at(samples: int, points: Sequence[Point]) -> float:
-    """Interpolate train seconds linearly over samples."""
     for start, end in itertools.pairwise(points):
         if samples <= end[1]:
             return start[2] + (end[2] - start[2]) * (samples - start[1]) / (end[1] - start[1])

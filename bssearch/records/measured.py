@@ -20,8 +20,7 @@ REFUSED = "refused: "
 class Observation:
     """One evaluation during a trial; ``loss`` is the mean since the previous one.
 
-    ``train_seconds`` exclude evaluation and, if one CPU thread does the work and the kernel reports it, waits for a
-    CPU. Trials are compared by these seconds.
+    ``train_seconds`` exclude evaluation and, if one CPU thread does the work, waits for a CPU.
     """
 
     step: int
@@ -35,9 +34,8 @@ class Observation:
 class MemoryBasis(StrEnum):
     """How peak memory was measured.
 
-    ``device``: tensors on a GPU. ``resident``: growth of the process's resident set since its model was made, by the
-    kernel's high-water mark. ``resident_sampled``: the same by sampling, if the mark cannot be reset; short peaks are
-    missed.
+    ``device``: tensors on a GPU. ``resident``: growth of the process since its model was made, by the kernel's
+    high-water mark. ``resident_sampled``: by sampling, which misses short peaks.
     """
 
     DEVICE = "device"
@@ -46,10 +44,7 @@ class MemoryBasis(StrEnum):
 
 
 class SecondsBasis(StrEnum):
-    """Source of train seconds that bssearch did not measure (external programs).
-
-    ``reported``: by the program. ``wall``: wall time since its first reported step, including evaluation.
-    """
+    """Source of an external program's seconds: its report, or wall time since its first step, with evaluation."""
 
     REPORTED = "reported"
     WALL = "wall"
@@ -59,9 +54,8 @@ class SecondsBasis(StrEnum):
 class GradientNoise:
     """Gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval; None if not measured.
 
-    If ‖G‖² is indistinguishable from zero, ``scale`` and ``high`` are None and the scale is at least ``low``. The
-    ``adam`` fields use gradients preconditioned as in Adam. ``trace`` and ``square`` are mean estimates of tr Σ and
-    ‖G‖² over ``passes`` independent passes; trials with too few passes for an interval are pooled by them.
+    If ‖G‖² may be zero, ``scale`` and ``high`` are None. ``adam`` fields use preconditioned gradients. ``trace`` and
+    ``square`` are means of tr Σ and ‖G‖² over ``passes``, to pool trials.
     """
 
     scale: float | None = None
@@ -80,10 +74,9 @@ class GradientNoise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
-    """Readings of the device's own counters; None, never 0, if unavailable.
+    """Readings of the device's counters; None, never 0, if unavailable.
 
-    Energy and power cover the whole device during training. ``mean_clock_mhz`` averages the SM clock at evaluations.
-    ``throttle_reasons`` is comma-separated; empty if the device was not throttled.
+    Energy and power cover the whole device. ``throttle_reasons`` is comma-separated; empty if it was not throttled.
     """
 
     energy_joules: float | None = None
@@ -96,24 +89,18 @@ class DeviceUse:
 class TrialOutcome:
     """How a trial ended and its measurements; None if not measured.
 
-    Train, evaluation, warm-up and other seconds are timed separately, and ``wall_seconds`` apart from them. Target
-    crossing is the interval (last miss, first hit); without a crossing the last miss is the last evaluation, a lower
+    Target crossing is the interval (last miss, first hit); without one the last miss is the last evaluation, a lower
     bound.
 
     Attributes:
         undelayed_train_seconds: Train seconds minus waits for a CPU, if one thread did the work.
         reference_seconds: Time of a small fixed kernel meanwhile (`bssearch.training.contention`).
-        host_bound_share: Share of train seconds, 0 to 1, in which the host did not wait for a CUDA device
-            (`bssearch.training.clock.CudaClock.host_bound_share`); None on the CPU and in a user's own loop.
-        tokens: Tokens of the samples seen, if the workload defines tokens per sample.
-        further_test_metrics: Reported test metrics other than the target's.
+        host_bound_share: Share of train seconds in which the host did not wait for a CUDA device; None on the CPU and
+            in a user's own loop.
         skipped_steps: Steps skipped by fp16 loss scaling; None in other precisions.
-        data_placement: ``device`` or ``host``.
         data_seconds: Train seconds that a user's own loop spent waiting for data.
         seconds_basis: None if bssearch measured the train seconds.
-        warnings: Sentences on limits of these measurements.
         device: The slot's device, such as ``cuda:1``.
-        device_uuid: UUID from the NVIDIA driver; None on the CPU.
     """
 
     state: TrialState
@@ -174,10 +161,7 @@ class TrialStop:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnded:
-    """Worker message: a trial ended. ``log`` is the output of the user's code.
-
-    A ``broken`` worker (its device failed) cannot run another trial.
-    """
+    """A trial ended; a ``broken`` worker (its device failed) cannot run another."""
 
     number: int
     outcome: TrialOutcome
@@ -189,9 +173,8 @@ class TrialEnded:
 class Timing:
     """Seconds of one optimizer step: median and 95 % interval.
 
-    ``settled`` is True if the interval reached the requested precision in time. ``undelayed_step_seconds`` exclude
-    waits for a CPU, if one thread does the work; ``reference_seconds`` time a small fixed kernel meanwhile.
-    ``contended``: another program used the device (see ``reason``).
+    ``settled``: the interval reached the requested precision. ``undelayed_step_seconds`` exclude waits for a CPU, if
+    one thread does the work; ``reference_seconds`` time a fixed kernel. ``contended``: another program used the device.
     """
 
     batch_size: int
@@ -210,7 +193,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime(Timing):
-    """Time of a step and of one evaluation, or ``out_of_memory`` with its ``reason``.
+    """Time of a step and an evaluation, or ``out_of_memory``.
 
     ``update_seconds`` is the part of a step that does not depend on accumulation.
     """
@@ -236,10 +219,7 @@ class StepTime(Timing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit(Timing):
-    """Step time of a batch size in one visit.
-
-    A ``visit`` is one quick round over batch sizes, so that a slow machine slows them all.
-    """
+    """Step time of a batch size in one ``visit``, a quick round over batch sizes that a slow machine slows alike."""
 
     visit: int
     step_seconds: float
@@ -247,11 +227,7 @@ class Visit(Timing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeError:
-    """Standard errors of a log step time, from the differences between visits.
-
-    ``own`` belongs to the batch size, with ``freedom`` degrees of freedom. ``common`` is shared by all batch sizes and
-    cancels in ratios.
-    """
+    """Standard errors of a log step time: ``own``, and ``common`` to all batch sizes, which cancels in ratios."""
 
     own: float
     common: float
@@ -261,10 +237,7 @@ class StepTimeError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Peak memory of a micro-batch size, if known, and the ``reason`` if it does not fit.
-
-    The peak covers tensors on a GPU, or the resident memory of the whole process on the CPU.
-    """
+    """Peak memory of a micro-batch size: tensors on a GPU, or the process's resident memory on the CPU."""
 
     micro_batch_size: int
     fits: bool
@@ -274,10 +247,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseMeasurement:
-    """Gradient noise scale with the ``step`` and metric at which it was measured.
-
-    ``reason`` is None if that was near the target.
-    """
+    """Gradient noise scale near the target; ``reason`` says why it is not near."""
 
     batch_size: int
     micro_batch_size: int
@@ -291,11 +261,8 @@ class NoiseMeasurement:
 class Environment:
     """Machine and software of a trial. Seconds are comparable only if fingerprints are equal.
 
-    Fields are None if unknown. ``device_memory_bytes`` is the device's size or a smaller configured limit.
-    ``workload_revision`` is the digest of the workload's file, ``git_revision`` its repository's commit with ``+`` if
-    that file was modified, and ``git_dirty`` tells if any tracked file was. ``libraries`` lists further ``name
-    version`` pairs, sorted: bssearch's dependencies and relevant imports of the workload. It is empty in records of
-    older releases.
+    ``device_memory_bytes`` may be a smaller configured limit. ``workload_revision`` is the digest of the workload's
+    file; ``git_revision`` ends with ``+`` if that file was modified, ``git_dirty``: any tracked file was.
     """
 
     device_name: str
@@ -334,11 +301,10 @@ def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchMeasurement:
-    """Metric at a ``checkpoint`` of a longer run and after branching from it.
+    """Metric at a ``checkpoint`` and after branching from it; None if the branch diverged.
 
-    ``metric`` is None if the branch diverged. ``digest`` covers the checkpoint's content and the request.
-    ``start_samples`` are samples seen at the checkpoint, None if unknown; ``samples`` are the branch's.
-    ``learning_rate`` is the peak.
+    ``digest`` covers the checkpoint's content and the request; ``start_samples`` is None if
+    unknown. ``learning_rate`` is the peak.
     """
 
     digest: str

@@ -119,16 +119,14 @@ def is_metric(value: float) -> bool:
 
 
 BATCH_SCHEDULE, BATCH_STAGES = "batch_schedule", "batch_stages"
-"""The parameters of a configuration whose batch grows: the schedule's name, and its stages after the first."""
+"""Parameters of a growing batch: the schedule's name, and its stages after the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """The values that one trial trains with, after derivation from the sampled coordinates.
+    """The values that one trial trains with; ``batch_size`` = micro-batch × accumulation steps × world size.
 
-    ``batch_size`` = micro-batch × accumulation steps × world size. ``parameters`` holds further optimizer and schedule
-    parameters, and any batch schedule (`bssearch.records.batch_schedule`); then ``batch_size`` is that of its first
-    stage.
+    With a batch schedule (in ``parameters``), ``batch_size`` is that of the first stage.
     """
 
     batch_size: int
@@ -189,10 +187,7 @@ ModelParameters = tuple[tuple[str, ParameterValue], ...]
 
 
 def own_parameters(configuration: Configuration) -> dict[str, ParameterValue]:
-    """Return the user's parameters without prefix: ``{"hidden": 64, "alpha": 0.5}``.
-
-    Names are unique over both groups.
-    """
+    """Return the user's parameters without prefix; names are unique over both groups."""
     both = (parameters_of_group(configuration.parameters, group) for group in OWN_GROUPS)
     return {name: value for own in both for name, value in own.items()}
 

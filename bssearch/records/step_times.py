@@ -1,7 +1,6 @@
 """Step time of each batch size from repeated visits, with its standard error.
 
-Step times vary more between visits than within one (shared machine, clocks, memory layout). Several short visits
-therefore beat one long visit, and errors come from differences between visits only.
+Step times vary more between visits than within one, so errors come from differences between visits only.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ from bssearch.records.intervals import student_t
 
 VISIT_DEVIATION = 0.1
 VISIT_FREEDOM = 4
-"""Prior standard deviation of a log step time between visits, and its weight in degrees of freedom. Measured with
-digits at batch 16, 128 and 512 on two shared cores, idle and busy: 0.05 to 0.14 after correction.
-"""
+"""Prior standard deviation of a log step time between visits (measured 0.05 to 0.14), and its degrees of freedom."""
 
 STEP_DEVIATION = 0.3
 """Standard deviation of a log step time within one trial; it reduces the weight of short trials."""
@@ -74,10 +71,7 @@ def timed_as(configuration: Configuration) -> Timed:
 
 
 def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> StepSeconds:
-    """Return measured step times, preferring uncontended ones.
-
-    ``model`` holds the user's parameters of the timed model (`StudySpec.timed_model`).
-    """
+    """Return measured step times, preferring uncontended ones; ``model`` holds the timed model's parameters."""
     timed = [(one.contended, (one.batch_size, one.micro_batch_size, *model), one.step_seconds) for one in probes]
     known: dict[Timed, float] = {}
     for _, place, seconds in sorted(timed, key=lambda one: one[0]):
@@ -115,10 +109,7 @@ def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: S
 
 
 def steps_at_first_size(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Return the number of steps at the first batch size that take as long as a trial's first steps.
-
-    None if a step time is unknown. For a constant batch size, ``steps`` itself.
-    """
+    """Return the steps at the first batch size that take as long; None if a step time is unknown."""
     if not configuration.grows:
         return steps
     seconds = seconds_of_steps(configuration, steps, step_seconds)
@@ -138,9 +129,8 @@ class FittedStepTime:
 class PooledStepTime(Generic[Key]):
     """Seconds per step of one kind of configuration, with the standard error of their logarithm.
 
-    ``common`` is the error of the reference pace, which cancels in ratios. ``excess`` is the mean log ratio of wall
-    time to this time. It bounds the remaining bias: with two busy processes on two cores, digits kept 0.5 to 1.2 times
-    the removed excess, because a shared cache slows training more than the kernel.
+    ``common`` is the reference pace's error, which cancels in ratios. ``excess``, the mean log ratio of wall time to
+    this time, bounds the bias: a shared cache slows training more than the kernel (0.5–1.2 × excess with digits).
     """
 
     kind: Key
@@ -154,9 +144,8 @@ class PooledStepTime(Generic[Key]):
 def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
     """Fit log t = split + visit + residual by least squares, and return the step time of each split.
 
-    t is undelayed step time / reference kernel time, scaled to the kernel's median pace, if both are known; this
-    removes waits for a CPU and most core slowdown. Otherwise t is the wall time, without contended visits if others
-    exist. Visits are random effects, so that a visit to a single batch size still adds information.
+    t is undelayed step time / reference kernel time if both are known, else wall time without contended visits. Visits
+    are random effects, so that a visit to one batch size still adds information.
     """
     chosen = _comparable(list(visits))
     if not chosen:
@@ -204,19 +193,15 @@ class Pace:
 
     @property
     def weight(self) -> float:
-        """Return the variance of a long trial's log step time over that of this one, 0 to 1.
-
-        The latter is `VISIT_DEVIATION`² + `STEP_DEVIATION`² / steps; nine steps weigh half as much as a long trial.
-        """
+        """Return (long trial's variance) / (`VISIT_DEVIATION`² + `STEP_DEVIATION`² / steps), 0 to 1."""
         return self.steps / (self.steps + (STEP_DEVIATION / VISIT_DEVIATION) ** 2)
 
 
 def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
     """Return the step time of each kind of configuration, without waits for a CPU, from its trials.
 
-    It is the geometric mean over trials, weighted by `Pace.weight`. If every ``compared`` kind has `UNDISTURBED`
-    uncontended trials, only those count, without excess. The kernel's pace is the midmean of the logarithms
-    (`MIDMEAN_ERROR`), which is robust to the few trials that a neighbour slowed.
+    The geometric mean is weighted by `Pace.weight`. If every ``compared`` kind has `UNDISTURBED` uncontended trials,
+    only those count. The kernel's pace is a midmean, robust to disturbed trials.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)
@@ -285,7 +270,6 @@ def _by_split(visits: Iterable[Visit]) -> dict[Split, list[Visit]]:
 
 
 def _comparable(visits: Sequence[Visit]) -> list[tuple[Split, int, float]]:
-    """Return (split, visit, log seconds) of the visits that count."""
     references = [one.reference_seconds for one in visits if one.reference_seconds and one.undelayed_step_seconds]
     found: list[tuple[Split, int, float]] = []
     quiet = statistics.median(references) if references else 1.0

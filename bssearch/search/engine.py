@@ -1,8 +1,7 @@
 """State machine that decides what a search does.
 
-Each event is a method of `Engine` that returns actions (`bssearch.search.actions`). The engine has no store, executor,
-files or clock; a driver or a simulation calls it. Except for trials running here, its decisions follow from the store,
-so a new engine continues a study exactly as the old one would.
+Each event is a method of `Engine` that returns actions. The engine has no store, executor, files or clock. Its
+decisions follow from the store, so a new engine continues a study exactly as the old one would.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ MakePlanner = Callable[[StudySpec, History, PruningController, Sampler], PlansTr
 class Stage(StrEnum):
     """State of the engine.
 
-    SEARCH: search trials. CLAIM: waiting for the exclusive right to confirm. REPEAT: confirmation or a plan's runs.
-    STOPPING: interrupted, waiting for running trials. DONE: finished.
+    CLAIM: waiting for the exclusive right to confirm. REPEAT: confirmation or a plan's runs. STOPPING: interrupted.
     """
 
     SEARCH = "search"
@@ -100,8 +98,7 @@ class Running:
 class Engine:
     """Decides for one driver with ``slots``; ``slots_apart`` if each slot has its own device.
 
-    It searches and then confirms; with ``next_run`` it only makes that plan's runs, of one ``phase``, one at a time.
-    ``sampler`` and ``pruner`` default to the spec's. ``make_planner`` lets simulations use a simpler planner.
+    With ``next_run`` it only makes that plan's runs, of one ``phase``, one at a time.
     """
 
     def __init__(
@@ -142,10 +139,7 @@ class Engine:
         return tuple(self._running)
 
     def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Return the outcome to store for a trial running here.
-
-        A trial that failed to resume is LOST and retried, because its configuration is not at fault.
-        """
+        """Return the outcome to store; a failed resume is LOST and retried, as its configuration is not at fault."""
         running = self._running[number]
         if running.plan.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
             return replace(outcome, state=TrialState.LOST)
@@ -188,7 +182,6 @@ class Engine:
         return [Start(plan)]
 
     def _searched(self) -> list[Action]:
-        """Start confirmation once all search trials have ended."""
         if self._has_repeated:
             return self._done()
         if self._running:
@@ -210,7 +203,6 @@ class Engine:
         return [Start(plan)] if self._has_claim else [Claim()]
 
     def _repeat(self) -> list[Action]:
-        """Start the plan's next run; after all runs, here and elsewhere, check for further search trials."""
         slots = self._slots if self._slots_apart and self._searches else 1
         if len(self._running) >= slots:
             return [Wait()]
@@ -235,7 +227,6 @@ class Engine:
         return [Finished()]
 
     def _settle(self) -> list[Action]:
-        """End the search and all paused trials."""
         paused = self.history.in_state(TrialState.PAUSED)
         cut_short = [trial.number for trial in paused if trial.uncapped or is_interrupted(trial)]
         others = [trial.number for trial in paused if trial.number not in cut_short]
@@ -322,7 +313,7 @@ class Engine:
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
-        """Reset the history, but keep the quick answer and whether checkpoints work: changes lack both."""
+        """Keep the quick answer and whether checkpoints work, because changes lack both."""
         can_wait, quick = self.pruning.can_wait, self.history.quick
         self._remember(History(self.spec, (), self.history.probes, now=self.history.now))
         self.pruning.standings.can_wait, self.history.quick = can_wait, quick
@@ -382,7 +373,7 @@ class Engine:
 
 
 class Refusals:
-    """Finds errors that must end the run; it counts consecutive failures of one driver's trials."""
+    """Finds errors that must end the run; counts consecutive failures of one driver's trials."""
 
     def __init__(self, spec: StudySpec, device_name: str) -> None:
         self._spec = spec
@@ -396,7 +387,6 @@ class Refusals:
         return met_at_once(trial, history) or unmeasured or self._too_many_failures(trial)
 
     def _too_many_failures(self, trial: TrialRecord) -> BSSearchError | None:
-        """Give up after a few failures without a success, or many in a row."""
         if trial.state is TrialState.LOST:
             return None
         self._failures = self._failures + 1 if trial.state is TrialState.FAILED else 0
@@ -427,7 +417,6 @@ def lines_about(trial: TrialRecord, history: History) -> Iterator[str]:
 
 
 def _default_missed(trial: TrialRecord, history: History) -> str | None:
-    """Return a line if the default configuration missed the target."""
     spec, outcome = history.spec, trial.outcome
     is_default = trial.configuration.trains_like(spec.default_configuration)
     has_missed = trial.state is not TrialState.REACHED and says_something(trial)

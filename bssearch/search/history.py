@@ -36,16 +36,15 @@ def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
 class BusyTime:
     """Seconds during which at least one search trial ran.
 
-    A resumed trial counts from its last start; its earlier seconds are divided by the number of slots, because they may
-    overlap with other trials. Start and end come from the database's clock, which may jump. An ended trial is therefore
-    limited to the duration that its worker measured.
+    A resumed trial counts from its last start, plus its earlier seconds / slots, because they may overlap with others.
+    An ended trial is limited to its worker's duration, because the database's clock may jump.
     """
 
     def __init__(self) -> None:
         self._spans: dict[int, tuple[float, float]] = {}
         self._earlier: dict[int, float] = {}
         self._union: tuple[float, float] | None = (0.0, -math.inf)
-        """Of the spans of what has ended: their seconds, and the last end; None where it must be computed anew."""
+        """(Seconds, last end) of the union of ended spans; None if it must be recomputed."""
 
     def count(self, trial: TrialRecord, by: int) -> None:
         """Count an ended trial; with ``by`` < 0 remove it."""
@@ -75,7 +74,6 @@ class BusyTime:
 
 
 def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -> tuple[float, float]:
-    """Return (length, last end) of a union of spans, added to ``begun``."""
     total, until = begun
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
@@ -85,20 +83,16 @@ def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -
 
 SEED_NOISE = 0.15
 SEED_NOISE_FREEDOM = 4
-"""Prior standard deviation of log seconds between seeds, and its weight in degrees of freedom.
-
-It lies between MLPerf's reference runs (0.04) and small networks (0.15 to 0.4).
-"""
+"""Prior seed-to-seed spread of log seconds, between MLPerf (0.04) and small networks (0.4); its degrees of freedom."""
 
 Identity = tuple[object, ...]
 """Key of a configuration, independent of micro-batches."""
 
 
 class Repeats:
-    """Estimates seed-to-seed spread of log time-to-target, pooled over repeated configurations.
+    """Seed-to-seed spread of log time-to-target over repeated configurations, shrunk towards `SEED_NOISE`.
 
-    The estimate is shrunk towards `SEED_NOISE`. Configurations with a censored run are excluded, because only their
-    lucky runs have a time.
+    Configurations with a censored run are excluded, because only their lucky runs have a time.
     """
 
     def __init__(self) -> None:
@@ -163,10 +157,8 @@ class History:
     Attributes:
         probes: Step time by batch size, in its current micro-batches.
         curves: Best-so-far gains by search trial number.
-        trials: Trials of the search.
-        all_trials: Trials of every phase.
+        trials: Trials of the search only.
         now: Time of the last decision, in seconds since 1970.
-        quick: The quick answer that the search starts from, if any.
     """
 
     def __init__(
@@ -190,9 +182,9 @@ class History:
         self.trials: list[TrialRecord] = []
         self.spent = 0
         self.ended = 0
-        """How many search trials have ended; those that are paused have not."""
+        """Search trials that ended; paused ones have not."""
         self.last_expectation: float | None = None
-        """What the newest search trial that has ended was expected to improve, of those of which that is known."""
+        """Expected improvement of the newest ended search trial that has one."""
         self._last_expected = 0
         self._as_stored: dict[int, TrialRecord] = {}
         self._places: dict[int, tuple[int, int | None]] = {}
@@ -312,11 +304,7 @@ class History:
 
     @property
     def feasible(self) -> tuple[int, ...]:
-        """Return the batch sizes that may run, ascending.
-
-        Excluded: `untimed` sizes, sizes without a step time because the user's code fails, and sizes with at least
-        `FAILURES` failed trials and fewer that ran.
-        """
+        """Return the batch sizes that may run, ascending: timed, without too many `FAILURES`."""
         timed = (size for size, probe in sorted(self.probes.items()) if probe.step_seconds is not None)
         return tuple(size for size in timed if not self._is_broken(size))
 
@@ -356,10 +344,7 @@ class History:
         return self._repeats.noise
 
     def at(self, batch_size: int) -> list[TrialRecord]:
-        """Return trials at a batch size that run or have a usable result.
-
-        Out-of-memory trials are excluded because they rerun in smaller micro-batches.
-        """
+        """Return usable trials at a batch size; out-of-memory ones rerun in smaller micro-batches."""
         return [trial for trial in self._by_batch_size[batch_size].values() if _says_something(trial)]
 
     def count_at(self, batch_size: int) -> int:
@@ -411,7 +396,7 @@ class History:
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
         """Return a trial to retry: lost or out of memory (`ATTEMPTS` in all), or failed once.
 
-        Cancelled trials are retried only if ``uncapped``, because a user or the answer needs them.
+        Cancelled trials only if ``uncapped``, because a user or the answer needs them.
         """
         states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
         feasible = self.feasible
@@ -425,7 +410,6 @@ class History:
         return None
 
     def _note_best(self, trial: TrialRecord) -> None:
-        """Update the best trial of a batch size."""
         size = trial.configuration.batch_size
         best = self._best.get(size)
         rivals = [trial] if best is None else [best, trial]
@@ -438,20 +422,17 @@ class History:
             self._best.pop(size, None)
 
     def _expect(self, trial: TrialRecord) -> None:
-        """Record the expected improvement of an ended trial."""
         has_ended = trial.state.is_finished and trial.state is not TrialState.PAUSED
         if has_ended and trial.expected_improvement is not None and trial.number >= self._last_expected:
             self._last_expected, self.last_expectation = trial.number, trial.expected_improvement
 
     def _reach(self, trial: TrialRecord) -> None:
-        """Extend the curve of a trial to the target."""
         curve = self.curves.setdefault(trial.number, Progress())
         seconds, gain = measured_seconds(trial), self.spec.record_target.gain(self.spec.record_target.value)
         if curve.gain < gain and math.isfinite(seconds):
             curve.add(seconds, gain)
 
     def _replace(self, trial: TrialRecord) -> TrialRecord | None:
-        """Insert or replace a trial; return the previous one."""
         place = self._places.get(trial.number)
         if place is None:
             among_search = len(self.trials) if trial.phase is Phase.SEARCH else None
@@ -467,7 +448,6 @@ class History:
         return before
 
     def _count(self, trial: TrialRecord, by: int) -> None:
-        """Add a search trial to the counts, or remove it."""
         state, size = trial.state, trial.configuration.batch_size
         self.spent += by * (not state.is_missing)
         self.ended += by * (state.is_finished and state is not TrialState.PAUSED)
