@@ -326,7 +326,7 @@ class TestDatabases:
             connection.execute("UPDATE bss_trial SET parameters = '[1' WHERE number = 3")
         faulty = client_of(f"sqlite:///{copy}").get("/studies/task/trials")
         assert faulty.status_code == 503
-        assert "cannot be used" in faulty.text
+        assert "trial 3: parameters" in faulty.text
 
     def test_looking_writes_nothing_to_a_file_that_nobody_may_write(self, searched: str, tmp_path: Path) -> None:
         folder = tmp_path / "team"
