@@ -47,6 +47,7 @@ class SteppingLaw(LawExecutor):
     interrupts_when: Callable[[SteppingLaw], bool] | None = None
     done: dict[int, int] = field(default_factory=dict)
     pauses: int = 0
+    prunes: int = 0
     resumed: list[int] = field(default_factory=list)
 
     def submit(self, request: TrialRequest) -> None:
@@ -95,6 +96,8 @@ class SteppingLaw(LawExecutor):
                 state, reason = TrialState.PRUNED, f"{reason}; could not be paused: no room"
             else:
                 Path(request.checkpoint).write_text(str(self.done[request.number]))
+        elif state is TrialState.PRUNED:
+            self.prunes += 1
         now = self.done[request.number] / STEPS * self.full
         return TrialOutcome(state=state, reason=reason, steps=self.done[request.number], train_seconds=now)
 
