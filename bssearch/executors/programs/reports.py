@@ -1,15 +1,13 @@
-r"""The progress of any program, read from what it prints: JSON lines, or regular expressions over its log.
+r"""Parse a program's progress from JSON lines, or from its log by regular expressions.
 
-A JSON line is an object such as ``{"step": 100, "accuracy": 0.91, "seconds": 3.2, "loss": 0.4}``. Without ``seconds``,
-the program's own of training, the wall clock stands for them. Expressions have one group each::
+A JSON line is an object such as ``{"step": 100, "accuracy": 0.91, "seconds": 3.2, "loss": 0.4}``. Without ``seconds``
+(training seconds), the wall clock is used. Each expression has one group::
 
     step: 'step (\d+)'
     accuracy: 'acc=([0-9.]+)'
 
-What several of them find makes one report when the line with its step comes.
-
-A line that matches no expression, or is no JSON object with a step, is no report and is skipped. A report that cannot
-be read raises `UsageError`, also late in a run.
+Matches form one report when the line with their step arrives. Other lines are skipped. An unreadable report raises
+`UsageError` at any time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The calculator's page, from a query string: the form as typed, what is refused, and the results.
-
-Its script asks for the results alone as one types.
-"""
+"""The calculator's page: form, errors and results; its script refreshes results while the user types."""
 
 from __future__ import annotations
 
@@ -60,11 +57,11 @@ STYLES: dict[str, tuple[str, Dash]] = {
 }
 
 DECADES = 10**4
-"""How far below the peak a term is still drawn: a choice."""
+"""Smallest drawn term relative to the peak."""
 
 
 def memory_figure(plan: MemoryPlan, sizes: Sequence[int], peaks: Sequence[int]) -> Chart:
-    """Return what stays, what grows with the micro-batch, and the ``peaks`` in bytes at each of the ``sizes``."""
+    """Draw fixed and growing memory and the ``peaks`` in bytes at ``sizes``."""
     standing = sum(term.bytes for term in plan.terms if term.when == "always") / GIB
     series = [
         line("peak of a step", sizes, [peak / GIB for peak in peaks], INK, width=2.5),
@@ -103,7 +100,7 @@ def _growing(term: Term, sizes: Sequence[int]) -> Series:
 
 
 def _fitting(plan: MemoryPlan) -> Iterator[Series]:
-    """Yield the largest and the safe micro-batch, on the line that they are fitted to."""
+    """Yield the largest and the safe micro-batch on the fitted line."""
     if plan.memory_bytes is None or plan.headroom_bytes is None:
         return
     marks: list[tuple[str, int | None, float, Symbol]] = [
@@ -115,14 +112,12 @@ def _fitting(plan: MemoryPlan) -> Iterator[Series]:
             yield mark(f"{name}: {size}", size, height / GIB, SECOND, symbol)
 
 
-# Time and samples to the target against batch size, with what is best, what fits, and B_crit.
-
 HIGHEST = 1e4
-"""The highest multiple of the least that is drawn: a choice."""
+"""Highest drawn multiple of the minimum."""
 
 
 def trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
-    """Return time and samples over the least of each; ``max_micro`` marks the largest batch that runs at once."""
+    """Draw time and samples over their minima; ``max_micro`` marks the largest batch without accumulation."""
     points = [one for one in found.points if max(one.relative_time, one.relative_samples) <= HIGHEST] or [found.fastest]
     sizes = [one.row.batch for one in points]
     times, samples = [one.relative_time for one in points], [one.relative_samples for one in points]
@@ -142,7 +137,7 @@ def trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
 
 
 def _largest_at_once(found: TradeOff, sizes: list[int], max_micro: int | None) -> Iterator[Series]:
-    """Yield a mark at the largest batch drawn that fits in memory at once."""
+    """Yield a mark at the largest drawn batch that fits without accumulation."""
     at_once = [one for one in found.points if one.row.batch in sizes and one.row.batch <= (max_micro or 0)]
     if at_once:
         last = at_once[-1]
@@ -153,7 +148,7 @@ LARGEST_DRAWN = 2**30
 """The largest micro-batch that is drawn."""
 
 NEVER_TAKEN = frozenset({"model", "model_settings", "input_shape", "table", "rule", "study", "step_times", "db"})
-"""Options that import code, or read files and databases, or that the page gives itself."""
+"""Options that import code, read files or databases, or are set by the page."""
 
 MEMORY = Part(
     name="memory",
@@ -187,7 +182,7 @@ DEVICES = Part(
 
 
 def results(typed: Mapping[str, str]) -> list[Part]:
-    """Return the parts of the page from the texts of its fields."""
+    """Return the result parts from field texts."""
     fitting: list[int | None] = []
 
     def of_memory(asked: MemoryRequest) -> dict[str, Any]:
@@ -209,7 +204,7 @@ def results(typed: Mapping[str, str]) -> list[Part]:
 
 
 def _memory_figures(asked: MemoryRequest, plan: MemoryPlan) -> list[DrawnFigure]:
-    """Return the figure of memory against the micro-batch, from a plan at each of them."""
+    """Return the memory figure, with one plan per micro-batch."""
     if plan.activation_bytes_per_sample is None:
         return []
     around = plan.largest_micro_batch or plan.micro_batch or 16
@@ -227,7 +222,7 @@ def _memory_figures(asked: MemoryRequest, plan: MemoryPlan) -> list[DrawnFigure]
 
 
 def _micro(typed: Mapping[str, str], fitting: int | None) -> dict[str, str]:
-    """Return the micro-batch that memory has room for, unless the page is told another."""
+    """Return the micro-batch that fits, unless given."""
     is_told = typed["max_micro"].strip()
     return {"max_micro": str(min(fitting, LARGEST_MICRO))} if fitting and not is_told else {}
 
@@ -346,10 +341,9 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calculated:
-    """All that the page shows; ``texts`` are those of the fields, ``wrong`` what is wrong with them.
+    """A rendered page's content; ``texts`` are field values, ``wrong`` their errors.
 
-    ``presets`` are query strings that have a named model, with all else as it is. ``summary`` is the results in a line,
-    for those who do not see them change.
+    ``presets`` are query strings with a named model, otherwise unchanged. ``summary`` is for screen readers.
     """
 
     texts: Mapping[str, str]
@@ -371,16 +365,14 @@ class Calculated:
 
 
 def calculator_page(asked: Asked) -> Answered:
-    """Show the calculator with what a query asks of it."""
     template = "calculator_results.html" if asked.text("part") == RESULTS else "calculator.html"
     return View(template=template, values={"calculator": calculated(asked.query)})
 
 
 def calculated(query: Mapping[str, str]) -> Calculated:
-    """Return the page of a query: fields that are wrong or missing leave the parts that need them out.
+    """Return the page of a query; wrong or missing fields omit dependent parts.
 
-    If a query names no field of a group, that group has its defaults. Of a key that is given several times the
-    mapping's own choice counts. Nothing is raised for what a query may hold.
+    A group without fields in the query gets its defaults. The mapping resolves repeated keys. Never raises for any query.
     """
     named = {GROUPS[name] for name in query if name in FIELDS}
     typed = {
@@ -409,7 +401,7 @@ def _summary(parts: Sequence[Part], errors: Sequence[Refusal]) -> str:
 
 
 def _notes(names: Iterator[str]) -> Iterator[str]:
-    """Yield what must be known of the keys of a query that are no fields."""
+    """Yield notes about query keys that are not fields."""
     unknown = []
     for name in names:
         if name.replace("-", "_") in NEVER_TAKEN:
