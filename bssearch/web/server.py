@@ -53,9 +53,9 @@ def serve(
 ) -> None:
     """Serve database pages until Ctrl-C or SIGTERM.
 
-    A token is required if ``host`` is reachable from other machines or ``asks_token``. ``tell`` gets the address with the
-    token once. ``port`` 0 takes a free one; ``names`` are further host names. Raises `UsageError` if host or port cannot
-    listen, and as `open_databases`.
+    A token is required if ``host`` is reachable from other machines or ``asks_token``. ``tell`` gets the
+    address with the token once. ``port`` 0 takes a free one; ``names`` are further host names. Raises `UsageError` if
+    host or port cannot listen, and as `open_databases`.
     """
     uvicorn = _uvicorn()
     from bssearch.web.access import Access, is_loopback, new_token

@@ -31,8 +31,8 @@ MOST_CURVES = 8
 """Maximum curves drawn, from the latest trials, so that a reader can tell them apart."""
 
 PAUSE_SECONDS = 60.0
-"""Time after its last trial during which a study counts as live; longer than a driver needs between trials and than most
-step timing.
+"""Time after its last trial during which a study counts as live; longer than a driver needs between trials
+and than most step timing before the first.
 """
 
 
@@ -150,6 +150,7 @@ def answer_document(asked: Asked) -> Answered:
 
 
 def about_study(asked: Asked, far: Progress | None = None) -> dict[str, Any]:
+    """Return the values common to a study's pages."""
     return {"study": asked.study, "db": asked.database, "progress": far}
 
 

@@ -71,6 +71,7 @@ class Asked:
 
     @property
     def study(self) -> str:
+        """The study's name."""
         return self.path["name"]
 
     @property

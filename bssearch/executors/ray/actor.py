@@ -24,8 +24,8 @@ MOST_LOG_BYTES = 1 << 16
 """Log bytes per reply; Ray sends less than 100 KiB without its object store."""
 
 GATHER_SECONDS = 0.2
-"""Maximum delay of an evaluation. An answer takes about 3 ms of CPU time on both sides: with steps of one-second trials,
-20 answers per second slowed them by 7 to 10 %, 5 per second hardly.
+"""Maximum delay of an evaluation. An answer takes about 3 ms of CPU time on both sides. Beside one-second
+trials, 20 answers per second made steps 7 to 10 % slower, 5 per second hardly.
 """
 
 

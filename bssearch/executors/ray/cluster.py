@@ -197,7 +197,10 @@ def _unchanged_by_ray() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_as_it_is() -> Iterator[None]:
-    """Restore SIGTERM: Ray's core installs a killing handler from any thread, which `signal` can undo only in the main one."""
+    """Restore SIGTERM's handler at the end.
+
+    Ray's core replaces it from any thread, but `signal` can undo that only in the main one.
+    """
     libc = ctypes.CDLL(None)
     before = ctypes.create_string_buffer(_SIGACTION_BYTES)
     libc.sigaction(signal.SIGTERM, None, before)

@@ -247,8 +247,9 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "optimizer": "momentum",
     },
 }
-"""Devlin et al. 2018, arXiv 1810.04805; Radford et al. 2019 (the small model); Dosovitskiy et al. 2020, arXiv 2010.11929;
-Dubey et al. 2024, arXiv 2407.21783; He et al. 2015, arXiv 1512.03385 (parameters only; convolution activations need more).
+"""Devlin et al. 2018, arXiv 1810.04805; Radford et al. 2019 (the small model); Dosovitskiy et al. 2020,
+arXiv 2010.11929; Dubey et al. 2024, arXiv 2407.21783; He et al. 2015, arXiv 1512.03385 (parameters only; convolution
+activations need more numbers).
 """
 
 
@@ -352,6 +353,7 @@ class Asking(Generic[Asked]):
         return FIELDS[field_name(self.request, option)]
 
     def in_page_words(self, message: str) -> str:
+        """Replace option names in a message by the page's labels."""
         return self._pattern.sub(lambda match: f"“{self.field_of(_option(match)).label}”", message)
 
     def _refusals(self, error: BSSearchError) -> Iterator[Refusal]:

@@ -365,6 +365,7 @@ class Calculated:
 
 
 def calculator_page(asked: Asked) -> Answered:
+    """Show the calculator for a query."""
     template = "calculator_results.html" if asked.text("part") == RESULTS else "calculator.html"
     return View(template=template, values={"calculator": calculated(asked.query)})
 
@@ -372,7 +373,7 @@ def calculator_page(asked: Asked) -> Answered:
 def calculated(query: Mapping[str, str]) -> Calculated:
     """Return the page of a query; wrong or missing fields omit dependent parts.
 
-    A group without fields in the query gets its defaults. The mapping resolves repeated keys. Never raises for any query.
+    A group without fields in the query gets its defaults. The mapping resolves repeated keys. Never raises.
     """
     named = {GROUPS[name] for name in query if name in FIELDS}
     typed = {
