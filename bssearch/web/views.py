@@ -94,7 +94,7 @@ class Asked:
         return number
 
     def one_of(self, name: str, known: Mapping[str, Any]) -> Any:
-        """Return a query value's choice, or None; raise `UsageError` if unknown."""
+        """Return the ``known`` entry of a query value, None if absent; raise `UsageError` if unknown."""
         given = self.text(name)
         if given is None:
             return None

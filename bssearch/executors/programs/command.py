@@ -86,7 +86,7 @@ UNREAD_SHARE = 0.1
 """Share of ``hang_seconds`` before that check; output before training takes less time."""
 
 MOST_METRICS = 100
-"""Metrics of a program that are taken note of: a choice."""
+"""Maximum metrics recorded of a program."""
 
 Reports = Generator[Report, None, None]
 

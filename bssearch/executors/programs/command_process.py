@@ -113,7 +113,7 @@ def outcome_of(
 ) -> TrialOutcome:
     """Return a connected command's outcome from its replies, ``asked`` or its exit code.
 
-    An error exit before the trial's end is a failure, even if the line reports that the loop ended.
+    An error exit before the trial's time limit is a failure, even if the line reports that the loop ended.
     """
     state, reason = judge_command(found.exit_code, found.kernel_kills, printed)
     if not isinstance(found.reply, TrialEnded):
@@ -319,7 +319,7 @@ class CommandProcess:
                 os.write(sys.stdout.fileno(), b"\n(the rest of what it prints is left out)\n")
 
     def log(self) -> None:
-        """Log unread output, at most what the pipe holds now."""
+        """Log unread output, within a bound because the program may keep writing."""
         for _ in range(_MOST_CHUNKS_LEFT):
             if not list(self._chunks(0.0)):
                 return

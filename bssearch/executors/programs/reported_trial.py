@@ -22,7 +22,7 @@ MOST_OBSERVATIONS = 100_000
 """Maximum evaluations of a trial; all are stored."""
 
 FEWEST_BURSTS = 4
-"""Reports are buffered if one wait exceeds this share of the time that twice as many reports took."""
+"""Reports come in bursts if, of more than 2 x 4, one wait exceeds 1/4 of their total time."""
 
 
 class ReportedTrial:

@@ -172,7 +172,7 @@ class ReportReader:
     def _read_json(self, line: str, follows_return: bool) -> dict[str, float] | None:
         """Return the numbers of a JSON object, or None.
 
-        Accepts text before the object, because progress bars leave their line open.
+        After a carriage return it skips text before the object, because progress bars leave their line open.
         """
         if follows_return:
             line = line[max(0, line.find("{")) :]

@@ -162,7 +162,7 @@ class LoadedScript(LoadedProgram):
         self._server.close()
 
     def describe(self) -> WorkloadDescription:
-        """Evaluate the script and take one step. Raises `WorkloadError`."""
+        """Describe the script, which evaluates and takes one step. Raises `WorkloadError`."""
         from bssearch.training.environment import git_state
 
         found = super().describe()

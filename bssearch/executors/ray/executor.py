@@ -174,11 +174,11 @@ class RayExecutor(SlotExecutor):
     """Runs trials on a Ray cluster; see `bssearch.executors.base.Executor`.
 
     Each slot is an actor with ``threads`` CPUs and one GPU, or none on a CPU cluster or with device ``cpu``. A trial
-    lost with its actor is reported as lost; the next gets a new actor. A slot is dropped if no node has room. Workload, data and
-    checkpoints must have the same paths on all nodes.
+    lost with its actor is reported as lost; the next gets a new actor. A slot is dropped if no node has room.
+    Workload, data and checkpoints must have the same paths on all nodes.
 
     Raises:
-        UsageError: Ray is missing, the cluster is too small, or several machines need a checkpoint store.
+        UsageError: Ray is missing, the cluster is too small, or a checkpoint store on several machines is not a folder.
         LaunchError: no cluster answers.
     """
 
