@@ -182,7 +182,6 @@ class Guard:
 
 
 def _normal(name: str) -> str:
-    """Normalize a host name's case, final dot and IP address."""
     plain = name.strip().rstrip(".").lower().strip("[]")
     try:
         return str(ipaddress.ip_address(plain))

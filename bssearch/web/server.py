@@ -92,7 +92,6 @@ def serve(
 
 
 def _welcome(host: str, port: int, token: str | None, databases: Sequence[str]) -> list[str]:
-    """Return the startup message: address, databases and token."""
     shown = socket.gethostname() if host in {"0.0.0.0", "::"} else f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/"
     lines = [f"serving {', '.join(databases)}, read-only", address if token is None else f"{address}?token={token}"]
@@ -102,7 +101,6 @@ def _welcome(host: str, port: int, token: str | None, databases: Sequence[str]) 
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket; raise `UsageError` if impossible."""
     try:
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -135,7 +133,6 @@ def _not_ours(error: OSError, host: str, port: int) -> UsageError:
 
 
 def _uvicorn() -> Any:
-    """Import uvicorn; raise `UsageError` without the extra ``serve``."""
     try:
         import starlette
         import uvicorn

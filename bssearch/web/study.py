@@ -88,7 +88,6 @@ def is_live(store: Store, name: str, running: Sequence[int]) -> bool:
 
 
 def _summary(found: Status) -> str:
-    """Summarize progress in a sentence for screen readers."""
     if found.is_imported:
         return f"{found.spent_trials} imported runs."
     spent, running = f"{found.spent_trials} of {found.budget_trials} search trials", len(found.running)
@@ -155,7 +154,6 @@ def about_study(asked: Asked, far: Progress | None = None) -> dict[str, Any]:
 
 
 def _found(store: Store, name: str, trials: Sequence[TrialRecord]) -> tuple[Page | None, str | None]:
-    """Return the page's contents, or why there is no answer yet."""
     try:
         return page_of(picture_of(store, name, trials)), None
     except TargetNotReachedError as error:
@@ -163,7 +161,7 @@ def _found(store: Store, name: str, trials: Sequence[TrialRecord]) -> tuple[Page
 
 
 PAGE_TRIALS = 100
-"""Trials of one page: a choice."""
+"""Trials per page."""
 
 COLUMNS = {
     "number": "Trial",
@@ -182,7 +180,7 @@ LEAST_FIRST = ("time_to_target_s", "batch_size", "learning_rate", "train_seconds
 
 
 HIDDEN = {"number", "phase", "state", "reason", "warnings", "traceback"}
-"""What stands above the table of a trial's facts."""
+"""Heading of a trial's facts."""
 
 
 def trials_page(asked: Asked) -> Answered:
@@ -276,7 +274,6 @@ def _page_link(asked: Asked, page: int) -> str:
 
 
 def _again(store: Store, study: str, trial: TrialRecord) -> Reproduction | str:
-    """Return the command to rerun a trial, or why it cannot be rerun."""
     try:
         return reproduction(store, study, trial.number)
     except UsageError as error:

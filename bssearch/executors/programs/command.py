@@ -36,7 +36,7 @@ LARGEST_FILE = 2**26
 """Bytes hashed by content as code; larger files are data and count by size."""
 
 LONGEST_NAME = 1000
-"""Characters of what may be a file's name: a choice."""
+"""Maximum characters of a file name."""
 
 
 def revision_of(program: Program, folder: Path) -> str:
@@ -124,7 +124,6 @@ class LoadedCommand(LoadedProgram):
             raise
 
     def _description(self, process: CommandProcess) -> WorkloadDescription:
-        """Return what the reports of the default offer."""
         import torch
 
         from bssearch.training.environment import describe_program
@@ -323,7 +322,6 @@ class LoadedCommand(LoadedProgram):
         )
 
     def _pace(self, configuration: Configuration, process: CommandProcess) -> Pace:
-        """Return the time of steps between reports. Raises `WorkloadError` if there are too few."""
         with closing(self._until_it_ends(process)) as reports:
             pace, count = pace_of(reports)
         if pace is None:
@@ -334,7 +332,6 @@ class LoadedCommand(LoadedProgram):
         return pace
 
     def _reported_memory(self, configuration: Configuration, process: CommandProcess) -> MemoryUse:
-        """Return that a micro-batch size fits after enough reported steps."""
         with closing(self._until_it_ends(process)) as reports:
             for report in reports:
                 if report.step >= MEMORY_STEPS:

@@ -30,7 +30,7 @@ from bssearch.executors.programs.reports import Report, ReportReader
 from bssearch.records import TrialEnded, TrialOutcome, TrialRequest, TrialState
 
 THE_COMMAND = "the command"
-"""What a command is called in what is said of it."""
+"""A command's name in messages."""
 
 
 class TrialSocket:
@@ -94,7 +94,7 @@ class Patience:
         self._last = time.monotonic()
 
     def stop(self) -> None:
-        """Raise `WorkloadError` where it is over."""
+        """Raise `WorkloadError` when the time is over."""
         if self.is_over():
             raise WorkloadError(
                 f"the command said nothing for {self._seconds:g} s after it had asked for its trial",
@@ -196,7 +196,7 @@ class CommandProcess:
 
     @property
     def last_lines(self) -> str:
-        """Return the end of what the program has printed."""
+        """The end of the program's output."""
         return self._tail.decode(errors="replace")
 
     @property
@@ -291,7 +291,7 @@ class CommandProcess:
         return pipe
 
     def _chunks(self, seconds: float) -> Iterator[tuple[int, bytes]]:
-        """Yield what the program says, by descriptor; what it prints is logged."""
+        """Yield output by descriptor, and log it."""
         for descriptor in select.select(self._sources, [], [], seconds)[0]:
             if not isinstance(descriptor, int):
                 self._socket.accept()
@@ -325,7 +325,6 @@ class CommandProcess:
                 return
 
     def _terminate(self) -> None:
-        """Send SIGTERM and log output during the grace period."""
         if has_exited(self._process):
             return
         self._signal(signal.SIGTERM)

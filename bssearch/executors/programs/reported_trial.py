@@ -105,7 +105,7 @@ class ReportedTrial:
         return self.outcome()
 
     def outcome(self) -> TrialOutcome:
-        """Return how the trial ended, and what is known of it."""
+        """Return the ended trial's outcome."""
         assert self.ending is not None, "a trial that has ended has an ending"
         progress, wall = self._course.progress, self._ended - self._started
         outcome = TrialOutcome(
@@ -124,7 +124,6 @@ class ReportedTrial:
         return self._course.with_target(outcome)
 
     def _warnings(self) -> tuple[str, ...]:
-        """Warn if buffered reports make the wall clock coarse."""
         if self._basis is not SecondsBasis.WALL or self._first is None or self._reports <= 2 * FEWEST_BURSTS:
             return ()
         if self._longest_wait <= (self._last_came - self._first[1]) / FEWEST_BURSTS:

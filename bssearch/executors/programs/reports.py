@@ -36,7 +36,7 @@ LARGEST_STEP = 2**40
 """One step per microsecond for twelve days; its samples fit 64 bits."""
 
 LARGEST_SECONDS = 1e9
-"""A choice: thirty years."""
+"""Thirty years."""
 
 _OF_GROUPS = ": its group must match a number and nothing else"
 
@@ -60,7 +60,7 @@ _STEP_WITH_DOTS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")
 
 
 REPORTS_TIMED = 4
-"""Reports between which steps are timed, at least: a choice."""
+"""Minimum reports for step timing."""
 
 SECONDS_TIMED = 1.0
 """Minimum seconds of reports for step timing, because the clock is another process's."""
@@ -105,7 +105,6 @@ def pace_of(reports: Iterator[Report]) -> tuple[Pace | None, int]:
 
 
 def _pace_between(first: Report, last: Report, wall_seconds: float) -> Pace | None:
-    """Return the time of steps between two reports, or None."""
     is_own, seconds = False, wall_seconds
     if first.seconds is not None and last.seconds is not None:
         is_own, seconds = True, last.seconds - first.seconds
@@ -201,7 +200,6 @@ class ReportReader:
         return found
 
     def _refuse_long_report(self, beginning: str) -> None:
-        """Raise `UsageError` for a report in an overlong line."""
         names = [f"report.{name}" for name, expression in self._expressions.items() if expression.search(beginning)]
         if not self._expressions and _JSON_WITH_STEP.match(beginning):
             names = [f"a JSON object with a {STEP}"]

@@ -94,7 +94,7 @@ class ScriptServer:
         self.notice = None if reason is None else f"each trial imports anew what the script imports: {reason}"
 
     def start(self) -> ScriptProcess:
-        """Start the script; raise `LaunchError` where that cannot be."""
+        """Start the script; raise `LaunchError` if impossible."""
         if self._process.poll() is not None:
             self._control.close()
             self._begin()
@@ -119,7 +119,7 @@ class ScriptServer:
         return code
 
     def close(self) -> None:
-        """End the server, and with it what still runs."""
+        """Close the server and its script."""
         self._control.close()
         self._process.wait()
 
@@ -139,7 +139,7 @@ class ScriptServer:
 
 
 THE_SCRIPT = "the script"
-"""What a script is called in what is said of it."""
+"""A script's name in messages."""
 
 
 class LoadedScript(LoadedProgram):

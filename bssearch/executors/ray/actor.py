@@ -103,7 +103,7 @@ class SlotActor:
         return Heard(log, tuple(encode(one) for one in replies), self._death)
 
     def write_stack(self) -> None:
-        """Have the worker write to its log where its main thread stands."""
+        """Make the worker log its main thread's stack."""
         if self._worker is not None:
             self._worker.write_stack()
 
@@ -113,7 +113,7 @@ class SlotActor:
             self._worker.kill()
 
     def leave(self) -> None:
-        """End the worker, and remove what it has printed."""
+        """End the worker and remove its log."""
         self._bury()
         self._home.shutdown()
         self._logs.close()

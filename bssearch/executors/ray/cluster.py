@@ -31,11 +31,11 @@ OWN_RAY = {
     "RAY_worker_niceness": "0",  # trials run beside other programs as those of the executor local do
     "RAY_memory_monitor_refresh_ms": "0",  # what runs out of memory is the kernel's business, as for the executor local
 }
-"""The environment of a Ray that is started here."""
+"""Environment of a local Ray."""
 
 
 _SIGACTION_BYTES = 512
-"""More than sigaction(2)'s structure takes anywhere: 152 on Linux."""
+"""Above sigaction(2)'s structure size everywhere; 152 on Linux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,6 @@ def _quiet() -> Mapping[str, Any]:
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Have an attribute be another one inside."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -100,7 +100,6 @@ class ActorWorker:
         return self._death
 
     def _talk(self) -> None:
-        """Send the driver's commands in order, each after the last has arrived."""
         while (ask := self._asked.get()) is not None:
             with suppress(self._ray.exceptions.RayError):  # the listener finds out
                 self._ray.get(ask(), timeout=SILENCE_SECONDS)
@@ -245,7 +244,6 @@ class RayExecutor(SlotExecutor):
         return work()
 
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> Worker:
-        """Return a new worker in the slot's actor; replace a lost actor."""
         for one in self._slots:  # all at once: each takes a second or two
             seat = self._seats.get(one.index)
             if seat is None or (seat.worker is not None and seat.worker.is_lost):
@@ -265,7 +263,6 @@ class RayExecutor(SlotExecutor):
         return seat.worker
 
     def _asked_for(self) -> _Seat:
-        """Ask Ray for an actor; it is placed in time."""
         made = self._cluster.ray.remote(SlotActor).options(
             num_cpus=self._settings.threads,
             num_gpus=self._gpus,
@@ -304,7 +301,6 @@ class RayExecutor(SlotExecutor):
         return place
 
     def _check(self, slot: Slot, place: Place) -> None:
-        """Raise `LaunchError` if a node has another bssearch version or lacks the workload's folder."""
         if place.version != version("bssearch"):
             raise LaunchError(
                 f"slot {slot.index}: {place.machine} has bssearch {place.version}, this machine {version('bssearch')}"
@@ -317,7 +313,6 @@ class RayExecutor(SlotExecutor):
             )
 
     def _leave(self, slot: Slot) -> None:
-        """Let go of a slot's actor."""
         self._cluster.ray.kill(self._seats.pop(slot.index).actor, no_restart=True)
 
     def _load_of(self, slot: Slot) -> Load:
@@ -325,12 +320,10 @@ class RayExecutor(SlotExecutor):
         return Load(settings=replace(self._settings, slots=1), slot=0, revision=self._revision)
 
     def _worker_environment(self) -> dict[str, str]:
-        """Return variables added on a node, including the data folder."""
         here = {name: os.environ[name] for name in (DATA_DIR_VARIABLE,) if name in os.environ}
         return here | super()._worker_environment()
 
     def _about_idle_devices(self) -> str | None:
-        """Return that GPUs have nothing to do."""
         if not self._gpus or self.slots >= self._room:
             return None
         return f"{self.slots} of {self._room} GPUs run trials: executor.slots = auto gives each a slot"
@@ -391,7 +384,6 @@ def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
 
 
 def _room(settings: ExecutorSettings, nodes: Sequence[Node], gpus: int) -> int:
-    """Return how many slots fit; raise `UsageError` if too few."""
     most = int(max((node.cpus for node in nodes), default=0))
     if settings.threads > most:
         raise UsageError(

@@ -75,7 +75,6 @@ def field_name(request: type[Request], option: str) -> str:
 
 
 def _field(request: type[Request], name: str, default: str) -> Field:
-    """Return the field of a request's option."""
     option, of_model, plain = options_of(request)[name], request.model_fields[name].default, type_of(request, name)
     is_either = plain is bool and of_model is None
     usual = "" if of_model in (None, False) or request.model_fields[name].is_required() else str(of_model)
@@ -357,7 +356,6 @@ class Asking(Generic[Asked]):
         return self._pattern.sub(lambda match: f"“{self.field_of(_option(match)).label}”", message)
 
     def _refusals(self, error: BSSearchError) -> Iterator[Refusal]:
-        """Yield each field's error; the part reports missing fields."""
         problems: dict[str | None, str] = {} if self.missing else {None: error.message}
         if isinstance(error, RequestError):
             problems = {name: problem for name, problem in error.problems.items() if name not in self.missing}
@@ -372,7 +370,6 @@ class Asking(Generic[Asked]):
             )
 
     def _unreadable(self) -> dict[str, str]:
-        """Return errors of texts that cannot form a request."""
         found: dict[str, str] = {}
         for option, text in self.texts.items():
             if len(text) > LONGEST_VALUE:

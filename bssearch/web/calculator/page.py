@@ -100,7 +100,6 @@ def _growing(term: Term, sizes: Sequence[int]) -> Series:
 
 
 def _fitting(plan: MemoryPlan) -> Iterator[Series]:
-    """Yield the largest and the safe micro-batch on the fitted line."""
     if plan.memory_bytes is None or plan.headroom_bytes is None:
         return
     marks: list[tuple[str, int | None, float, Symbol]] = [
@@ -204,7 +203,6 @@ def results(typed: Mapping[str, str]) -> list[Part]:
 
 
 def _memory_figures(asked: MemoryRequest, plan: MemoryPlan) -> list[DrawnFigure]:
-    """Return the memory figure, with one plan per micro-batch."""
     if plan.activation_bytes_per_sample is None:
         return []
     around = plan.largest_micro_batch or plan.micro_batch or 16
@@ -222,7 +220,6 @@ def _memory_figures(asked: MemoryRequest, plan: MemoryPlan) -> list[DrawnFigure]
 
 
 def _micro(typed: Mapping[str, str], fitting: int | None) -> dict[str, str]:
-    """Return the micro-batch that fits, unless given."""
     is_told = typed["max_micro"].strip()
     return {"max_micro": str(min(fitting, LARGEST_MICRO))} if fitting and not is_told else {}
 
@@ -316,7 +313,7 @@ def _best(found: TradeOff, max_micro: int | None) -> str:
 
 
 def _points(found: TradeOff) -> Table:
-    """Return the points; the command prints the fastest alone."""
+    """Return the points; the command prints only the fastest."""
     names = ("batch", "micro_batch", "accumulation_steps", "step_s")
     rows = []
     for point in found.points:
@@ -356,7 +353,7 @@ class Calculated:
     fieldsets: Sequence[Fieldset] = FIELDSETS
 
     def is_open(self, fieldset: Fieldset) -> bool:
-        """Return whether one of the rare fields says something."""
+        """True if a rare field has a value."""
         return any(self.texts[field.name] or field.name in self.wrong for field in fieldset.rare_fields)
 
     def is_checked(self, field: Field) -> bool:
@@ -402,7 +399,6 @@ def _summary(parts: Sequence[Part], errors: Sequence[Refusal]) -> str:
 
 
 def _notes(names: Iterator[str]) -> Iterator[str]:
-    """Yield notes about query keys that are not fields."""
     unknown = []
     for name in names:
         if name.replace("-", "_") in NEVER_TAKEN:
