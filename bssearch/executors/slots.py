@@ -295,7 +295,7 @@ _KILL_SECONDS = 5.0
 """Time to reap killed workers; disk waits take seconds."""
 
 _TICK_SECONDS = 0.2
-"""Interval between hang checks, small compared with `ExecutorSettings.hang_seconds`."""
+"""Far below `ExecutorSettings.hang_seconds`."""
 
 
 class SlotExecutor(ABC):
@@ -517,7 +517,7 @@ class SlotExecutor(ABC):
         slot.start(self._started(slot, self._worker_environment()), self._load_of(slot))
 
     def _worker_environment(self) -> dict[str, str]:
-        """Return added variables; user programs configure their own allocator."""
+        """User programs configure their own allocator."""
         given = self._settings.environment
         trains = self._settings.program is None
         return (allocator_environment({**os.environ, **given}) if trains else {}) | dict(given)

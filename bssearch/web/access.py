@@ -69,7 +69,7 @@ class Access:
         return cls(frozenset(_normal(name) for name in known), port, token, any_address=not is_loopback(host))
 
     def answers_to(self, host: str) -> bool:
-        """Return whether a Host header names this server."""
+        """True if a Host header names this server."""
         try:
             parts = urlsplit(f"//{host}")
             # Ports are not compared, because a tunnel has its own and browsers send that one.
@@ -107,12 +107,12 @@ class Access:
 
 
 def new_token() -> str:
-    """Return a token that nobody can guess."""
+    """Return a random token."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a host."""
+    """True if only this machine reaches a host."""
     if host == "localhost":
         return True
     try:
@@ -128,7 +128,7 @@ class Guard:
         self._app, self._access, self._refuse, self._welcome = app, access, refuse, welcome
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or hand it on."""
+        """Answer or forward a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -147,7 +147,6 @@ class Guard:
             await answer(scope, receive, send_with_headers)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """Return a refusal, or None to let the request through."""
         headers, access = Headers(scope=scope), self._access
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not access.answers_to(hosts[0]):

@@ -34,7 +34,7 @@ STATUS: tuple[tuple[type[BSSearchError], int], ...] = (
     (UsageError, 400),
     (DatabaseError, 503),
 )
-"""The status of a page that an error has ended."""
+"""Status of an error page."""
 
 PAGES: dict[str, Page] = {
     "/studies": Page(studies_page),
@@ -120,7 +120,7 @@ class _Pages:
         return answer_in_a_thread
 
     def refusal(self, status: int, message: str, hint: str) -> Response:
-        """Return a refusal page, without any database content."""
+        """Return a refusal without database content."""
         values = {"status": status, "message": message, "hint": hint, "asks_token": status == 401}
         refused = self._page("refused.html", status, values)
         if status == 405:

@@ -26,7 +26,7 @@ class Connection(H11Protocol):
     """A connection that closes without a timely first request; uvicorn's own limit applies after a response."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Start the request timeout."""
         super().connection_made(transport)
         self.loop.call_later(FIRST_REQUEST_S, self._close_unused)
 
@@ -39,7 +39,7 @@ GRACE_S = 3
 """Seconds for requests to finish after a stop."""
 
 BACKLOG = 128
-"""Connections that wait to be taken."""
+"""The listen backlog."""
 
 
 def serve(

@@ -20,7 +20,6 @@ FILTERS = ("workload", "device", "target", "objective", "precision")
 """Study filters, as in `bssearch study list`."""
 
 LIVE_SECONDS = 5.0
-"""Refresh interval of the list."""
 
 
 def studies_page(asked: Asked) -> Answered:
@@ -42,7 +41,7 @@ def studies_page(asked: Asked) -> Answered:
 
 
 def study_filter(asked: Asked) -> StudyFilter:
-    """Return which studies a query asks for. Raises `UsageError`."""
+    """Return a query's filter. Raises `UsageError`."""
     return StudyFilter.of(**{name: asked.text(name) for name in FILTERS})
 
 

@@ -52,7 +52,7 @@ class Progress:
 
     @property
     def is_running(self) -> bool:
-        """Whether a trial runs at the moment."""
+        """Whether a trial is running."""
         return bool(self.status.running)
 
 
@@ -110,10 +110,9 @@ def _running_row(trial: TrialRecord, curve: Sequence[Observation]) -> dict[str, 
 
 
 RUNNING_SECONDS = 2.0
-"""Refresh interval of a live study."""
 
 RESTING_SECONDS = 15.0
-"""Refresh interval of an idle study, which may be resumed."""
+"""Slow refresh; an idle study may be resumed."""
 
 
 def study_page(asked: Asked) -> Answered:
@@ -142,7 +141,7 @@ def study_version(asked: Asked) -> str:
 
 
 def answer_document(asked: Asked) -> Answered:
-    """Return the answer as JSON, as ``best --format json``."""
+    """Return the answer of ``best --format json``."""
     with asked.databases.study(asked.study, asked.database) as store:
         found: Answer = answer(store, asked.study)
     return Document(found.model_dump(mode="json"))

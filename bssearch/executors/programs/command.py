@@ -50,7 +50,7 @@ def revision_of(program: Program, folder: Path) -> str:
 
 
 def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Map names to the files in a command's arguments, also after "="."""
+    """Map names in a command's arguments, also after "=", to files."""
     names = [
         name for token in command for name in (token, token.partition("=")[2]) if name and len(name) <= LONGEST_NAME
     ]
@@ -86,7 +86,6 @@ UNREAD_SHARE = 0.1
 """Share of ``hang_seconds`` before that check; output before training takes less time."""
 
 MOST_METRICS = 100
-"""Maximum metrics recorded of a program."""
 
 Reports = Generator[Report, None, None]
 

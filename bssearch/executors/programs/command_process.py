@@ -55,13 +55,13 @@ class TrialSocket:
         return [] if self._door is None else [self._door]
 
     def accept(self) -> None:
-        """Take in the program that connects; no other may."""
+        """Accept the program, and no other."""
         assert self._door is not None, "it listens"
         self.line, _ = self._door.accept()
         self.shut()
 
     def shut(self) -> None:
-        """Let no program connect any more."""
+        """Refuse further connections."""
         if self._door is not None:
             self._door.close()
             self._door = None
@@ -69,7 +69,7 @@ class TrialSocket:
                 self.path.unlink()
 
     def close(self) -> None:
-        """Hang up, and let no program connect any more."""
+        """Close the line and refuse connections."""
         self.shut()
         if self.line is not None:
             self.line.close()
@@ -86,11 +86,11 @@ class Patience:
         self._last = began
 
     def is_over(self) -> bool:
-        """Return whether the program has said nothing for too long."""
+        """True after too long a silence."""
         return time.monotonic() - self._last > self._seconds
 
     def take(self, reply: Reply) -> None:
-        """Take note of a reply."""
+        """Note a reply."""
         self._last = time.monotonic()
 
     def stop(self) -> None:
@@ -137,16 +137,14 @@ KILL_SECONDS = 10.0
 """Seconds allowed after SIGKILL; a process in disk I/O needs several."""
 
 MOST_LOGGED_BYTES = 2**24
-"""Maximum size of the logged output."""
 
 LAST_LINES = 10
-"""Last output lines shown in an error."""
+"""Output lines shown in errors."""
 
 _TAIL_BYTES = 1 << 14
-"""Amount of recent output kept for errors."""
 
 _MOST_CHUNKS_LEFT = 16
-"""Far more than a pipe's default 64 KiB (pipe(7))."""
+"""Far above a pipe's 64 KiB (pipe(7))."""
 
 
 class CommandProcess:
@@ -206,13 +204,13 @@ class CommandProcess:
 
     @property
     def shown_lines(self) -> str:
-        """Return the last output lines for an error."""
+        """Return the last output lines."""
         lines = [line[:500] for line in self.last_lines.splitlines() if line.strip()][-LAST_LINES:]
         return "; it printed:\n" + "\n".join(lines) if lines else "; it printed nothing"
 
     @property
     def line(self) -> socket.socket:
-        """Return our end of the line of a program that has connected."""
+        """Return our end of a connected program's line."""
         assert self._socket.line is not None, "the program has connected"
         return self._socket.line
 
@@ -262,7 +260,7 @@ class CommandProcess:
         yield from self.log_reader.end()
 
     def kill(self) -> None:
-        """End the program and all that it started."""
+        """Kill the program and its descendants."""
         self.end()
 
     def end(self) -> int:
@@ -291,7 +289,6 @@ class CommandProcess:
         return pipe
 
     def _chunks(self, seconds: float) -> Iterator[tuple[int, bytes]]:
-        """Yield output by descriptor, and log it."""
         for descriptor in select.select(self._sources, [], [], seconds)[0]:
             if not isinstance(descriptor, int):
                 self._socket.accept()

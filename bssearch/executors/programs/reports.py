@@ -56,7 +56,7 @@ _REST_OF_STEP = re.compile(r"[ .]\d{3}(?!\d)")
 """The same for integers with space or dot separators: 1 of 1 000."""
 
 _STEP_WITH_DOTS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")
-"""A step that may be 10 or 10,000, as in 10.000."""
+"""An ambiguous step: 10 or 10,000, as in 10.000."""
 
 
 REPORTS_TIMED = 4

@@ -108,7 +108,7 @@ class ScriptServer:
             raise LaunchError(f"the script cannot be started: {error}") from error
 
     def exit_told(self) -> int | None:
-        """Return the last script's exit code, if it has ended."""
+        """Return the last script's exit code, or None."""
         self._control.setblocking(False)
         try:
             code: int = self._told()["exit"]
@@ -158,7 +158,7 @@ class LoadedScript(LoadedProgram):
         self._server = ScriptServer(named, self._program.arguments)
 
     def close(self) -> None:
-        """End the process that starts the script."""
+        """End the server."""
         self._server.close()
 
     def describe(self) -> WorkloadDescription:

@@ -83,7 +83,7 @@ class SlotActor:
         return self._worker.pid
 
     def tell(self, line: bytes) -> None:
-        """Pass a command on to the worker."""
+        """Send the worker a command."""
         if self._worker is not None:
             self._worker.send(decode_command(line))
 
@@ -108,7 +108,7 @@ class SlotActor:
             self._worker.write_stack()
 
     def kill(self) -> None:
-        """Kill the worker and all that it started."""
+        """Kill the worker and its descendants."""
         if self._worker is not None and self._death is None:
             self._worker.kill()
 
@@ -119,7 +119,6 @@ class SlotActor:
         self._logs.close()
 
     def _listen(self, seconds: float) -> None:
-        """Wait for replies and collect them; bury an exited worker."""
         with suppress(queue.Empty):
             self._waiting.append(self._inbox.get(timeout=seconds)[1])
             gathered = time.monotonic() + GATHER_SECONDS

@@ -21,7 +21,7 @@ from bssearch.executors.process import hide_secrets, is_secret
 from bssearch.settings import environment_with
 
 CONNECT_SECONDS = 30.0
-"""How long a cluster may take to answer: the requirement."""
+"""Maximum response time of a cluster."""
 
 STORE_BYTES = 100 * 2**20
 """Object store size of a local Ray, near its minimum of 75 MiB; actors' replies are not stored there."""
@@ -104,7 +104,7 @@ class Cluster:
             )
 
     def nodes(self) -> list[Node]:
-        """Return the machines that are there now."""
+        """Return the live nodes."""
         return [
             Node(one["NodeManagerHostname"], one["Resources"].get("CPU", 0.0), one["Resources"].get("GPU", 0.0))
             for one in self.ray.nodes()

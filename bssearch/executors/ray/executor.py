@@ -316,7 +316,7 @@ class RayExecutor(SlotExecutor):
         self._cluster.ray.kill(self._seats.pop(slot.index).actor, no_restart=True)
 
     def _load_of(self, slot: Slot) -> Load:
-        """Return the load message; the worker sees only its own devices."""
+        """The worker sees only its own devices."""
         return Load(settings=replace(self._settings, slots=1), slot=0, revision=self._revision)
 
     def _worker_environment(self) -> dict[str, str]:

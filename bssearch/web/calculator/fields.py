@@ -60,12 +60,12 @@ class Fieldset:
 
     @cached_property
     def fields(self) -> list[Field]:
-        """The fields that stand open."""
+        """Fields shown by default."""
         return [_field(self.request, *one) for one in self.options.items()]
 
     @cached_property
     def rare_fields(self) -> list[Field]:
-        """The fields that are folded away."""
+        """Folded fields."""
         return [_field(self.request, name, "") for name in self.rare]
 
 
@@ -314,7 +314,7 @@ class Asking(Generic[Asked]):
 
     @property
     def texts(self) -> dict[str, str]:
-        """The texts of the options that are given."""
+        """The given options' texts."""
         given = {option: self.typed[field_name(self.request, option)].strip() for option in self.options}
         return {**{option: text for option, text in given.items() if text}, **self.set_by_page}
 
@@ -326,7 +326,7 @@ class Asking(Generic[Asked]):
 
     @property
     def missing(self) -> list[str]:
-        """The options that are needed and not given."""
+        """Required options that are missing."""
         return [option for option in self.needed if option not in self.texts]
 
     def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> Part:

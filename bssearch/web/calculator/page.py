@@ -57,7 +57,6 @@ STYLES: dict[str, tuple[str, Dash]] = {
 }
 
 DECADES = 10**4
-"""Smallest drawn term relative to the peak."""
 
 
 def memory_figure(plan: MemoryPlan, sizes: Sequence[int], peaks: Sequence[int]) -> Chart:
@@ -89,7 +88,7 @@ def line(
 
 
 def mark(name: str, x: float, y: float, colour: str, symbol: Symbol, size: int = 11) -> Series:
-    """Return a single marked point with its name."""
+    """Return a named point."""
     return Series(name=name, points=[Point(x, y)], colour=colour, symbol=symbol, size=size)
 
 
@@ -112,7 +111,6 @@ def _fitting(plan: MemoryPlan) -> Iterator[Series]:
 
 
 HIGHEST = 1e4
-"""Highest drawn multiple of the minimum."""
 
 
 def trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
@@ -136,7 +134,6 @@ def trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
 
 
 def _largest_at_once(found: TradeOff, sizes: list[int], max_micro: int | None) -> Iterator[Series]:
-    """Yield a mark at the largest drawn batch that fits without accumulation."""
     at_once = [one for one in found.points if one.row.batch in sizes and one.row.batch <= (max_micro or 0)]
     if at_once:
         last = at_once[-1]
@@ -144,7 +141,6 @@ def _largest_at_once(found: TradeOff, sizes: list[int], max_micro: int | None) -
 
 
 LARGEST_DRAWN = 2**30
-"""The largest micro-batch that is drawn."""
 
 NEVER_TAKEN = frozenset({"model", "model_settings", "input_shape", "table", "rule", "study", "step_times", "db"})
 """Options that import code, read files or databases, or are set by the page."""
@@ -181,7 +177,7 @@ DEVICES = Part(
 
 
 def results(typed: Mapping[str, str]) -> list[Part]:
-    """Return the result parts from field texts."""
+    """Return the result parts."""
     fitting: list[int | None] = []
 
     def of_memory(asked: MemoryRequest) -> dict[str, Any]:
@@ -313,7 +309,7 @@ def _best(found: TradeOff, max_micro: int | None) -> str:
 
 
 def _points(found: TradeOff) -> Table:
-    """Return the points; the command prints only the fastest."""
+    """The command prints only the fastest."""
     names = ("batch", "micro_batch", "accumulation_steps", "step_s")
     rows = []
     for point in found.points:
@@ -327,13 +323,13 @@ def _points(found: TradeOff) -> Table:
 
 
 RESULTS = "results"
-"""The part of the page that the script replaces."""
+"""The part that the script replaces."""
 
 LONGEST_ECHO = 200
-"""Characters of a longer text that the page shows again."""
+"""Characters of a long text shown again."""
 
 MOST_NAMED = 5
-"""Unknown fields that are named."""
+"""Maximum unknown fields listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,7 +353,7 @@ class Calculated:
         return any(self.texts[field.name] or field.name in self.wrong for field in fieldset.rare_fields)
 
     def is_checked(self, field: Field) -> bool:
-        """Return whether a flag is set."""
+        """True if a flag is set."""
         return self.texts[field.name].lower() in YES
 
 
