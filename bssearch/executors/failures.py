@@ -72,7 +72,7 @@ def describe_exit(return_code: int) -> str:
 class Death:
     """A worker's ``return_code`` (negative for a signal) and its cause.
 
-    ``killed_by_kernel`` is the OOM killer's action, None if unknown. ``verdict`` takes precedence: we killed the
+    ``killed_by_kernel``: whether the OOM killer acted, None if unknown. ``verdict`` takes precedence: we killed the
     process or its machine failed.
     """
 
@@ -91,7 +91,7 @@ class Death:
     def judged(self, last_words: str | None = None) -> tuple[TrialState, str]:
         """Return the state and reason of the trial whose worker exited.
 
-        ``last_words`` come from `words_of_no_memory`, because libraries exit in any way without memory.
+        ``last_words`` come from `words_of_no_memory`, because a library may exit in any way when memory runs out.
         """
         if self.verdict is not None:
             return self.verdict

@@ -249,8 +249,8 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
 def _device_works() -> bool:
     """Free the trial's device memory; return whether the device still works.
 
-    The garbage collector must free exception cycles after out of memory. CUDA errors such as illegal addresses are
-    permanent for the process.
+    Only the garbage collector frees tensors in an exception's frames (cycles). CUDA errors such as illegal addresses
+    are permanent for the process.
     """
     import torch
 

@@ -25,7 +25,7 @@ from bssearch.executors.messages import CHUNK_BYTES, Command, Lines, Reply, deco
 from bssearch.records import TrialStop
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
 
-# Variables that hold a database's address or credentials: a trial process needs none.
+# Database addresses and credentials, hidden from trial processes.
 SECRETS = frozenset(
     {
         DATABASE_URL_VARIABLE,
@@ -54,7 +54,7 @@ THREAD_VARIABLES = (
 # Read once by cuBLAS, which repeats its sums exactly only with workspaces of a fixed size.
 REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
-# Read once by PyTorch: segments that grow leave no holes where batch sizes follow each other on a GPU.
+# Read once by PyTorch: expandable segments prevent fragmentation when batch sizes change.
 EXPANDABLE_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -207,7 +207,7 @@ class WorkerProcess:
                 self.log_start = errors.tell()
                 self._process = subprocess.Popen(
                     [
-                        # -P: nothing in this folder stands for an installed package.
+                        # -P: files in this folder must not shadow installed packages.
                         *(sys.executable, "-P", "-m", "bssearch.executors.worker"),
                         *("--parent", str(os.getpid()), "--lifeline", str(lifeline), "--slot", str(slot)),
                     ],
@@ -278,7 +278,7 @@ class WorkerProcess:
     def _listen(self) -> None:
         """Queue replies, then None when the process is dead and its pipe is empty.
 
-        A forked child may hold the pipe open. An invalid reply kills the worker.
+        Checks the process too, because a forked child may hold the pipe open. An invalid reply kills the worker.
         """
         lines = Lines()
         poll = select.poll()

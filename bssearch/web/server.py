@@ -55,7 +55,7 @@ def serve(
 
     A token is required if ``host`` is reachable from other machines or ``asks_token``. ``tell`` gets the
     address with the token once. ``port`` 0 takes a free one; ``names`` are further host names. Raises `UsageError` if
-    host or port cannot listen, and as `open_databases`.
+    host or port cannot listen or a required token is declined, and as `open_databases`.
     """
     uvicorn = _uvicorn()
     from bssearch.web.access import Access, is_loopback, new_token

@@ -198,7 +198,7 @@ def _unchanged_by_ray() -> Iterator[None]:
 def _sigterm_as_it_is() -> Iterator[None]:
     """Restore SIGTERM's handler at the end.
 
-    Ray's core replaces it from any thread, but `signal` can undo that only in the main one.
+    Ray's core replaces it from any thread, but `signal` can restore it only in the main thread.
     """
     libc = ctypes.CDLL(None)
     before = ctypes.create_string_buffer(_SIGACTION_BYTES)
