@@ -35,17 +35,17 @@ AskStop = Callable[[], tuple[TrialState, str] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A user's training program: a Python ``script`` with ``arguments``, or any ``command``.
+    """A Python ``script`` with ``arguments``, or any ``command``.
 
-    A script calls `bssearch.current_trial`; a script ``file.py:make_trainer`` returns a trainer per trial.
+    A script calls `bssearch.current_trial`; ``file.py:make_trainer`` returns a trainer per trial.
 
     Attributes:
-        default: configuration with which the program is described.
-        metric: name of the target's metric.
-        names: parameters that the study sets; the program's own values apply to all others.
-        report: how to parse a command's progress, see `bssearch.executors.programs.reports`.
-        searched: a command needs a placeholder for each of these, unless it calls `current_trial`.
-        needs_samples: the study's objective is in samples.
+        default: configuration used for the description.
+        metric: the target's metric.
+        names: parameters set by the study.
+        report: progress expressions, see `bssearch.executors.programs.reports`.
+        searched: required placeholders of a command that does not call `current_trial`.
+        needs_samples: the objective is in samples.
     """
 
     default: Configuration
@@ -59,7 +59,7 @@ class Program:
     needs_samples: bool = False
 
     def parameters(self, configuration: Configuration) -> dict[str, ParameterValue]:
-        """Return the values the study sets besides batch size and learning rate, by bare name."""
+        """Return values besides batch size and learning rate, by bare name."""
         values = {**{name: getattr(configuration, name) for name in TRAINING_PARAMETERS}, **configuration.parameters}
         values["optimizer"] = configuration.optimizer
         return {name.rpartition(".")[2]: value for name, value in values.items() if name in self.names}
@@ -67,21 +67,21 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSettings:
-    """The workload and the devices of an executor.
+    """The workload and devices of an executor.
 
     Attributes:
-        workload: name, resolved in ``folder``; the program's name if ``program`` is set.
-        given: workload class or object that is not in a file; only the executor ``inline`` can run it.
+        workload: name, resolved in ``folder``, or the program's name.
+        given: workload class or object, for the executor ``inline`` only.
         slots: number of slots; ``auto`` is one per device.
         threads: CPU threads per slot.
         device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
-        hang_seconds: a trial without progress for this long is killed.
+        hang_seconds: maximum time without progress.
         memory_limit_bytes: simulates a smaller device.
-        allow_busy: accept devices that other programs use.
-        environment: environment variables added for the workload.
-        log_folder: folder for the complete output of the workload; each trial's end carries it too.
-        own_parameters: the user's defaults as ``model.NAME`` and ``loss.NAME``; the workload is described with them.
-        optimizers: optimizers that trials may use; their libraries must be installed.
+        allow_busy: accept devices in use.
+        environment: variables added for the workload.
+        log_folder: folder for the complete output.
+        own_parameters: the user's defaults as ``model.NAME`` and ``loss.NAME``, used for the description.
+        optimizers: optimizers whose libraries must be installed.
         address: Ray cluster, ``auto`` or ``HOST:PORT``.
     """
 
@@ -109,7 +109,7 @@ class ExecutorSettings:
 
     @property
     def least_slots(self) -> int:
-        """Return the number of slots, or 1 for ``auto``, whose number is known only after a worker has loaded."""
+        """Return the number of slots; ``auto`` counts as 1 until a worker has loaded."""
         return 1 if self.slots == "auto" else self.slots
 
 
@@ -117,19 +117,19 @@ Event = TrialObserved | TrialEnded
 
 
 class Executor(Protocol):
-    """Runs trials in slots. Each trial gets exactly one `TrialEnded`, as its last event.
+    """Runs trials in slots; a trial's last event is its only `TrialEnded`.
 
-    A registered executor class takes `ExecutorSettings` as its only argument.
+    Executor classes take only `ExecutorSettings`.
     """
 
     slots: int
 
     @property
     def slots_apart(self) -> bool:
-        """Whether each slot has its own device, so that concurrent trials do not slow each other."""
+        """Whether each slot has its own device, so that trials do not slow each other."""
 
     def describe(self) -> WorkloadDescription:
-        """Load the workload and return its description; raise `WorkloadError` or `LaunchError`."""
+        """Load and describe the workload; raise `WorkloadError` or `LaunchError`."""
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies."""
@@ -145,20 +145,20 @@ class Executor(Protocol):
 
         Raises:
             LaunchError: no worker can be started.
-            ValueError: no slot is free, or the trial is already running.
+            ValueError: no slot is free, or the trial is running.
         """
 
     def stop(self, stop: TrialStop) -> None:
-        """Ask a running trial to end in a state within one step. Unknown numbers are ignored.
+        """Ask a running trial to end within one step; unknown numbers are ignored.
 
-        `TrialState.PAUSED` needs a writable ``checkpoint`` in the request; otherwise the trial is pruned.
+        `TrialState.PAUSED` without a writable ``checkpoint`` prunes the trial.
         """
 
     def events(self, timeout: float) -> list[Event]:
         """Return events since the last call; wait up to ``timeout`` seconds for the first."""
 
     def kill(self) -> None:
-        """Cancel every trial at once. Safe in a signal handler; new trials may be submitted afterwards."""
+        """Cancel every trial at once; safe in a signal handler. The executor stays usable."""
 
     def close(self) -> None:
         """Cancel running trials and release all resources. Idempotent."""
@@ -180,7 +180,7 @@ class TimesSideBySide(Protocol):
 
 
 def check_threads(settings: ExecutorSettings) -> None:
-    """Raise `UsageError` if a slot has more threads than this machine has CPUs."""
+    """Raise `UsageError` for more threads than this machine's CPUs."""
     cpus = os.cpu_count() or 1
     if settings.threads > cpus:
         raise UsageError(

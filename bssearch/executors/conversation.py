@@ -65,10 +65,10 @@ class Conversation:
     """Exchange of messages with a program for one piece of work.
 
     Attributes:
-        reply: the final reply, or None; ``take`` gets all other replies.
+        reply: the final reply; ``take`` gets all others.
         exit_code: the program's exit code.
-        overstayed: whether the program was killed because it kept running after its trial.
-        kernel_kills: `kernel_memory_kills` at the program's start.
+        overstayed: whether it was killed because it ran on after its trial.
+        kernel_kills: `kernel_memory_kills` at its start.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Conversation:
         self._ended_at: float | None = None
 
     def hold(self, assign: Assign) -> Self:
-        """Exchange messages until the program has exited; kill it on an error.
+        """Exchange messages until the program exits; kill it on an error.
 
         Raises `UsageError` for an invalid message.
         """
@@ -128,7 +128,6 @@ class Conversation:
                 self._process.kill()
 
     def _hear(self) -> bool:
-        """Read replies; return False once the line is closed."""
         try:
             chunk = self._process.line.recv(CHUNK_BYTES)
         except ConnectionResetError:
@@ -183,7 +182,7 @@ class LoadedProgram(ABC):
         return answer
 
     def measure(self, request: Measurement) -> Measured:
-        """Measure a request; raise `WorkloadError` if the program fails, or for a gradient noise scale."""
+        """Measure a request; raise `WorkloadError` on failure or for a gradient noise scale."""
         if isinstance(request, NoiseRequest):
             raise no_noise_scale("a program of your own")
         answer = self._answer(request)
@@ -195,7 +194,7 @@ class LoadedProgram(ABC):
 
 
 def answer_in(found: Conversation) -> Answer | None:
-    """Return the program's answer, or None if it exited without one; raise the error it reported."""
+    """Return the answer, None if there is none; raise a reported error."""
     if isinstance(found.reply, Refused):
         raise found.reply.as_error()
     assert not isinstance(found.reply, TrialEnded), "no trial was asked for"
@@ -214,7 +213,7 @@ def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observat
 
 
 def stopped(asked: tuple[TrialState, str]) -> TrialOutcome:
-    """Return the outcome of a trial that ended as ``asked`` without a reply, hence without a checkpoint."""
+    """Return the outcome of a trial that ended as ``asked``, without a checkpoint."""
     state, reason = asked
     return TrialOutcome(state=TrialState.PRUNED if state is TrialState.PAUSED else state, reason=reason)
 

@@ -25,10 +25,10 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
 
 
 def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
-    """Return the devices that slots use round-robin; at least one.
+    """Return the slots' devices, at least one.
 
-    ``auto`` means the idle CUDA devices, or the CPU on a machine without CUDA; ``cuda`` has no fallback. Raises
-    `LaunchError` if the device is missing, or if every candidate is busy and ``allow_busy`` is false.
+    ``auto`` is the idle CUDA devices or, without CUDA, the CPU; ``cuda`` has no fallback. Raises `LaunchError` if the
+    device is missing, or all are busy without ``allow_busy``.
     """
     import torch
 
@@ -49,9 +49,9 @@ def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
 def memory_limit_of_slot(
     device: torch.device, slot: int, slots: int, devices: int, limit_bytes: int | None
 ) -> int | None:
-    """Return a slot's memory limit in bytes, or None for no limit.
+    """Return a slot's limit in bytes, or None.
 
-    Slots on one CUDA device get equal shares minus `CONTEXT_BYTES` each; a smaller ``limit_bytes`` takes precedence.
+    Slots on a CUDA device share it equally, minus `CONTEXT_BYTES` each; a smaller ``limit_bytes`` takes precedence.
     """
     import torch
 

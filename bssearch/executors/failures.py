@@ -41,10 +41,9 @@ _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return ``ExceptionType: message (file:line: code)`` for the innermost frame of the user's code.
+    """Return ``ExceptionType: message (file:line: code)`` for the user's innermost frame.
 
-    Frames of the standard library, of packages and of bssearch are used only if there are no others. Errors of bssearch
-    carry no location.
+    Falls back to library frames. Errors of bssearch have no location.
     """
     if isinstance(error, BSSearchError):
         return str(error)
@@ -71,10 +70,10 @@ def describe_exit(return_code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker's exit: ``return_code`` (negative for a signal) and its cause.
+    """A worker's ``return_code`` (negative for a signal) and its cause.
 
-    ``killed_by_kernel`` tells whether the kernel's OOM killer acted meanwhile, None if unknown. ``verdict`` takes
-    precedence: it is set if we killed the process or its machine failed.
+    ``killed_by_kernel``: whether the OOM killer acted, None if unknown. ``verdict`` takes precedence: we killed the
+    process or its machine failed.
     """
 
     return_code: int
@@ -114,10 +113,7 @@ def judge_exit(
 
 
 def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> tuple[TrialState, str]:
-    """Return the state and reason of a failed command, from its exit code and last output.
-
-    A shell reports a killed program as 128 plus the signal number.
-    """
+    """Return a failed command's state and reason; shells report signals as 128 + number."""
     if code == 128 + signal.SIGKILL:
         code = -signal.SIGKILL
     state, reason = judge_exit(code, kernel_kills_before, _last_line_with(_WORDS_OF_PROGRAMS, printed))
@@ -125,7 +121,7 @@ def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> t
 
 
 def code_has_changed(what: str, before: str | None, now: str | None) -> WorkloadError:
-    """Return the error for code whose revision differs from the run's start (None: no revision)."""
+    """Return the error for changed code (None: no revision)."""
     return WorkloadError(
         f"{what} has changed since the run began ({before} → {now or 'no file'}): what it trains now does not compare "
         "with the trials before",
@@ -150,7 +146,7 @@ def kernel_memory_kills() -> int | None:
 
 
 def words_of_no_memory(log: Path, start: int) -> str | None:
-    """Return the last line after byte ``start`` of a log that reports an allocation failure."""
+    """Return the log's last allocation failure after byte ``start``."""
     return _last_line_with(_WORDS_OF_NO_MEMORY, _last_bytes(log, start))
 
 
@@ -170,7 +166,7 @@ def _last_bytes(log: Path, start: int) -> str:
 
 
 def printed(log: Path, start: int) -> str:
-    """Return a log's content from byte ``start``; beyond 64 KiB only the first and last halves of that."""
+    """Return a log from byte ``start``; above 64 KiB only its ends."""
     with log.open("rb") as file:
         size = file.seek(0, 2) - start
         file.seek(start)

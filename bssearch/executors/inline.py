@@ -1,8 +1,7 @@
-"""Runs trials in this process, one at a time, so that `breakpoint()` in the user's code works.
+"""Runs trials in this process, so that `breakpoint()` works.
 
-Without a worker process there is no isolation: a crash or hang ends the whole run, the user's code sees the run's
-environment including secrets, and the CPU has no memory limit. The code's output goes to stderr. Output of child
-processes is not logged.
+Not isolated: crashes end the run, user code sees secrets and CPU memory is unlimited. Output goes to stderr; output of
+child processes is not logged.
 """
 
 from __future__ import annotations
@@ -48,9 +47,7 @@ from bssearch.settings import environment_with
 T = TypeVar("T")
 
 PYTHON_THRESHOLDS = (700, 10, 10)
-"""Python's default garbage collection thresholds, as in a worker. The command line raises them, which would let
-training cycles keep much memory.
-"""
+"""Python's default thresholds, because the command line's higher ones would let training cycles keep much memory."""
 
 STDOUT, STDERR = 1, 2
 """The file descriptors, as POSIX has them."""
@@ -62,9 +59,8 @@ _CLOSED = "the run was closed"
 class InlineExecutor:
     """Runs trials in this process, for debugging; see `bssearch.executors.base.Executor`.
 
-    Each call of `events` trains up to the next evaluation. Needs exactly one slot, and no more threads than CPUs, else
-    `UsageError`. ``hang_seconds`` is ignored, because a debugger may wait for hours. Ctrl-C and leaving the debugger
-    cancel the trial and raise KeyboardInterrupt.
+    `events` trains up to the next evaluation. Raises `UsageError` unless it has one slot and no more threads than CPUs.
+    ``hang_seconds`` is ignored. Ctrl-C and leaving the debugger cancel the trial and raise KeyboardInterrupt.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -88,7 +84,7 @@ class InlineExecutor:
 
     @property
     def slots_apart(self) -> bool:
-        """Whether the slot has a device other than the CPU; False before the workload is loaded."""
+        """Whether the slot uses a device other than the CPU; False before loading."""
         return self._loaded is not None and self._loaded.device != "cpu"
 
     def describe(self) -> WorkloadDescription:
@@ -100,7 +96,7 @@ class InlineExecutor:
         return self._measured(request, StepTime)
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Test in a worker process whether a micro-batch fits; raise `UsageError` if the workload is not in a file."""
+        """Test in a worker process whether a micro-batch fits; raise `UsageError` for a workload without a file."""
         self._refuse_while_a_trial_runs()
         if self._settings.given is not None:
             raise UsageError(
@@ -118,7 +114,7 @@ class InlineExecutor:
         return self._measured(request, NoiseMeasurement)
 
     def submit(self, request: TrialRequest) -> None:
-        """Load the workload if needed and set up the trial; raise `LaunchError` or `WorkloadError`."""
+        """Set up the trial; raise `LaunchError` or `WorkloadError`."""
         if self._trial is not None:
             running = self._trial.request.number
             raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
@@ -133,7 +129,7 @@ class InlineExecutor:
             self._stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
-        """Run the trial to its next evaluation or end; wait ``timeout`` seconds only if there is no trial."""
+        """Run to the trial's next evaluation or end; wait only if no trial runs."""
         if not self._events:
             if self._trial is None:
                 time.sleep(timeout)
@@ -179,7 +175,6 @@ class InlineExecutor:
             )
 
     def _set_environment(self) -> None:
-        """Apply a worker's environment variables and threads until `close`."""
         import torch
 
         self._restore.callback(torch.set_num_threads, torch.get_num_threads())
@@ -194,7 +189,6 @@ class InlineExecutor:
         return answer
 
     def _answer(self, work: Callable[[], T], refusal: Callable[[BaseException], Refused]) -> T:
-        """Call the user's code; raise the error that a worker would report."""
         try:
             with self._logged():
                 return work()
@@ -255,11 +249,7 @@ class InlineExecutor:
 
 @contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Redirect the descriptor of stdout to stderr.
-
-    This includes output of C code, child processes and streams created earlier. Does nothing in a process without these
-    descriptors.
-    """
+    """Redirect stdout's descriptor to stderr, including C code and child processes."""
     _flush()
     try:
         kept = os.dup(STDOUT)
@@ -276,7 +266,6 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Flush Python's and the C library's buffers of stdout."""
     for stream in (sys.stdout, sys.__stdout__):
         if stream is not None and not stream.closed:
             stream.flush()
@@ -284,7 +273,7 @@ def _flush() -> None:
 
 
 class _Copying:
-    """A stream that also writes to a log; other attributes are the terminal's, as a debugger needs them."""
+    """A stream copied to a log; other attributes are the terminal's, for debuggers."""
 
     def __init__(self, stream: IO[str], log: IO[str]) -> None:
         self._stream = stream

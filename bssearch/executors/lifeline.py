@@ -1,13 +1,12 @@
-"""Ends a worker and its child processes when the driver dies, even by SIGKILL.
+"""Ends a worker and its children when the driver dies, even by SIGKILL.
 
 Three mechanisms cover each other's gaps:
 
-* The kernel kills the worker (``PR_SET_PDEATHSIG``, Linux), even while the interpreter's lock is held.
-* A thread kills the worker's process group at the end of the command stream (all systems).
-* A shell in the group reads a pipe that only the driver writes, and kills the group, with data loaders, when it closes.
+* ``PR_SET_PDEATHSIG`` (Linux) works even while the interpreter's lock is held.
+* A thread kills the process group at the end of the command stream (all systems).
+* A shell in the group reads the driver's pipe and kills the group, with data loaders, when it closes.
 
-A user's command leads its own group with its own `Watcher`. Its parent becomes a subreaper and ends orphans too. A
-process that leaves the group survives if the driver is killed; a living driver kills it with the worker.
+A user's command has its own group, `Watcher` and subreaper. Only processes that leave it survive a killed driver.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when the thread that started it ends (Linux only).
+    """Ask the kernel to kill this process when its starting thread ends (Linux only).
 
-    Ends at once if ``parent`` (the driver's pid) is no longer the parent: it died before the request.
+    Exits if ``parent``, the driver's pid, died before the request.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -52,9 +51,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 class DieWithParent:
-    """A ``preexec_fn``: the kernel kills the new process when ``parent`` ends.
+    """A ``preexec_fn`` with which the kernel kills the process when ``parent`` ends.
 
-    The system call is resolved before the fork, after which few operations are safe.
+    Resolves the system call before the fork, because few operations are safe afterwards.
     """
 
     def __init__(self, parent: int) -> None:
@@ -77,9 +76,9 @@ def end_group() -> NoReturn:
 
 
 class Watcher:
-    """A shell that kills a process group when the other end of the pipe ``lifeline`` closes.
+    """A shell that kills a process group when ``lifeline`` closes.
 
-    Group 0 is the shell's own; for any other group the shell gets its own session. ``pid`` is the shell's.
+    Group 0 is its own; other groups need a new session. ``pid`` is the shell's.
     """
 
     def __init__(self, lifeline: int, group: int = 0) -> None:

@@ -1,7 +1,4 @@
-"""A workload loaded in this process.
-
-Imports torch only when a workload is loaded, so that an import failure is reported as an answer.
-"""
+"""A workload loaded in this process; imports torch late, so that import failures become answers."""
 
 from __future__ import annotations
 
@@ -183,7 +180,7 @@ class LoadedWorkload:
 
 
 def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
-    """Return the answer for a workload that failed to load or describe itself."""
+    """Answer for a workload that fails to load."""
     lacks_memory = _ran_out_of_memory(error)
     message, hint = describe_exception(error), error.hint if isinstance(error, BSSearchError) else None
     if lacks_memory:
@@ -200,7 +197,7 @@ def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
 
 
 def program_refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
-    """Return the answer for a failed user program; its exceptions count as the workload's."""
+    """Answer for a failed user program."""
     traceback.print_exception(error)
     found = refused(error, memory_limit_bytes)
     return found if found.out_of_memory or isinstance(error, LaunchError) else replace(found, error="workload")
@@ -230,7 +227,7 @@ def failed(error: BaseException) -> TrialOutcome:
 
 
 def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
-    """Free the trial's device memory; return its end, as failed if a value is not finite."""
+    """Free device memory; return the end, as failed for non-finite values."""
     broken = not _device_works()
     try:
         to_json(outcome)
@@ -240,7 +237,6 @@ def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
 
 
 def _ran_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether the error or one of its causes is an out-of-memory error."""
     from bssearch.training.memory import is_out_of_memory
 
     while error is not None:
@@ -251,10 +247,10 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _device_works() -> bool:
-    """Free the last trial's device memory; return whether the device still works.
+    """Free the trial's device memory; return whether the device still works.
 
-    Only the garbage collector frees tensors held by an exception's frames, in cycles; without it the next trial would
-    have no memory after an out-of-memory error. A CUDA error such as an illegal address is permanent for the process.
+    Only the garbage collector frees tensors in an exception's frames (cycles). CUDA errors such as illegal addresses
+    are permanent for the process.
     """
     import torch
 

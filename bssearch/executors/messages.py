@@ -1,8 +1,7 @@
-"""Messages between driver, worker and program: one per line, the class name followed by its fields as JSON.
+"""Messages between driver, worker and program: a line with the class name and its fields as JSON.
 
-The driver sends a `Command`, the worker a `Reply`. A worker sends the user's program an `Assign` and, to end the trial,
-a `TrialStop`; the program sends replies. A message without fields is one word. NaN and infinities are refused; decoding
-validates all fields.
+A driver sends `Command`, a worker `Reply`. A program gets `Assign`, then `TrialStop`, and sends replies. Messages
+without fields are one word. Decoding validates fields; NaN and infinities are refused.
 """
 
 from __future__ import annotations
@@ -47,10 +46,9 @@ Work = Literal["describe"] | StepTimeRequest | MemoryRequest | TrialRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Load the workload for one slot.
+    """Load the workload for a slot; ``revision`` is required if set.
 
-    ``revision`` is the required code revision, if set. ``devices`` is the number that slots share, by default those
-    present.
+    ``devices`` is the number shared by all slots.
     """
 
     settings: ExecutorSettings
@@ -61,10 +59,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """One piece of ``work`` for the user's ``program`` in its own process.
-
-    ``given`` are the script's values for parameters that the study does not set.
-    """
+    """A piece of ``work`` for ``program``; ``given`` are its own parameter values."""
 
     work: Work
     program: Program
@@ -93,9 +88,9 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The workload is loaded on ``device``; ``revision`` is that of its file, if any.
+    """Loaded on ``device``, with the file's ``revision``.
 
-    ``device_uuid`` identifies the GPU, ``device_name`` is its model, ``devices`` the number that slots share.
+    ``device_uuid`` identifies the GPU, ``device_name`` its model, ``devices`` the number shared by slots.
     """
 
     device: str
@@ -107,7 +102,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A load, description or measurement failed: in the ``workload`` or at ``launch``."""
+    """Failed in the ``workload`` or at ``launch``."""
 
     error: Literal["workload", "launch"]
     message: str
@@ -159,7 +154,6 @@ def _decoded(line: bytes, union: Any) -> Any:
 
 @functools.cache
 def _kinds(union: Any) -> dict[str, Any]:
-    """Map message names to the union's classes and literal words."""
     parts = [one for part in get_args(union) for one in get_args(part) or (part,)]
     return {part if isinstance(part, str) else part.__name__: part for part in parts}
 

@@ -25,7 +25,7 @@ from bssearch.executors.messages import CHUNK_BYTES, Command, Lines, Reply, deco
 from bssearch.records import TrialStop
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
 
-# Variables that hold a database's address or credentials: a trial process needs none.
+# Database addresses and credentials, hidden from trial processes.
 SECRETS = frozenset(
     {
         DATABASE_URL_VARIABLE,
@@ -54,7 +54,7 @@ THREAD_VARIABLES = (
 # Read once by cuBLAS, which repeats its sums exactly only with workspaces of a fixed size.
 REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
-# Read once by PyTorch: segments that grow leave no holes where batch sizes follow each other on a GPU.
+# Read once by PyTorch: expandable segments prevent fragmentation when batch sizes change.
 EXPANDABLE_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -75,10 +75,9 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 
 
 def hide_secrets() -> None:
-    """Protect this process's memory and initial environment in ``/proc`` if it holds secrets (Linux).
+    """Protect this process's memory and initial environment in ``/proc`` (Linux).
 
-    Workers of the same user could otherwise read them there, even after removal from `os.environ`. Workers themselves
-    stay readable. This does not protect from root.
+    Workers of the same user could read secrets there. This does not protect from root.
     """
     known = [*os.environ.items(), *_first_environment().items()]
     if sys.platform == "linux" and any(is_secret(name, value) for name, value in known):
@@ -96,7 +95,7 @@ def _first_environment() -> dict[str, str]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether to hide a variable from trials: one of `SECRETS` or a checkpoint store's URL."""
+    """True for `SECRETS` and a checkpoint store's URL."""
     return name in SECRETS or (name == CHECKPOINT_DIR_VARIABLE and is_url(value))
 
 
@@ -107,12 +106,12 @@ def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str
 
 
 def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return bssearch's settings for PyTorch's allocator; empty if the user has set any."""
+    """Return PyTorch allocator settings; empty if the user set any."""
     return {} if any(name in given for name in ALLOCATOR_VARIABLES) else dict(EXPANDABLE_SEGMENTS)
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a child has exited, without reaping it, so that its pid is not reused."""
+    """True if a child has exited; does not reap it, so that its pid is not reused."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     if process.returncode is not None:
@@ -129,7 +128,7 @@ def report_folder_prefix(worker: int) -> str:
 
 
 def kill_descendants(parent: int) -> None:
-    """Stop a process, then kill its descendants; a running parent could report their end or orphan them."""
+    """Stop a process first, so that it cannot orphan descendants, then kill them."""
     killed: set[psutil.Process] = set()
     with suppress(psutil.Error, ProcessLookupError):
         os.kill(parent, signal.SIGSTOP)
@@ -144,9 +143,9 @@ def kill_descendants(parent: int) -> None:
 
 
 class Worker(Protocol):
-    """A process that takes commands; its replies arrive in an `Inbox`, None last.
+    """A process that takes commands and puts replies into an `Inbox`, None last.
 
-    Output goes to ``log`` from byte ``log_start``, before the reply that follows. ``last_heard`` is monotonic seconds.
+    Output goes to ``log`` from byte ``log_start``. ``last_heard`` is monotonic seconds.
     """
 
     slot: int
@@ -182,9 +181,9 @@ Inbox = queue.SimpleQueue[tuple[Worker, Reply | None]]
 
 
 class WorkerProcess:
-    """A child process in its own session, as a `Worker`; raises `OSError` if it cannot start.
+    """A child in its own session; raises `OSError`.
 
-    Create it in a thread that outlives it: on Linux the kernel kills it when that thread ends.
+    Create it in a thread that outlives it, because Linux kills it when that thread ends.
     """
 
     def __init__(
@@ -208,7 +207,7 @@ class WorkerProcess:
                 self.log_start = errors.tell()
                 self._process = subprocess.Popen(
                     [
-                        # -P: nothing in this folder stands for an installed package.
+                        # -P: files in this folder must not shadow installed packages.
                         *(sys.executable, "-P", "-m", "bssearch.executors.worker"),
                         *("--parent", str(os.getpid()), "--lifeline", str(lifeline), "--slot", str(slot)),
                     ],
@@ -232,7 +231,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The id of the process, its group and its session."""
+        """Id of the process, its group and its session."""
         return self._process.pid
 
     @property
@@ -248,7 +247,7 @@ class WorkerProcess:
             self._commands.write(encode(command))
 
     def has_exited(self) -> bool:
-        """Return whether the process has ended; only `bury` reaps it, which keeps its pid reserved."""
+        """True if the process ended; only `bury` reaps it."""
         return has_exited(self._process)
 
     def write_stack(self) -> None:
@@ -277,7 +276,7 @@ class WorkerProcess:
         return Death.since(self._kernel_kills, return_code)
 
     def _listen(self) -> None:
-        """Queue replies, then None once the process is dead and its pipe is empty.
+        """Queue replies, then None when the process is dead and its pipe is empty.
 
         Checks the process too, because a forked child may hold the pipe open. An invalid reply kills the worker.
         """

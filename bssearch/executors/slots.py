@@ -61,7 +61,7 @@ class LogFolder:
 
 @dataclass(slots=True)
 class RunningTrial:
-    """A trial in a slot; ``log_start`` is the log's size in bytes at its start."""
+    """A running trial; ``log_start`` is the log size in bytes at its start."""
 
     request: TrialRequest
     log_start: int = 0
@@ -80,7 +80,7 @@ class RunningTrial:
         self.last = observation
 
     def finished(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Add contention, device and a failed trial's progress to the outcome."""
+        """Add contention, device and progress to the outcome."""
         outcome = replace(
             outcome,
             contended=outcome.contended or self.contended,
@@ -106,7 +106,7 @@ class RunningTrial:
 T = TypeVar("T")
 
 Place = tuple[str, str]
-"""(machine as in `Worker.place`, device); trials in the same place slow each other."""
+"""(machine, device); trials in the same place slow each other."""
 
 
 class SlotState(Enum):
@@ -138,7 +138,7 @@ class Failure:
 
 
 class Slot:
-    """A slot and its worker. The log is emptied after each trial unless ``keeps_log``, to save disk space.
+    """A slot and its worker; without ``keeps_log`` the log is emptied after each trial.
 
     ``timed`` lists configurations the worker has timed.
     """
@@ -157,7 +157,7 @@ class Slot:
         self._keeps_log = keeps_log
         self._verdict: tuple[TrialState, str] | None = None
         self._job_log = 0
-        """Where the log stood when the worker got the job that it may have died of."""
+        """Log position when the worker got its last job."""
 
     def start(self, worker: Worker, load: Load) -> None:
         """EMPTY → LOADING: load the workload in a new worker."""
@@ -207,7 +207,7 @@ class Slot:
         return None
 
     def end_if_hung(self, hang_seconds: float) -> None:
-        """Kill the worker if its trial made no progress for ``hang_seconds``."""
+        """Kill the worker after ``hang_seconds`` without progress."""
         if self.state is SlotState.TRAINING and self.trial is not None:
             silence = time.monotonic() - max(self._living.last_heard, self.trial.started)
             if silence > hang_seconds:
@@ -218,7 +218,7 @@ class Slot:
     def condemn(self, state: TrialState, reason: str, *, stack: bool = False) -> None:
         """→ CONDEMNED: kill the worker and end its trial in ``state``; the first reason counts.
 
-        With ``stack`` the worker first logs its stack. A slot without a worker stays EMPTY.
+        ``stack`` logs the worker's stack first. A slot without a worker stays EMPTY.
         """
         worker = self.worker  # which another thread may bury meanwhile
         if worker is None:
@@ -283,10 +283,10 @@ class Slot:
 
 
 JOB_SECONDS = 3600.0
-"""Timeout for loading or timing: slow network disks need minutes, but a hang should not cost a night."""
+"""Load or timing timeout; slow network disks need minutes."""
 
 COMPILE_SECONDS = 1800.0
-"""Least hang timeout before the first evaluation of a compiled model; large models compile for over ten minutes."""
+"""Minimum hang timeout while compiling; large models take over ten minutes."""
 
 _CLOSE_SECONDS = 3.0
 """Time for workers to exit: one step plus interpreter shutdown."""
@@ -295,14 +295,14 @@ _KILL_SECONDS = 5.0
 """Time to reap killed workers; disk waits take seconds."""
 
 _TICK_SECONDS = 0.2
-"""Interval between hang checks, small compared with `ExecutorSettings.hang_seconds`."""
+"""Far below `ExecutorSettings.hang_seconds`."""
 
 
 class SlotExecutor(ABC):
     """Runs trials in one worker per slot; see `bssearch.executors.base.Executor`.
 
-    Call it from one thread. The worker's stdout and stderr go to the slot's log. Later workers raise `WorkloadError` if
-    the workload's file has changed. Slots set to ``auto`` count as 1 until the first worker has loaded.
+    Call it from one thread. Workers raise `WorkloadError` if the workload's file changes. ``auto`` slots count as 1
+    until the first worker has loaded.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -319,16 +319,16 @@ class SlotExecutor(ABC):
 
     @abstractmethod
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> Worker:
-        """Return a new worker; raise `LaunchError` if it cannot start."""
+        pass
 
     def _load_of(self, slot: Slot) -> Load:
-        """Return the slot's load message; a slot keeps its device even if others become idle."""
+        """Return the load message; a slot keeps its device even if others become idle."""
         settings = replace(self._settings, device=self._devices_of.get(slot.index, self._settings.device))
         return Load(settings=settings, slot=slot.index, revision=self._revision, devices=self._devices)
 
     @property
     def slots_apart(self) -> bool:
-        """Whether each slot has its own device, judged by the workers started so far."""
+        """Whether each started slot has its own device."""
         places = [slot.place for slot in self._slots if slot.place is not None]
         return self._has_gpus and self.slots <= (self._devices or 0) and len({*places}) == len(places)
 
@@ -341,19 +341,19 @@ class SlotExecutor(ABC):
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs.
 
-        A worker killed by lack of memory counts as an answer; other deaths raise `LaunchError`. On a GPU each
-        repetition gets a new process, because cuDNN chooses kernels once per process and shape.
+        Out of memory is an answer; other deaths raise `LaunchError`. GPU repetitions need new processes, because cuDNN
+        chooses kernels once per process and shape.
         """
         (found,) = self._times([(self._slots[0], request)])
         return found
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
-        """Time each request in its own slot, as many in parallel as there are slots."""
+        """Time one request per slot, in parallel."""
         waves = [requests[first : first + self.slots] for first in range(0, len(requests), self.slots)]
         return [one for wave in waves for one in self._times([*zip(self._slots, wave, strict=False)])]
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """Time one configuration in all slots at once; return times by device."""
+        """Time one configuration in all slots; return times by device."""
         found = self._times([(slot, request) for slot in self._slots])
         names = [slot.device_uuid or slot.device or f"of slot {slot.index}" for slot in self._slots]
         return dict(zip(names, found, strict=True))
@@ -399,7 +399,7 @@ class SlotExecutor(ABC):
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         """Test in a new process whether a micro-batch fits, while no trial runs.
 
-        Death by lack of memory is an answer; any other raises `LaunchError`.
+        Out of memory is an answer; other deaths raise `LaunchError`.
         """
         self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
@@ -421,7 +421,6 @@ class SlotExecutor(ABC):
         return self._ask(request, NoiseMeasurement)
 
     def _about_idle_devices(self) -> str | None:
-        """Return a notice about idle devices; None for a program, which may use several."""
         devices = self._devices or 1
         if self.slots >= devices or self._settings.program is not None:
             return None
@@ -433,7 +432,6 @@ class SlotExecutor(ABC):
         self.slots = len(self._slots)
 
     def _ask(self, command: Literal["describe"] | Measurement, kind: type[T]) -> T:
-        """Return the first worker's answer; raise its error, or `LaunchError` if it dies."""
         slot = self._slots[0]
 
         def ask() -> T:
@@ -452,7 +450,7 @@ class SlotExecutor(ABC):
     def submit(self, request: TrialRequest) -> None:
         """Start a trial in a free slot; raise `LaunchError` if no worker can start.
 
-        The first call starts all workers and waits, because loading would slow a running trial's steps.
+        The first call waits for all workers, because loading slows running trials.
         """
         self._pump(0.0)
         running = [slot.trial.request.number for slot in self._slots if slot.trial]
@@ -499,7 +497,7 @@ class SlotExecutor(ABC):
         self._wait_for_burials(_KILL_SECONDS)
 
     def close(self) -> None:
-        """Let the workers exit; kill those that do not. Running trials are cancelled."""
+        """Stop all workers and cancel running trials."""
         for slot in self._slots:
             if slot.worker:
                 slot.worker.send("exit")
@@ -519,7 +517,7 @@ class SlotExecutor(ABC):
         slot.start(self._started(slot, self._worker_environment()), self._load_of(slot))
 
     def _worker_environment(self) -> dict[str, str]:
-        """Return added variables; a user's program configures its own allocator."""
+        """User programs configure their own allocator."""
         given = self._settings.environment
         trains = self._settings.program is None
         return (allocator_environment({**os.environ, **given}) if trains else {}) | dict(given)
@@ -532,7 +530,6 @@ class SlotExecutor(ABC):
         self._wait_until_ready(slot)
 
     def _wait_until_ready(self, slot: Slot) -> None:
-        """Wait for the worker; raise if it fails, dies or times out."""
         deadline = time.monotonic() + JOB_SECONDS
         while slot.state is not SlotState.READY:
             if slot.failure is not None:
@@ -543,14 +540,12 @@ class SlotExecutor(ABC):
             self._pump(_TICK_SECONDS)
 
     def _discard(self, slot: Slot) -> None:
-        """End a worker whose user code may be half loaded."""
         if slot.worker is not None:
             slot.worker.kill()
         while slot.worker is not None:
             self._pump(_TICK_SECONDS)
 
     def _pump(self, timeout: float) -> None:
-        """Process replies, waiting ``timeout`` seconds for the first; check for hangs."""
         try:
             self._take(*self._inbox.get(block=timeout > 0, timeout=timeout or None))
             while True:
@@ -581,8 +576,8 @@ class SlotExecutor(ABC):
 class LocalExecutor(SlotExecutor):
     """Runs trials in worker processes on this machine; see `bssearch.executors.base.Executor`.
 
-    Call it from one thread that outlives it, because the kernel kills workers when the thread that started them ends.
-    Raises `UsageError` for more threads than CPUs.
+    Call it from a thread that outlives it, because the kernel kills workers when their starting thread ends. Raises
+    `UsageError` for more threads than CPUs.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:

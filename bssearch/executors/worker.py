@@ -1,10 +1,8 @@
 """The worker process of a slot: ``python -m bssearch.executors.worker``.
 
-Commands arrive on stdin, replies leave on the original stdout, both as JSON lines. Both descriptors move before user
-code runs, so that it cannot disturb the protocol; its output goes to stderr, the slot's log.
-
-The main thread works, one thread reads commands so that a stop arrives during a trial, and one sends heartbeats while
-training progresses, so that silence means a hang.
+Commands arrive on stdin, replies leave on stdout as JSON lines. Both descriptors move before user code runs, which
+could disturb the protocol; its output goes to stderr. Separate threads read commands, so that trials can stop, and send
+heartbeats, so that silence means a hang.
 """
 
 from __future__ import annotations
@@ -124,7 +122,6 @@ class Worker:
         return self._loaded
 
     def _listen(self) -> NoReturn:
-        """Queue jobs; pass a stop to its trial at once."""
         lines = Lines()
         try:
             while chunk := self._channel.read():
@@ -202,10 +199,9 @@ class Worker:
 
 
 def _import_torch() -> None:
-    """Import torch and exempt its permanent objects from garbage collection.
+    """Import torch and exempt its objects from garbage collection.
 
-    Collecting them takes a third of a worker's startup and exit time, and 0.2 s after each trial (torch 2.13, CPU
-    seconds).
+    Collecting them takes a third of startup and exit time, and 0.2 s after each trial (torch 2.13, CPU seconds).
     """
     gc.disable()
     try:

@@ -1,1 +1,1 @@
-"""Pages over the same functions as the commands: a calculator, and the studies of a database, all read-only."""
+"""Read-only pages: a calculator and the studies of databases."""

@@ -1,8 +1,6 @@
-"""Who may see the pages: the names that this server answers to, a token where others can reach it, and GET alone.
+"""Access control: accepted host names, a token if other machines can connect, and GET only.
 
-A page of another site that a reader has open may send requests here. It cannot read the answers: the names in the Host
-header are checked, so that a name of theirs that is made to point here (DNS rebinding) is refused, and browsers are
-told to give nothing to other origins.
+Checking the Host header prevents DNS rebinding. Response headers deny other origins.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ MOST_QUERY_BYTES = 16_384
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 HEADERS = {
-    # Scripts, styles and requests of this server alone; nothing inline, nothing from elsewhere, no frame around it.
+    # Scripts, styles and requests from this server only; no inline code, no framing.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -45,16 +43,14 @@ Refuse = Callable[[int, str, str], Response]
 """Returns a refusal page for a status, message and hint."""
 
 Welcome = Callable[[str], Response]
-"""Returns a page that links onwards. A redirect would lose the strict cookie if the link was followed from another
-site.
-"""
+"""Returns a page with a link; a redirect from another site would lose the strict cookie."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The names that a server answers to, and the token that it asks for, None where it asks for none.
+    """A server's accepted host names and its token, None if not required.
 
-    With ``any_address`` it also answers to every IP address: a name can be made to point here by others, a number not.
+    ``any_address`` accepts every IP address: unlike names, addresses cannot be rebound.
     """
 
     names: frozenset[str]
@@ -64,7 +60,7 @@ class Access:
 
     @classmethod
     def of(cls, host: str, port: int, *, token: str | None, names: Collection[str] = ()) -> Access:
-        """Return the access of a server that listens on a host; ``names`` are further ones that it is reached by."""
+        """Return the access of a server on a host; ``names`` are further accepted names."""
         known = {host, *names}
         if is_loopback(host):
             known |= {*LOOPBACK_NAMES}
@@ -73,10 +69,10 @@ class Access:
         return cls(frozenset(_normal(name) for name in known), port, token, any_address=not is_loopback(host))
 
     def answers_to(self, host: str) -> bool:
-        """Return whether a Host header names this server."""
+        """True if a Host header names this server."""
         try:
             parts = urlsplit(f"//{host}")
-            # The port is not compared: a tunnel has one of its own, and a browser sends that of the address it shows.
+            # Ports are not compared, because a tunnel has its own and browsers send that one.
             name, _ = parts.hostname or "", parts.port
         except ValueError:
             return False
@@ -86,21 +82,21 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """The name of the cookie: browsers send the cookies of a host to all its ports."""
+        """The cookie's name; browsers send a host's cookies to all its ports."""
         return f"bssearch-{self.port}"
 
     @property
     def pass_value(self) -> str:
-        """What the cookie holds: made of the token, which itself is kept by nobody."""
+        """Cookie value, derived from the token."""
         assert self.token is not None, "there is a cookie only where there is a token"
         return hmac.new(self.token.encode(), b"bssearch cookie", hashlib.sha256).hexdigest()
 
     def accepts_token(self, given: str) -> bool:
-        """Return whether a token is the right one, in a time that does not tell how much of it is right."""
+        """Compare a token in constant time."""
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def lets_in(self, headers: Headers) -> bool:
-        """Return whether a request carries the cookie, or the token itself as ``Authorization: Bearer``."""
+        """True if a request carries the cookie or ``Authorization: Bearer`` token."""
         if self.token is None:
             return True
         kind, _, given = headers.get("authorization", "").partition(" ")
@@ -111,12 +107,12 @@ class Access:
 
 
 def new_token() -> str:
-    """Return a token that nobody can guess."""
+    """Return a random token."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a host."""
+    """True if only this machine reaches a host."""
     if host == "localhost":
         return True
     try:
@@ -126,13 +122,13 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """The middleware that lets through only what `Access` allows, and gives every answer the headers of `HEADERS`."""
+    """Middleware that enforces `Access` and adds `HEADERS`."""
 
     def __init__(self, app: ASGIApp, access: Access, refuse: Refuse, welcome: Welcome) -> None:
         self._app, self._access, self._refuse, self._welcome = app, access, refuse, welcome
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or hand it on."""
+        """Answer or forward a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -151,7 +147,6 @@ class Guard:
             await answer(scope, receive, send_with_headers)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """Return the answer to what is not let through; None for what is."""
         headers, access = Headers(scope=scope), self._access
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not access.answers_to(hosts[0]):
@@ -171,7 +166,7 @@ class Guard:
         given = [value for name, value in pairs if name == "token"]
         if given and self._access.accepts_token(given[-1]):
             rest = urlencode([(name, value) for name, value in pairs if name != "token"])
-            # The path alone, and with one slash: what begins with two is the name of another host.
+            # One leading slash only, because two would name another host.
             place = "/" + quote(scope["path"].lstrip("/\\"))
             kept = self._welcome(f"{place}?{rest}" if rest else place)
             kept.set_cookie(self._access.cookie, self._access.pass_value, httponly=True, samesite="strict", path="/")
@@ -186,7 +181,6 @@ class Guard:
 
 
 def _normal(name: str) -> str:
-    """Return a name as it compares: without its case, a final dot, and an address as it is usually written."""
     plain = name.strip().rstrip(".").lower().strip("[]")
     try:
         return str(ipaddress.ip_address(plain))

@@ -34,7 +34,7 @@ STATUS: tuple[tuple[type[BSSearchError], int], ...] = (
     (UsageError, 400),
     (DatabaseError, 503),
 )
-"""The status of a page that an error has ended."""
+"""Status of an error page."""
 
 PAGES: dict[str, Page] = {
     "/studies": Page(studies_page),
@@ -60,7 +60,7 @@ log = logging.getLogger("bssearch.web")
 
 
 def create_app(databases: Databases, access: Access) -> Starlette:
-    """Return the application that serves the pages of databases to those whom `Access` lets in."""
+    """Return the application that serves databases within `Access`."""
     pages = _Pages(databases)
     return Starlette(
         routes=[
@@ -84,7 +84,7 @@ class _Pages:
         self._threads = ThreadPoolExecutor(THREADS, "bssearch page")
         self._kept: dict[str, tuple[str, Response]] = {}  # by address, the one asked for last at the end
         self._asked = 0
-        # A large study takes memory and the interpreter alone; who asks for the same page at once finds it made.
+        # A large study takes memory and the interpreter alone; concurrent requests share one computed page.
         self._one_at_a_time = Lock()
         self._always = {
             "version": version("bssearch"),
@@ -94,7 +94,7 @@ class _Pages:
         }
 
     def endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
-        """Return what answers requests for a page, each in one of `THREADS`."""
+        """Return an endpoint; requests run in `THREADS` threads."""
 
         def answer(request: Request) -> Response:
             try:
@@ -120,7 +120,7 @@ class _Pages:
         return answer_in_a_thread
 
     def refusal(self, status: int, message: str, hint: str) -> Response:
-        """Return the page of a request that is not let through; it tells nothing of the databases."""
+        """Return a refusal without database content."""
         values = {"status": status, "message": message, "hint": hint, "asks_token": status == 401}
         refused = self._page("refused.html", status, values)
         if status == 405:
@@ -128,11 +128,11 @@ class _Pages:
         return refused
 
     def welcome(self, place: str) -> Response:
-        """Return the page that leads on to another, once the token was right."""
+        """Return the page after a correct token, with a link onwards."""
         return self._page("welcome.html", 200, {"place": place})
 
     def http_error(self, request: Request, error: Exception) -> Response:
-        """Return the page of an address that there is not."""
+        """Return the page for an unknown address."""
         status = error.status_code if isinstance(error, HTTPException) else 500
         known = {404: f"There is no page {request.url.path}"}
         return self._failed(request, status, known.get(status, str(error)), "")

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bssearch.errors import UsageError
 
-# Connections as the server keeps them: browsers open some in advance, and leave them unused for minutes.
+# Browsers open connections in advance and leave them unused for minutes.
 
 MOST_CONNECTIONS = 400
 """Maximum open connections, below the default limit of 1,024 files per process. A browser opens up to six."""
@@ -23,10 +23,10 @@ FIRST_REQUEST_S = 10.0
 
 
 class Connection(H11Protocol):
-    """A connection that is closed where it does not ask anything in time; after an answer uvicorn's own limit holds."""
+    """A connection that closes without a timely first request; uvicorn's own limit applies after a response."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Start the request timeout."""
         super().connection_made(transport)
         self.loop.call_later(FIRST_REQUEST_S, self._close_unused)
 
@@ -39,7 +39,7 @@ GRACE_S = 3
 """Seconds for requests to finish after a stop."""
 
 BACKLOG = 128
-"""Connections that wait to be taken."""
+"""The listen backlog."""
 
 
 def serve(
@@ -51,11 +51,11 @@ def serve(
     asks_token: bool | None = None,
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Serve the pages of databases until Ctrl-C or SIGTERM.
+    """Serve database pages until Ctrl-C or SIGTERM.
 
-    ``port`` 0 takes a free one. A token is asked for where other machines reach the ``host``, else where ``asks_token``
-    says so; ``tell`` is given the address that holds it, this once. ``names`` are further names that the server is
-    reached by. Raises `UsageError` for a host or port that cannot be listened on, and what `open_databases` raises.
+    A token is required if ``host`` is reachable from other machines or ``asks_token``. ``tell`` gets the
+    address with the token once. ``port`` 0 takes a free one; ``names`` are further host names. Raises `UsageError` if
+    host or port cannot listen or a required token is declined, and as `open_databases`.
     """
     uvicorn = _uvicorn()
     from bssearch.web.access import Access, is_loopback, new_token
@@ -92,7 +92,6 @@ def serve(
 
 
 def _welcome(host: str, port: int, token: str | None, databases: Sequence[str]) -> list[str]:
-    """Return what is said at the start: what is served, where, and the token."""
     shown = socket.gethostname() if host in {"0.0.0.0", "::"} else f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/"
     lines = [f"serving {', '.join(databases)}, read-only", address if token is None else f"{address}?token={token}"]
@@ -102,7 +101,6 @@ def _welcome(host: str, port: int, token: str | None, databases: Sequence[str]) 
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; raise `UsageError` where it cannot."""
     try:
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -135,7 +133,6 @@ def _not_ours(error: OSError, host: str, port: int) -> UsageError:
 
 
 def _uvicorn() -> Any:
-    """Return the module; raise `UsageError` where the extra ``serve`` is not installed."""
     try:
         import starlette
         import uvicorn

@@ -1,4 +1,4 @@
-"""The pages about several studies: the list, a comparison, and the best of all that match."""
+"""Pages about several studies: list, comparison and best results."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from bssearch.storage.repository import Store
 from bssearch.web.views import Answered, Asked, Document, View, numbered, shortened
 
 FILTERS = ("workload", "device", "target", "objective", "precision")
-"""What studies can be asked for, as `bssearch study list` can."""
+"""Study filters, as in `bssearch study list`."""
 
 LIVE_SECONDS = 5.0
-"""How often the list is looked at anew: a choice."""
 
 
 def studies_page(asked: Asked) -> Answered:
-    """Show the studies of all databases that match, the newest first."""
+    """List matching studies of all databases, newest first."""
     archived = asked.text("all") is not None
     rows = _rows(asked, archived=archived)
     if asked.text("format") == "json":
@@ -42,7 +41,7 @@ def studies_page(asked: Asked) -> Answered:
 
 
 def study_filter(asked: Asked) -> StudyFilter:
-    """Return which studies a query asks for. Raises `UsageError`."""
+    """Return a query's filter. Raises `UsageError`."""
     return StudyFilter.of(**{name: asked.text(name) for name in FILTERS})
 
 
@@ -58,14 +57,14 @@ def _listed(asked: Asked, row: dict[str, Any]) -> dict[str, Any]:
 
 
 MOST_COMPARED = 20
-"""Studies that are compared at most: a choice, more than a page shows side by side."""
+"""Maximum compared studies, more than fit side by side."""
 
 MOST_TOLD = 5
-"""Disagreements that are told at most: a choice; JSON has all of them."""
+"""Maximum disagreements shown; JSON has all."""
 
 
 def compare_page(asked: Asked) -> Answered:
-    """Show studies side by side, the first as what the others are compared with."""
+    """Compare studies with the first."""
     names = list(dict.fromkeys(name for name in asked.several.get("study", []) if name))
     if len(names) > MOST_COMPARED:
         raise UsageError(f"{len(names)} studies are too many to compare: at most {MOST_COMPARED}")
@@ -94,7 +93,7 @@ def compare_page(asked: Asked) -> Answered:
 
 
 def best_page(asked: Asked) -> Answered:
-    """Show what all studies that match have found, and whether they agree; without a condition the form alone."""
+    """Show matching studies' results and agreement; only the form if no filter is given."""
     wanted = study_filter(asked)
     values: dict[str, Any] = {"filters": {name: asked.text(name) or "" for name in FILTERS}, "found": None}
     if wanted.conditions:

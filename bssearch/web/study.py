@@ -1,4 +1,4 @@
-"""The page of one study: how far it is, and all that it has found."""
+"""The pages of one study, its trials and each trial."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from bssearch.storage.repository import Store
 from bssearch.web.views import Answered, Asked, Document, View
 
 MOST_CURVES = 8
-"""Curves that are drawn at most, of the trials that began last: a choice, as many as a reader tells apart."""
+"""Maximum curves drawn, from the latest trials, so that a reader can tell them apart."""
 
 PAUSE_SECONDS = 60.0
-"""How long after its last trial a study is still looked at as one that runs: a choice, longer than a driver takes from
-one trial to the next, and than most step times before the first."""
+"""Time after its last trial during which a study counts as live; longer than a driver needs between trials
+and than most step timing before the first.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a study's page shows of its run. ``curves`` is None where no trial has been evaluated.
+    """Progress of a study's run; ``curves`` is None without evaluations.
 
-    A study is live while trials run and between them, so that its page does not change its form with each.
+    A study stays live between trials, so that its page keeps its form.
     """
 
     status: Status
@@ -51,12 +52,12 @@ class Progress:
 
     @property
     def is_running(self) -> bool:
-        """Whether a trial runs at the moment."""
+        """Whether a trial is running."""
         return bool(self.status.running)
 
 
 def version_of(store: Store, name: str) -> str:
-    """Return what changes whenever the page of a study does: with its trials, evaluations that run, and its rest."""
+    """Return a value that changes with a study's trials, running evaluations and other content."""
     running = [trial.number for trial in store.trials(name, states=[TrialState.RUNNING])]
     seen = {number: len(curve) for number, curve in store.evaluations(name, running).items()} if running else {}
     found = {part: value for part, value in (store.last_finding(name) or {}).items() if part != "answer"}
@@ -66,7 +67,7 @@ def version_of(store: Store, name: str) -> str:
 
 
 def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> Progress:
-    """Return how far a study is. The curves are those of running trials; where none runs, of those that ended last."""
+    """Return progress with the curves of running trials, else of the latest ended ones."""
     found = status(store, study.name, trials)
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
     drawn = (running or [trial for trial in trials if trial.state.is_finished])[-MOST_CURVES:]
@@ -82,12 +83,11 @@ def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) ->
 
 
 def is_live(store: Store, name: str, running: Sequence[int]) -> bool:
-    """Return whether a study runs: one of its trials does, or did a moment ago."""
+    """True if a trial runs or ended recently."""
     return bool(running) or store.seconds_at_rest(name) < PAUSE_SECONDS
 
 
 def _summary(found: Status) -> str:
-    """Return a sentence on how far the study is: what a screen reader is told when it changes."""
     if found.is_imported:
         return f"{found.spent_trials} imported runs."
     spent, running = f"{found.spent_trials} of {found.budget_trials} search trials", len(found.running)
@@ -110,14 +110,13 @@ def _running_row(trial: TrialRecord, curve: Sequence[Observation]) -> dict[str, 
 
 
 RUNNING_SECONDS = 2.0
-"""How often the page of a study that runs is looked at anew: a choice, as often as a reader sees something new."""
 
 RESTING_SECONDS = 15.0
-"""How often that of one that does not run: somebody may go on with it. A choice."""
+"""Slow refresh; an idle study may be resumed."""
 
 
 def study_page(asked: Asked) -> Answered:
-    """Show a study: its progress while it runs, and its answer with figures and tables as soon as there is one."""
+    """Show a study's progress while it runs, and its answer once available."""
     with asked.databases.study(asked.study, asked.database) as store:
         study, trials = store.study(asked.study), store.trials(asked.study)
         far = progress(store, study, trials)
@@ -136,35 +135,32 @@ def study_page(asked: Asked) -> Answered:
 
 
 def study_version(asked: Asked) -> str:
-    """Return what changes with every trial of a study, and with each evaluation of those that run."""
+    """Return a value that changes with every trial and running evaluation."""
     with asked.databases.study(asked.study, asked.database) as store:
         return version_of(store, asked.study)
 
 
 def answer_document(asked: Asked) -> Answered:
-    """Give a study's answer for programs: the contract of ``best --format json``."""
+    """Return the answer of ``best --format json``."""
     with asked.databases.study(asked.study, asked.database) as store:
         found: Answer = answer(store, asked.study)
     return Document(found.model_dump(mode="json"))
 
 
 def about_study(asked: Asked, far: Progress | None = None) -> dict[str, Any]:
-    """Return what every page about a study shows of it."""
+    """Return the values common to a study's pages."""
     return {"study": asked.study, "db": asked.database, "progress": far}
 
 
 def _found(store: Store, name: str, trials: Sequence[TrialRecord]) -> tuple[Page | None, str | None]:
-    """Return the contents of a study's page, or why there is no answer yet."""
     try:
         return page_of(picture_of(store, name, trials)), None
     except TargetNotReachedError as error:
         return None, error.message
 
 
-# The trials of a study, and one of them with its curve.
-
 PAGE_TRIALS = 100
-"""Trials of one page: a choice."""
+"""Trials per page."""
 
 COLUMNS = {
     "number": "Trial",
@@ -179,15 +175,15 @@ COLUMNS = {
     "reason": "Reason",
 }
 LEAST_FIRST = ("time_to_target_s", "batch_size", "learning_rate", "train_seconds", "steps_to_target")
-"""The columns that trials can be ordered by, the least first, beside their numbers with the newest first."""
+"""Columns that sort trials in ascending order; trial numbers sort newest first."""
 
 
 HIDDEN = {"number", "phase", "state", "reason", "warnings", "traceback"}
-"""What stands above the table of a trial's facts."""
+"""Heading of a trial's facts."""
 
 
 def trials_page(asked: Asked) -> Answered:
-    """List the trials of a study: of a phase, a state, a batch size; a page of them at a time, the newest first."""
+    """List a study's trials by phase, state or batch size, one page at a time, newest first."""
     phase = asked.one_of("phase", {one.value: one for one in Phase})
     state = asked.one_of("state", {one.value: one for one in TrialState})
     size, order = asked.count("batch_size"), asked.one_of("order", {one: one for one in ("number", *LEAST_FIRST)})
@@ -223,7 +219,7 @@ def trials_page(asked: Asked) -> Answered:
 
 
 def trial_page(asked: Asked) -> Answered:
-    """Show one trial: its configuration, its curve, where it ran, why it ended, and how to run it again."""
+    """Show a trial's configuration, curve, place, end reason and command to rerun it."""
     number = asked.path["number"]
     if not number.isascii() or not number.isdecimal() or len(number) > 9:
         raise NotFoundError(f"study {asked.study!r} has no trial {number[:20]!r}")
@@ -277,7 +273,6 @@ def _page_link(asked: Asked, page: int) -> str:
 
 
 def _again(store: Store, study: str, trial: TrialRecord) -> Reproduction | str:
-    """Return how to run a trial again, or why it cannot be."""
     try:
         return reproduction(store, study, trial.number)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""What a page is asked, of which databases, and what it shows."""
+"""Requests to pages, and the pages' contents."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bssearch.errors import NotFoundError, UsageError
 from bssearch.storage.repository import Store
 
 NUMBER = "db"
-"""The query's name for the number of a database, from 1 on, where a study of one name is in several."""
+"""Query key of a database's number from 1, if several hold a study of the same name."""
 
 
 class Databases:
-    """The databases that are served, read-only; ``urls`` as `open_databases` takes them."""
+    """Read-only databases; ``urls`` as in `open_databases`."""
 
     def __init__(self, urls: Sequence[str] | None = None) -> None:
         with open_databases(urls) as stores:  # raises what is wrong with them before anything is served
@@ -24,14 +24,14 @@ class Databases:
         self._urls = list(urls) if urls else None
 
     def opened(self) -> AbstractContextManager[list[Store]]:
-        """Give the stores of all databases; raise what `open_databases` raises."""
+        """Open all stores; raises as `open_databases`."""
         return open_databases(self._urls)
 
     @contextmanager
     def study(self, name: str, number: str | None = None) -> Iterator[Store]:
-        """Give the store that holds a study; ``number`` says of which database, where there are several.
+        """Return the store with a study; ``number`` selects one of several.
 
-        Raises `NotFoundError` where no store has it, `UsageError` where several have.
+        Raises `NotFoundError` if no store has it, `UsageError` if several do.
         """
         with self.opened() as stores:
             store = found_study(stores if number is None else [self._numbered(stores, number)], name)[0]
@@ -40,7 +40,7 @@ class Databases:
                 yield store
 
     def number_of(self, database: str) -> int | None:
-        """Return the number of a database by its name, None where it is the only one."""
+        """Return a database's number, None if it is the only one."""
         return self.names.index(database) + 1 if len(self.names) > 1 and database in self.names else None
 
     def _numbered(self, stores: Sequence[Store], number: str) -> Store:
@@ -51,18 +51,18 @@ class Databases:
 
 
 def numbered(stores: Sequence[Store], number: str) -> Store | None:
-    """Return the store of a number from 1 on, as a query has it; None where there is none."""
+    """Return the store with a number from 1, or None."""
     is_number = number.isascii() and number.isdecimal() and 1 <= int(number[:9]) <= len(stores)
     return stores[int(number[:9]) - 1] if is_number else None
 
 
 LONGEST_SHOWN = 60
-"""Characters of a value of a query that an error repeats at most: a choice."""
+"""Maximum characters of a query value in an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks: the databases, the parts of its path, its query, and all values of each of its names."""
+    """A request: databases, path parameters, query, and all values of each key."""
 
     databases: Databases
     path: Mapping[str, str]
@@ -71,20 +71,20 @@ class Asked:
 
     @property
     def study(self) -> str:
-        """The name of the study that the page is about."""
+        """The study's name."""
         return self.path["name"]
 
     @property
     def database(self) -> str | None:
-        """The number of the database of the study, as given."""
+        """The study's database number, as given."""
         return self.query.get(NUMBER) or None
 
     def text(self, name: str) -> str | None:
-        """Return a value of the query; None where it is empty or not there."""
+        """Return a query value; None if empty or missing."""
         return self.query.get(name, "").strip() or None
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int | None:
-        """Return a whole number of the query; raise `UsageError` for another text."""
+        """Return an integer from the query; raise `UsageError` if invalid."""
         given = self.text(name)
         if given is None:
             return default
@@ -94,7 +94,7 @@ class Asked:
         return number
 
     def one_of(self, name: str, known: Mapping[str, Any]) -> Any:
-        """Return what a value of the query stands for, None without one; raise `UsageError` for one not known."""
+        """Return the ``known`` entry of a query value, None if absent; raise `UsageError` if unknown."""
         given = self.text(name)
         if given is None:
             return None
@@ -105,7 +105,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A template and what it shows; every ``live_seconds`` the page asks whether that has changed, at 0 never."""
+    """A template and its contents; polls for changes every ``live_seconds``, never if 0."""
 
     template: str
     values: Mapping[str, Any]
@@ -114,7 +114,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What is sent for programs in the place of a page: JSON values."""
+    """JSON values sent instead of a page."""
 
     content: Any
 
@@ -125,9 +125,9 @@ Version = Callable[[Asked], str]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """How a page is made, and what changes whenever it does: who has that ``version`` is sent nothing, None for always.
+    """A page's renderer and its version; a client with the current ``version`` gets no body, None always renders.
 
-    Both raise `BSSearchError` where there is nothing to show.
+    Both raise `BSSearchError` if there is nothing to show.
     """
 
     show: Callable[[Asked], Answered]
@@ -135,5 +135,5 @@ class Page:
 
 
 def shortened(text: str) -> str:
-    """Return a text that was given, for an error: its beginning."""
+    """Shorten a text for an error."""
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

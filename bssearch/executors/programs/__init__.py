@@ -1,1 +1,1 @@
-"""Trials that are programs of the user's own: commands and scripts, what they report, and how they end."""
+"""Trials run by user commands and scripts."""

@@ -1,4 +1,4 @@
-"""A command of the user's own, in any language: described, measured and trained by what it reports."""
+"""User commands in any language: described, measured and trained through their reports."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from bssearch.records import (
 from bssearch.spec.command_line import check_places, filled, places_of, values_of
 
 LARGEST_FILE = 2**26
-"""Bytes of a file whose content counts as code: a choice; of a larger one, of data, the size does."""
+"""Bytes hashed by content as code; larger files are data and count by size."""
 
 LONGEST_NAME = 1000
-"""Characters of what may be a file's name: a choice."""
+"""Maximum characters of a file name."""
 
 
 def revision_of(program: Program, folder: Path) -> str:
-    """Return 12 hex digits of the SHA-256 of a command, how it is read, and the files in the folder that it names."""
+    """Return 12 hex digits of the SHA-256 of a command, its report format and the files it names."""
     told = hashlib.sha256("\0".join(program.command).encode())
     told.update(repr(sorted(program.report.items())).encode())
     for path in files_of(program.command, folder).values():
@@ -50,7 +50,7 @@ def revision_of(program: Program, folder: Path) -> str:
 
 
 def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Return the files that a command names, as arguments or behind the = of one, by what it names them."""
+    """Map names in a command's arguments, also after "=", to files."""
     names = [
         name for token in command for name in (token, token.partition("=")[2]) if name and len(name) <= LONGEST_NAME
     ]
@@ -58,7 +58,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
 
 
 def digest_of(path: Path) -> str:
-    """Return the digest of a file's content; of a file larger than `LARGEST_FILE` of its size."""
+    """Return a digest of a file's content, or of its size above `LARGEST_FILE`."""
     size = path.stat().st_size
     if size > LARGEST_FILE:
         return hashlib.sha256(f"{size} bytes".encode()).hexdigest()
@@ -74,19 +74,18 @@ def _is_file(path: Path) -> bool:
 
 
 FEW_STEPS, MANY_STEPS = 2, 20
-"""Steps between the evaluations of the two runs that tell the time of a step from that of an evaluation: a choice."""
+"""Evaluation interval in steps of the two runs that separate step from evaluation time."""
 
 MEMORY_STEPS = 3
 """Steps after which a micro-batch size fits: those of bssearch's own loop."""
 
 UNREAD_LINES = 20
-"""A log of so many lines whose report is not found in any is not read as it is written: a choice."""
+"""A log of this many lines without a match does not fit ``report``."""
 
 UNREAD_SHARE = 0.1
-"""It is so after this share of ``hang_seconds``: a choice; what is printed before the training takes less."""
+"""Share of ``hang_seconds`` before that check; output before training takes less time."""
 
 MOST_METRICS = 100
-"""Metrics of a program that are taken note of: a choice."""
 
 Reports = Generator[Report, None, None]
 
@@ -94,8 +93,8 @@ Reports = Generator[Report, None, None]
 class LoadedCommand(LoadedProgram):
     """A command on a device.
 
-    Raises `WorkloadError` if a file that the command names has changed since the run began, `UsageError` for a name in
-    braces that the study does not have, and `LaunchError`.
+    Raises `WorkloadError` if a named file changed since the run began, `UsageError` for an unknown name in braces,
+    and `LaunchError`.
     """
 
     def __init__(self, load: Load) -> None:
@@ -124,13 +123,12 @@ class LoadedCommand(LoadedProgram):
             raise
 
     def _description(self, process: CommandProcess) -> WorkloadDescription:
-        """Return what the reports of the default offer."""
         import torch
 
         from bssearch.training.environment import describe_program
 
         metric, began = self._program.metric, time.monotonic()
-        # One that is told to evaluate after each step does so soon.
+        # A program that evaluates after each step reports soon.
         patience = self._hang_seconds * (UNREAD_SHARE if "evaluate_every" in self._takes else 1.0)
         offered: set[str] = set()
         untrained: dict[str, float] = {}
@@ -165,7 +163,7 @@ class LoadedCommand(LoadedProgram):
         stop: AskStop,
         on_progress: Callable[[], None] = lambda: None,
     ) -> TrialOutcome:
-        """Run a trial to its end, whichever it is; the program is ended where its trial is."""
+        """Run a trial and end its program with it."""
         trial = ReportedTrial(request, on_observation, time.monotonic())
 
         def is_over() -> bool:
@@ -218,7 +216,7 @@ class LoadedCommand(LoadedProgram):
         return CommandProcess(filled(program.command, values), self._folder, program.report, program.metric)
 
     def check_places(self, configuration: Configuration) -> None:
-        """Raise `UsageError` where a command that does not ask for its trial cannot be told what it must be."""
+        """Raise `UsageError` if a command that does not ask for its trial lacks a required placeholder."""
         if configuration.grows:
             raise UsageError(
                 f"{BATCH_SCHEDULE} = {configuration.parameters[BATCH_SCHEDULE]!r}: a command is given one batch size, "
@@ -240,9 +238,9 @@ class LoadedCommand(LoadedProgram):
         evaluate_every: int,
         read: Callable[[CommandProcess], Answer],
     ) -> Answer:
-        """Have the command do a piece of work; return its answer over its line, or what ``read`` makes of it.
+        """Run a piece of work; return the answer, or the result of ``read``.
 
-        Raises as `_until_it_ends`, and if a command that reports lacks a place.
+        Raises as `_until_it_ends`, and if a reporting command lacks a placeholder.
         """
         with self.started(configuration, seed=0, evaluate_every=evaluate_every, threads=self._threads) as process:
             patience = Patience(self._hang_seconds, process.began)
@@ -258,10 +256,9 @@ class LoadedCommand(LoadedProgram):
             return read(process)
 
     def _until_it_ends(self, process: CommandProcess) -> Reports:
-        """Yield the reports of a program, which ends where this is closed.
+        """Yield a program's reports; closing the generator ends the program.
 
-        Raises `WorkloadError`, or `MemoryError`, where it fails, where no report comes for as long as a trial would
-        count as hung, or is found in a log that is long enough, and where it ends without one.
+        Raises `MemoryError`, or `WorkloadError` if it fails, hangs, ends without a report or its log does not match.
         """
         last, has_reported = process.began, False
         with process:
@@ -291,7 +288,7 @@ class LoadedCommand(LoadedProgram):
             raise WorkloadError(f"the command ended without a report{self._hint_of_reports(process)}")
 
     def _is_unread(self, process: CommandProcess) -> bool:
-        """Return whether a log is long enough to tell that its reports are not written as ``report`` has it."""
+        """True if the log is long enough to show that ``report`` does not match it."""
         is_late = time.monotonic() - process.began > UNREAD_SHARE * self._hang_seconds
         return bool(self._program.report) and is_late and process.log_reader.lines >= UNREAD_LINES
 
@@ -302,7 +299,7 @@ class LoadedCommand(LoadedProgram):
         return WorkloadError(f"the command reports {names}{how_long}; the study's target is of {metric!r}{hint}")
 
     def _reported_step_time(self, configuration: Configuration, process: CommandProcess) -> StepTime:
-        """Time steps by what is reported; where evaluations are in that time, by two runs that evaluate differently."""
+        """Time steps from reports; if they include evaluations, use two runs with different intervals."""
         few = self._pace(configuration, process)
         evaluation = 0.0
         seconds = few.seconds / few.steps
@@ -311,7 +308,7 @@ class LoadedCommand(LoadedProgram):
             many = self._pace(configuration, again)
             slope = 1 / FEW_STEPS - 1 / MANY_STEPS
             evaluation = max(0.0, (few.seconds / few.steps - many.seconds / many.steps) / slope)
-            # No less than if nearly all of it were evaluation: the two runs are not alike.
+            # Lower bound as if evaluation took nearly all of it, because the two runs differ.
             all_of_it = many.seconds / many.steps
             seconds = max(all_of_it / MANY_STEPS, all_of_it - evaluation / MANY_STEPS)
         return StepTime(
@@ -324,7 +321,6 @@ class LoadedCommand(LoadedProgram):
         )
 
     def _pace(self, configuration: Configuration, process: CommandProcess) -> Pace:
-        """Return how long the steps between some reports took. Raises `WorkloadError` where there are too few."""
         with closing(self._until_it_ends(process)) as reports:
             pace, count = pace_of(reports)
         if pace is None:
@@ -335,7 +331,6 @@ class LoadedCommand(LoadedProgram):
         return pace
 
     def _reported_memory(self, configuration: Configuration, process: CommandProcess) -> MemoryUse:
-        """Return that a micro-batch size fits, once the command has reported enough steps at it."""
         with closing(self._until_it_ends(process)) as reports:
             for report in reports:
                 if report.step >= MEMORY_STEPS:

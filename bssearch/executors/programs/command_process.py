@@ -1,4 +1,4 @@
-"""A command of the user's own while it runs: what it prints is read and logged, what it started ends with it."""
+"""A running user command: its output, its socket and its end."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ from bssearch.executors.programs.reports import Report, ReportReader
 from bssearch.records import TrialEnded, TrialOutcome, TrialRequest, TrialState
 
 THE_COMMAND = "the command"
-"""What a command is called in what is said of it."""
+"""A command's name in messages."""
 
 
 class TrialSocket:
-    """A socket at a path, for one program to connect to, once; the folder of the path is the worker's alone.
+    """A Unix socket that accepts one program; its folder belongs to the worker.
 
-    Where the path is longer than a socket's may be (108 bytes on Linux, unix(7)) nothing listens there: a program that
-    connects says so, and one that reports needs no socket.
+    Does not listen if the path exceeds 108 bytes (Linux, unix(7)); programs that only report need no socket.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,17 +51,17 @@ class TrialSocket:
 
     @property
     def listening(self) -> list[socket.socket]:
-        """Return what is readable once a program connects; nothing where none may any more."""
+        """Return the socket if a program may still connect."""
         return [] if self._door is None else [self._door]
 
     def accept(self) -> None:
-        """Take in the program that connects; no other may."""
+        """Accept the program, and no other."""
         assert self._door is not None, "it listens"
         self.line, _ = self._door.accept()
         self.shut()
 
     def shut(self) -> None:
-        """Let no program connect any more."""
+        """Refuse further connections."""
         if self._door is not None:
             self._door.close()
             self._door = None
@@ -70,16 +69,16 @@ class TrialSocket:
                 self.path.unlink()
 
     def close(self) -> None:
-        """Hang up, and let no program connect any more."""
+        """Close the line and refuse connections."""
         self.shut()
         if self.line is not None:
             self.line.close()
 
 
 class Patience:
-    """How long a program may say nothing, from a moment on; each reply begins it anew.
+    """A silence limit with the interface of `TrialStop`; each reply restarts it.
 
-    It is asked as a `TrialStop` is, and raises `WorkloadError` once it is over.
+    Raises `WorkloadError` when the time is over.
     """
 
     def __init__(self, seconds: float, began: float) -> None:
@@ -87,15 +86,15 @@ class Patience:
         self._last = began
 
     def is_over(self) -> bool:
-        """Return whether the program has said nothing for too long."""
+        """True after too long a silence."""
         return time.monotonic() - self._last > self._seconds
 
     def take(self, reply: Reply) -> None:
-        """Take note of a reply."""
+        """Note a reply."""
         self._last = time.monotonic()
 
     def stop(self) -> None:
-        """Raise `WorkloadError` where it is over."""
+        """Raise `WorkloadError` when the time is over."""
         if self.is_over():
             raise WorkloadError(
                 f"the command said nothing for {self._seconds:g} s after it had asked for its trial",
@@ -104,7 +103,7 @@ class Patience:
 
 
 def failure_of(code: int, process: CommandProcess) -> Exception:
-    """Return the `WorkloadError`, or the `MemoryError`, of a command that ended with an exit code."""
+    """Return the `WorkloadError` or `MemoryError` for an exit code."""
     state, reason = judge_command(code, process.kernel_kills, process.last_lines)
     return MemoryError(reason) if state is TrialState.OOM else WorkloadError(f"{reason}{process.shown_lines}")
 
@@ -112,9 +111,9 @@ def failure_of(code: int, process: CommandProcess) -> Exception:
 def outcome_of(
     found: Conversation, request: TrialRequest, asked: tuple[TrialState, str] | None, printed: str
 ) -> TrialOutcome:
-    """Return how a connected command's trial ended, by what it said, what it was ``asked``, or its exit code.
+    """Return a connected command's outcome from its replies, ``asked`` or its exit code.
 
-    One that leaves with an error before its trial was over has failed, although its line says that its loop ended.
+    An error exit before the trial's time limit is a failure, even if the line reports that the loop ended.
     """
     state, reason = judge_command(found.exit_code, found.kernel_kills, printed)
     if not isinstance(found.reply, TrialEnded):
@@ -129,34 +128,31 @@ def outcome_of(
 
 
 REPORT_VARIABLE = "BSSEARCH_REPORT"
-"""Names the pipe to which a program may write its JSON lines, in its environment."""
+"""Environment variable with the path of the pipe for JSON lines."""
 
 TERMINATE_SECONDS = 5.0
-"""How long a program may take to end after SIGTERM, before it is killed: a choice."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 KILL_SECONDS = 10.0
-"""How long what it left may take to end after SIGKILL: a choice; one that waits for a disk takes seconds."""
+"""Seconds allowed after SIGKILL; a process in disk I/O needs several."""
 
 MOST_LOGGED_BYTES = 2**24
-"""Of what a program prints so much goes to the log: a choice."""
 
 LAST_LINES = 10
-"""Lines of what a program printed last that an error shows: a choice."""
+"""Output lines shown in errors."""
 
 _TAIL_BYTES = 1 << 14
-"""Of what a program printed last so much is kept to say why it failed: a choice."""
 
 _MOST_CHUNKS_LEFT = 16
-"""Far more than a pipe holds: 64 KiB, where the user does not change that (pipe(7))."""
+"""Far above a pipe's 64 KiB (pipe(7))."""
 
 
 class CommandProcess:
-    """A started program; leave its ``with`` block to end it, and whatever it has started.
+    """A started program; leaving the ``with`` block ends it and all its descendants.
 
-    ``began`` is when, ``kernel_kills`` what `kernel_memory_kills` was then. ``log_reader`` reads what it prints
-    (``metric`` is the target's).
+    ``began`` is its start time, ``kernel_kills`` the `kernel_memory_kills` then; ``log_reader`` parses its output.
 
-    Raises `WorkloadError` where there is no such command, and `LaunchError` where it cannot be started.
+    Raises `WorkloadError` if the command does not exist, `LaunchError` if it cannot start.
     """
 
     def __init__(
@@ -198,31 +194,31 @@ class CommandProcess:
 
     @property
     def last_lines(self) -> str:
-        """Return the end of what the program has printed."""
+        """The end of the program's output."""
         return self._tail.decode(errors="replace")
 
     @property
     def has_reported(self) -> bool:
-        """Return whether the first sign, for which `connects` has waited, is a report."""
+        """True if the first sign seen by `connects` was a report."""
         return self._first_reports is not None
 
     @property
     def shown_lines(self) -> str:
-        """Return the last lines of what the program printed, to stand under an error."""
+        """Return the last output lines."""
         lines = [line[:500] for line in self.last_lines.splitlines() if line.strip()][-LAST_LINES:]
         return "; it printed:\n" + "\n".join(lines) if lines else "; it printed nothing"
 
     @property
     def line(self) -> socket.socket:
-        """Return our end of the line of a program that has connected."""
+        """Return our end of a connected program's line."""
         assert self._socket.line is not None, "the program has connected"
         return self._socket.line
 
     def connects(self, is_over: Callable[[], bool]) -> bool:
-        """Wait for the program's first sign; return whether the program connects.
+        """Wait for the program's first sign; return whether it connected.
 
-        It does not if it reports first, if it ends, and if ``is_over`` says that nobody waits any more; it can no more
-        thereafter. Raises as `ReportReader.feed`.
+        False if it reports first, exits, or ``is_over`` returns True; later connections are refused. Raises as
+        `ReportReader.feed`.
         """
         while self._socket.line is None and self._first_reports is None and self.goes_on() and not is_over():
             reports = self.reports(TICK_SECONDS)
@@ -232,16 +228,16 @@ class CommandProcess:
         return self._socket.line is not None
 
     def exit_code(self) -> int | None:
-        """Return the exit code of a program that has connected, None while it runs; what it prints is logged."""
+        """Log output; return a connected program's exit code, or None while it runs."""
         if self._code is not None:
             return self._code
         self.log()
         return None if self.goes_on() else self.end()
 
     def goes_on(self) -> bool:
-        """Return whether the program runs, or has said something that is yet to be read.
+        """True while the program runs or has unread output.
 
-        What it has started ends with it: something that prints on would keep the program's end from being told.
+        Ends its descendants when it exits, because their output would hide the exit.
         """
         self._reap_orphans()
         if not has_exited(self._process):
@@ -250,7 +246,7 @@ class CommandProcess:
         return self._first_reports is not None or bool(select.select(self._sources, [], [], 0.0)[0])
 
     def reports(self, seconds: float) -> Iterator[Report]:
-        """Yield what the program reports, waiting up to so many seconds for the first; raise as `ReportReader.feed`."""
+        """Yield reports, waiting up to the given seconds for the first; raise as `ReportReader.feed`."""
         first, self._first_reports = self._first_reports, None
         if first is not None:
             yield from first
@@ -259,19 +255,16 @@ class CommandProcess:
             yield from self._readers[descriptor].feed(chunk)
 
     def last_reports(self) -> Iterator[Report]:
-        """Yield the reports of last lines without a line end, of a program that has ended well; raise as `reports`."""
+        """Yield reports from unterminated last lines after a clean exit; raise as `reports`."""
         yield from self._pipe_reader.end()
         yield from self.log_reader.end()
 
     def kill(self) -> None:
-        """End the program and all that it started."""
+        """Kill the program and its descendants."""
         self.end()
 
     def end(self) -> int:
-        """End the program: SIGTERM to its group, then SIGKILL to that and to all that it left; return its exit code.
-
-        A second time does nothing.
-        """
+        """Send SIGTERM to the group, then SIGKILL to all that remains; return the exit code. Idempotent."""
         if self._code is None:
             try:
                 self._terminate()
@@ -283,12 +276,12 @@ class CommandProcess:
         return self._code
 
     def _open_pipe(self, kept: ExitStack) -> Path:
-        """Make the pipe for reports, and the socket for those that ask for their trial; return the pipe's path."""
+        """Create the report pipe and the socket if needed; return the pipe's path."""
         prefix = report_folder_prefix(os.getpid())
         folder = kept.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
         pipe = Path(folder) / "report"
         os.mkfifo(pipe, 0o600)
-        # Also open to write: it is never at its end, however often the program opens and closes it.
+        # Also open for writing, so that reads never see end-of-file when the program closes it.
         self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
         kept.callback(os.close, self._pipe)
         self._socket = TrialSocket(Path(folder) / "trial")
@@ -296,7 +289,6 @@ class CommandProcess:
         return pipe
 
     def _chunks(self, seconds: float) -> Iterator[tuple[int, bytes]]:
-        """Yield what the program says, by descriptor; what it prints is logged."""
         for descriptor in select.select(self._sources, [], [], seconds)[0]:
             if not isinstance(descriptor, int):
                 self._socket.accept()
@@ -324,13 +316,12 @@ class CommandProcess:
                 os.write(sys.stdout.fileno(), b"\n(the rest of what it prints is left out)\n")
 
     def log(self) -> None:
-        """Log what the program has printed and nobody reads; a pipe holds little, unless it is filled meanwhile."""
+        """Log unread output, within a bound because the program may keep writing."""
         for _ in range(_MOST_CHUNKS_LEFT):
             if not list(self._chunks(0.0)):
                 return
 
     def _terminate(self) -> None:
-        """Ask the program to end, and give it some time; what it still prints is logged."""
         if has_exited(self._process):
             return
         self._signal(signal.SIGTERM)
@@ -344,7 +335,7 @@ class CommandProcess:
             os.killpg(self._process.pid, number)
 
     def _end_what_is_left(self) -> None:
-        """Kill the group and all else that the program started; until it is reaped the group's id is its own."""
+        """Kill the group and other descendants; the group id stays valid until the program is reaped."""
         if self._has_left:
             return
         self._has_left = True
@@ -358,12 +349,12 @@ class CommandProcess:
             psutil.wait_procs(left, timeout=1.0)
 
     def _descendants(self) -> list[psutil.Process]:
-        """Return what the program started and left, in sessions of its own too: as orphans they are this process's."""
+        """Return surviving descendants, including other sessions; orphans are children of this process."""
         found = set(psutil.Process().children(recursive=True)) - self._before
         return [one for one in found if one.pid != self._process.pid]
 
     def _reap_orphans(self) -> None:
-        """Reap what the program left and has ended since: else a long trial would fill the table of processes."""
+        """Reap orphans, so that long trials do not fill the process table."""
         own = {self._process.pid, self._watcher.pid, *(one.pid for one in self._before)}
         with suppress(ChildProcessError):
             while hasattr(os, "waitid"):
@@ -374,7 +365,7 @@ class CommandProcess:
 
 
 def _started(command: Sequence[str], folder: Path, pipe: Path, line: Path) -> subprocess.Popen[bytes]:
-    """Start a program; a Python one sends each line as it prints it."""
+    """Start a program, with unbuffered output if it is Python."""
     return subprocess.Popen(
         list(command),
         cwd=folder,

@@ -1,4 +1,4 @@
-"""A trial as a program reports it: its observations, its time, and what ends it."""
+"""A trial built from a program's reports."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from bssearch.records import (
 from bssearch.training.course import Course, Ending, not_finite, where
 
 MOST_OBSERVATIONS = 100_000
-"""Evaluations of a trial at most: a choice; all of them are stored, and a curve of a thousand is fine."""
+"""Maximum evaluations of a trial; all are stored."""
 
 FEWEST_BURSTS = 4
-"""Reports come in bursts where one wait is longer than a share 1/4 of the time that twice so many took: a choice."""
+"""Reports come in bursts if, of more than 2 x 4, one wait exceeds 1/4 of their total time."""
 
 
 class ReportedTrial:
-    """Takes in what a program reports; ``ending`` says how its trial is to end, None while it goes on.
+    """Collects a program's reports; ``ending`` is None while the trial runs.
 
-    Where the program reports its own seconds of training those count. Else the wall clock does, from its first reported
-    step on; where that is not step 0 the steps before it count at the pace of those after.
+    Uses the program's own training seconds if reported, else the wall clock from the first reported step.
+    Steps before that one count at the pace of later steps.
     """
 
     def __init__(self, request: TrialRequest, on_observation: Callable[[Observation], None], started: float) -> None:
@@ -51,10 +51,10 @@ class ReportedTrial:
         self._longest_wait = 0.0
 
     def take(self, report: Report, now: float) -> None:
-        """Take in a report that came at a moment.
+        """Add a report received at a given time.
 
-        Raises `UsageError` where steps or seconds run backwards, where the program reports its seconds at times, and
-        for more than `MOST_OBSERVATIONS` of the target's metric.
+        Raises `UsageError` if steps or seconds decrease, seconds are reported only sometimes, or the target metric
+        has more than `MOST_OBSERVATIONS` values.
         """
         if self.ending is not None:
             return
@@ -79,7 +79,7 @@ class ReportedTrial:
             self._observe(report, now - self._zero if report.seconds is None else report.seconds)
 
     def look(self, asked: tuple[TrialState, str] | None, now: float) -> None:
-        """End the trial where it is asked to, or has trained past its limit by the wall clock."""
+        """End the trial if a stop is requested or the wall clock exceeds its limit."""
         if self.ending is not None:
             return
         if asked is not None:
@@ -91,7 +91,7 @@ class ReportedTrial:
             self._end(self._course.limited(now - self._zero))
 
     def left(self, code: int) -> None:
-        """End the trial of a program that ended by itself; one that failed is none of these."""
+        """End the trial of a program that exited without failing."""
         self._observe_waiting()
         if self.ending is None and code == 0:
             if self._course.progress.last is None:
@@ -99,13 +99,13 @@ class ReportedTrial:
             self._end(Ending(TrialState.EXHAUSTED, f"the command ended at step {self.steps}"))
 
     def failed(self, state: TrialState, reason: str) -> TrialOutcome:
-        """Return the outcome of a trial whose program failed, with what is known of it until then."""
+        """Return the outcome of a failed program, with its observations."""
         self._observe_waiting()
         self.ending, self._ended = Ending(state, reason, asked=True), time.monotonic()
         return self.outcome()
 
     def outcome(self) -> TrialOutcome:
-        """Return how the trial ended, and what is known of it."""
+        """Return the ended trial's outcome."""
         assert self.ending is not None, "a trial that has ended has an ending"
         progress, wall = self._course.progress, self._ended - self._started
         outcome = TrialOutcome(
@@ -124,7 +124,6 @@ class ReportedTrial:
         return self._course.with_target(outcome)
 
     def _warnings(self) -> tuple[str, ...]:
-        """Return what makes the wall clock coarse: reports that the program held back, to send many at once."""
         if self._basis is not SecondsBasis.WALL or self._first is None or self._reports <= 2 * FEWEST_BURSTS:
             return ()
         if self._longest_wait <= (self._last_came - self._first[1]) / FEWEST_BURSTS:
@@ -176,7 +175,7 @@ class ReportedTrial:
         self._end(self._course.limited(seconds))
 
     def _observe_waiting(self) -> None:
-        """Observe the first report of a program that has made no second one, by the time since its start."""
+        """Record a single report by the time since the program's start."""
         if self._waiting is not None and self._first is not None:
             waiting, self._waiting = self._waiting, None
             self._observe(waiting, self._first[1] - self._started)

@@ -1,15 +1,13 @@
-r"""The progress of any program, read from what it prints: JSON lines, or regular expressions over its log.
+r"""Parse a program's progress from JSON lines, or from its log by regular expressions.
 
-A JSON line is an object such as ``{"step": 100, "accuracy": 0.91, "seconds": 3.2, "loss": 0.4}``. Without ``seconds``,
-the program's own of training, the wall clock stands for them. Expressions have one group each::
+A JSON line is an object such as ``{"step": 100, "accuracy": 0.91, "seconds": 3.2, "loss": 0.4}``. Without ``seconds``
+(training seconds), the wall clock is used. Each expression has one group::
 
     step: 'step (\d+)'
     accuracy: 'acc=([0-9.]+)'
 
-What several of them find makes one report when the line with its step comes.
-
-A line that matches no expression, or is no JSON object with a step, is no report and is skipped. A report that cannot
-be read raises `UsageError`, also late in a run.
+Matches form one report when the line with their step arrives. Other lines are skipped. An unreadable report raises
+`UsageError` at any time.
 """
 
 from __future__ import annotations
@@ -26,54 +24,54 @@ from bssearch.errors import UsageError
 STEP, SECONDS, LOSS = "step", "seconds", "loss"
 
 LONGEST_LINE = 2**16
-"""Bytes of a JSON line that is looked at: a choice; a longer one is passed over."""
+"""Maximum bytes of a JSON line; longer lines are skipped."""
 
 LONGEST_LOG_LINE = 2**12
-"""The same where expressions are searched in it: a choice; many take the square of its length."""
+"""Maximum bytes for expressions; many take quadratic time."""
 
 LONGEST_NAME = 100
-"""Characters of a metric's name: a choice; what has a longer one, or one that cannot be printed, is passed over."""
+"""Maximum characters of a metric name; longer or unprintable names are skipped."""
 
 LARGEST_STEP = 2**40
-"""A choice: a step each microsecond for twelve days; its samples are kept in 64 bits."""
+"""One step per microsecond for twelve days; its samples fit 64 bits."""
 
 LARGEST_SECONDS = 1e9
-"""A choice: thirty years."""
+"""Thirty years."""
 
 _OF_GROUPS = ": its group must match a number and nothing else"
 
 _ENDS_OF_LINES = re.compile(rb"([\r\n])")
 
 _JSON_WITH_STEP = re.compile(rf'\{{[^{{\[]*"{STEP}"\s*:')
-"""The beginning of an object with a step of its own: a nested object may have one, too."""
+"""Start of an object with its own step; nested objects may have one, too."""
 
 _WITH_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _AMBIGUOUS = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")
-"""A decimal comma with three digits after it looks the same, unless the number is known to be whole."""
+"""Ambiguous with a decimal comma, unless the number is an integer."""
 
 _REST_OF_NUMBER = re.compile(r"\d|[,_'’\u00a0\u202f]\d{3}(?!\d)|[eE][-+]?\d|[kKM]\b")
-"""Follows a group that took only the beginning of a number: 1 of 1,000, 9 of 9e-05, 1 of 1k."""
+"""Follows a truncated number: 1 of 1,000, 9 of 9e-05, 1 of 1k."""
 
 _REST_OF_STEP = re.compile(r"[ .]\d{3}(?!\d)")
-"""The same of a whole number whose thousands a space or a dot separates: 1 of 1 000."""
+"""The same for integers with space or dot separators: 1 of 1 000."""
 
 _STEP_WITH_DOTS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")
-"""A step that may be 10 or 10,000, as in 10.000."""
+"""An ambiguous step: 10 or 10,000, as in 10.000."""
 
 
 REPORTS_TIMED = 4
-"""Reports between which steps are timed, at least: a choice."""
+"""Minimum reports for step timing."""
 
 SECONDS_TIMED = 1.0
-"""Seconds of reports between which steps are timed, at least: a choice; the clock is that of another process."""
+"""Minimum seconds of reports for step timing, because the clock is another process's."""
 
 SECONDS_ENOUGH = 10.0
-"""Seconds after which fewer reports tell the time of a step, too: a choice."""
+"""Seconds after which fewer reports suffice for step timing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a program says after so many optimizer steps; ``values`` are its metrics, and its loss, by name."""
+    """A report after a number of optimizer steps; ``values`` maps names to metrics and loss."""
 
     step: int
     values: Mapping[str, float]
@@ -82,7 +80,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long the steps of a run took, by its reports: all that it did, and whose seconds they are."""
+    """Time of a run's steps, and the clock used."""
 
     seconds: float
     steps: int
@@ -90,7 +88,7 @@ class Pace:
 
 
 def pace_of(reports: Iterator[Report]) -> tuple[Pace | None, int]:
-    """Return how long the steps between some reports took, None where they are too few to tell, and how many came."""
+    """Return the time per step between reports, None if too few, and their count."""
     began, count, pace = 0.0, 0, None
     first: Report | None = None
     for report in reports:
@@ -107,7 +105,6 @@ def pace_of(reports: Iterator[Report]) -> tuple[Pace | None, int]:
 
 
 def _pace_between(first: Report, last: Report, wall_seconds: float) -> Pace | None:
-    """Return how long the steps between two reports took, None where that cannot be told."""
     is_own, seconds = False, wall_seconds
     if first.seconds is not None and last.seconds is not None:
         is_own, seconds = True, last.seconds - first.seconds
@@ -116,12 +113,11 @@ def _pace_between(first: Report, last: Report, wall_seconds: float) -> Pace | No
 
 
 class ReportReader:
-    """Reads reports from a stream of bytes, of which it keeps no more than a line.
+    """Parses reports from a byte stream, buffering at most one line.
 
-    ``expressions`` map names to regular expressions with one group, ``step`` among them; none: JSON lines. ``metric``
-    is the target's: in a JSON line it must be a number or null, as the seconds and the loss must; the step must be a
-    number; any other field may hold anything. ``lines`` is how many lines have come, ``unmatched`` which expressions
-    have not matched yet.
+    ``expressions`` map names, including ``step``, to regular expressions with one group; empty means JSON lines.
+    In JSON, ``step`` must be a number; ``metric`` (the target's), seconds and loss a number or null. ``lines``
+    counts lines; ``unmatched`` holds the expressions without a match.
     """
 
     def __init__(self, expressions: Mapping[str, str], metric: str | None = None) -> None:
@@ -135,9 +131,9 @@ class ReportReader:
         self._follows_return = False
 
     def feed(self, chunk: bytes) -> Iterator[Report]:
-        """Yield the reports that this chunk completes; a carriage return ends a line, too.
+        """Yield reports completed by this chunk; a carriage return also ends a line.
 
-        Raises `UsageError` for a report that cannot be read, and for a step or seconds out of their bounds.
+        Raises `UsageError` for an unreadable report, and steps or seconds out of bounds.
         """
         *whole, rest = _ENDS_OF_LINES.split(chunk)
         for text, end in zip(whole[::2], whole[1::2], strict=True):
@@ -148,11 +144,11 @@ class ReportReader:
                 self._refuse_long_report(line[: self._longest].decode(errors="replace"))
             elif line:
                 yield from self._read(line.decode(errors="replace"), follows_return)
-        # One byte more than a line may have tells that it is too long.
+        # One extra byte detects an overlong line.
         self._rest += rest[: self._longest + 1 - len(self._rest)]
 
     def end(self) -> Iterator[Report]:
-        """Yield the report of a last line without a line end, of a program that has ended well; raise as `feed`."""
+        """Yield the report of an unterminated last line after a clean exit; raise as `feed`."""
         yield from self.feed(b"\n")
 
     def _read(self, line: str, follows_return: bool) -> Iterator[Report]:
@@ -173,10 +169,9 @@ class ReportReader:
                 self.unmatched.pop(name, None)
 
     def _read_json(self, line: str, follows_return: bool) -> dict[str, float] | None:
-        """Return the numbers of a JSON object, None if the line is none.
+        """Return the numbers of a JSON object, or None.
 
-        A progress bar begins with a carriage return and leaves its line open: the report that is printed next stands
-        behind it.
+        After a carriage return it skips text before the object, because progress bars leave their line open.
         """
         if follows_return:
             line = line[max(0, line.find("{")) :]
@@ -205,7 +200,6 @@ class ReportReader:
         return found
 
     def _refuse_long_report(self, beginning: str) -> None:
-        """Raise `UsageError` for a report in a line that is too long to be read."""
         names = [f"report.{name}" for name, expression in self._expressions.items() if expression.search(beginning)]
         if not self._expressions and _JSON_WITH_STEP.match(beginning):
             names = [f"a JSON object with a {STEP}"]
@@ -217,7 +211,7 @@ class ReportReader:
 
 
 def _number_in(match: re.Match[str], name: str) -> float:
-    """Return the number that an expression has found; raise `UsageError` if it is none, or only its beginning."""
+    """Parse an expression's match; raise `UsageError` if it is no number or truncated."""
     text: str | None = match[1]
     if text is None:
         raise UsageError(f"report.{name} found nothing in {_shown(match[0])}: its group must take part in each match")
@@ -240,7 +234,7 @@ def _number_in(match: re.Match[str], name: str) -> float:
 
 
 def _number(value: object, *, is_whole: bool) -> float | None:
-    """Return the number that a value is, None if it is none; a comma must separate thousands, and nothing else."""
+    """Return a value as a number, or None; commas may only separate thousands."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if isinstance(value, str):
@@ -262,7 +256,6 @@ def _remedy(value: object) -> str:
 
 
 def _shown(text: str, *, quoted: bool = True) -> str:
-    """Return the first characters of a text, to be shown in an error."""
     cut = text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…"
     return repr(cut) if quoted else cut
 

@@ -1,4 +1,4 @@
-"""A script of the user's own, loaded in a worker: described, measured and trained in processes that it starts."""
+"""User scripts: described, measured and trained in processes that a worker starts."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from bssearch.records import (
 )
 
 HOST = "bssearch.executors.loops.script_host"
-"""The module that runs a script; it stands above this room, so it is started by its name."""
+"""Started by name, because the module is in a higher layer."""
 
 
 class ScriptProcess:
-    """A script at one piece of work; ``line`` is our end of its line. The server tells its end."""
+    """A script process and our end of its line; the server reports its exit."""
 
     def __init__(self, line: socket.socket, server: ScriptServer, pid: int) -> None:
         self.line = line
@@ -52,23 +52,22 @@ class ScriptProcess:
         self._code: int | None = None
 
     def exit_code(self) -> int | None:
-        """Return its exit code once it has ended, negative for a signal; raise `LaunchError` without a server."""
+        """Return the exit code, negative for a signal, or None; raise `LaunchError` if the server died."""
         if self._code is None:
             self._code = self._server.exit_told()
         return self._code
 
     def kill(self) -> None:
-        """Kill the script and all of its group; the server ends what it has started elsewhere."""
+        """Kill the script's group; the server ends other descendants."""
         if self._code is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
 
 
 class ScriptServer:
-    """Starts a script for each piece of work, one at a time, in the process of a server that ends what it leaves.
+    """A server process that starts one script at a time and ends its leftovers.
 
-    ``notice`` says why the script is not forked, None where it is. Raises `LaunchError` where the server does not come
-    up.
+    ``notice`` says why scripts are not forked, None if they are. Raises `LaunchError` if the server cannot start.
     """
 
     def __init__(self, script: str, arguments: Sequence[str]) -> None:
@@ -81,7 +80,7 @@ class ScriptServer:
         self._control = ours
         self._said = b""
         with theirs:
-            # A group of its own: what ends the worker's group leaves it to clean up.
+            # Own process group, so that it survives to clean up when the worker's group is killed.
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-m", HOST, "--parent", str(os.getpid())),
@@ -95,7 +94,7 @@ class ScriptServer:
         self.notice = None if reason is None else f"each trial imports anew what the script imports: {reason}"
 
     def start(self) -> ScriptProcess:
-        """Start the script; raise `LaunchError` where that cannot be."""
+        """Start the script; raise `LaunchError` if impossible."""
         if self._process.poll() is not None:
             self._control.close()
             self._begin()
@@ -109,7 +108,7 @@ class ScriptServer:
             raise LaunchError(f"the script cannot be started: {error}") from error
 
     def exit_told(self) -> int | None:
-        """Return the exit code of the script that was started last, once it has ended."""
+        """Return the last script's exit code, or None."""
         self._control.setblocking(False)
         try:
             code: int = self._told()["exit"]
@@ -120,12 +119,12 @@ class ScriptServer:
         return code
 
     def close(self) -> None:
-        """End the server, and with it what still runs."""
+        """Close the server and its script."""
         self._control.close()
         self._process.wait()
 
     def _told(self) -> dict[str, Any]:
-        """Return the next that the server says; raise `LaunchError` where it has ended."""
+        """Return the server's next message; raise `LaunchError` if it died."""
         while b"\n" not in self._said:
             try:
                 chunk = self._control.recv(4096)
@@ -140,14 +139,13 @@ class ScriptServer:
 
 
 THE_SCRIPT = "the script"
-"""What a script is called in what is said of it."""
+"""A script's name in messages."""
 
 
 class LoadedScript(LoadedProgram):
-    """A script on a device.
+    """A script on a device; may run up to ``leave_seconds`` after its trial.
 
-    It goes on for at most ``leave_seconds`` after its trial has ended. Raises `WorkloadError` if the script is not
-    there, or has changed since the run began, and `LaunchError`.
+    Raises `WorkloadError` if the script is missing or changed since the run began, and `LaunchError`.
     """
 
     def __init__(self, load: Load, *, leave_seconds: float = LEAVE_SECONDS) -> None:
@@ -160,11 +158,11 @@ class LoadedScript(LoadedProgram):
         self._server = ScriptServer(named, self._program.arguments)
 
     def close(self) -> None:
-        """End the process that starts the script."""
+        """End the server."""
         self._server.close()
 
     def describe(self) -> WorkloadDescription:
-        """Return what the script offers: it is evaluated, and takes a step. Raises `WorkloadError`."""
+        """Describe the script, which evaluates and takes one step. Raises `WorkloadError`."""
         from bssearch.training.environment import git_state
 
         found = super().describe()
@@ -183,7 +181,7 @@ class LoadedScript(LoadedProgram):
         stop: AskStop,
         on_progress: Callable[[], None] = lambda: None,
     ) -> TrialOutcome:
-        """Run a trial to its end; raise `LaunchError` if the script cannot be started."""
+        """Run a trial; raise `LaunchError` if the script cannot start."""
         found = self._converse(request, stop, relaying(on_progress, on_observation))
         asked = stop()
         if isinstance(found.reply, TrialEnded):
@@ -196,9 +194,9 @@ class LoadedScript(LoadedProgram):
     def _converse(
         self, work: Work, stop: AskStop = lambda: None, take: Callable[[Reply], None] = lambda reply: None
     ) -> Conversation:
-        """Have the script do a piece of work; ``take`` gets each of its replies.
+        """Run a piece of work; pass each reply to ``take``.
 
-        Raises `LaunchError`, and `WorkloadError` if the script has changed: each piece of work reads it anew.
+        Raises `LaunchError`, and `WorkloadError` if the script changed, because each piece of work reads it again.
         """
         self._refuse_changed()
         kills = kernel_memory_kills()

@@ -1,1 +1,1 @@
-"""Trials on a Ray cluster: one actor for each slot, which owns the slot's worker process on its node."""
+"""Trials on a Ray cluster; one actor per slot owns the worker process."""

@@ -1,7 +1,4 @@
-"""What the Ray actor of a slot does on its node: it owns the slot's worker process, and passes on what is said.
-
-The worker is the one that the local executor has, and so are the messages.
-"""
+"""The Ray actor of a slot: owns its worker process and relays the local executor's messages."""
 
 from __future__ import annotations
 
@@ -24,16 +21,17 @@ from bssearch.executors.slots import LogFolder
 from bssearch.records import TrialEnded, TrialObserved
 
 MOST_LOG_BYTES = 1 << 16
-"""Of a log as much is passed on at a time: a choice; Ray passes less than 100 KiB on without a store for objects."""
+"""Log bytes per reply; Ray sends less than 100 KiB without its object store."""
 
 GATHER_SECONDS = 0.2
-"""How long an evaluation may wait for the next ones. Each answer takes some 3 ms of CPU time on the two sides, measured
-beside trials of a second: 20 answers a second made their steps take 7 to 10 % longer, 5 a second hardly longer."""
+"""Maximum delay of an evaluation. An answer takes about 3 ms of CPU time on both sides. Beside one-second
+trials, 20 answers per second made steps 7 to 10 % slower, 5 per second hardly.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an actor is: Ray's name of the node, that of the machine, bssearch's version, whether a folder is there."""
+    """An actor's Ray node, machine, bssearch version and whether a folder exists."""
 
     node: str
     machine: str
@@ -43,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a worker has said: what it printed, the replies that followed, as lines, and how it died, if it did."""
+    """A worker's output, the replies that followed, and its death, if any."""
 
     log: bytes
     replies: tuple[bytes, ...]
@@ -51,10 +49,10 @@ class Heard:
 
 
 class SlotActor:
-    """Owns a slot's worker process, one after the other. Several of its methods may be called at once."""
+    """Owns a slot's successive worker processes. Methods may be called concurrently."""
 
     def __init__(self) -> None:
-        # On Linux the kernel ends a worker with the thread that started it: this one lives as long as the actor.
+        # On Linux the kernel kills a worker with the thread that started it; this thread lives as long as the actor.
         self._home = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bssearch worker")
         self._logs = LogFolder(None)
         self._log = self._logs.file_of(0)
@@ -66,7 +64,7 @@ class SlotActor:
         self._log_passed = self._log_due = 0
 
     def place(self, current: str, folder: str) -> Place:
-        """Say where this is, and whether a folder is; a worker's ``current`` folder is that of the driver, if there."""
+        """Return the actor's place; change to the driver's ``current`` folder if it exists."""
         import ray
 
         with suppress(OSError):
@@ -75,7 +73,7 @@ class SlotActor:
         return Place(node, platform.node(), version("bssearch"), Path(folder).is_dir())
 
     def start(self, slot: int, threads: int, environment: Mapping[str, str]) -> int:
-        """Start a worker process, the last one having died; return its process id. Raises `OSError`."""
+        """Start a worker after the last has died; return its process id. Raises `OSError`."""
         self._log.write_bytes(b"")
         self._log_passed = self._log_due = 0
         self._death = None
@@ -85,14 +83,14 @@ class SlotActor:
         return self._worker.pid
 
     def tell(self, line: bytes) -> None:
-        """Pass a command on to the worker."""
+        """Send the worker a command."""
         if self._worker is not None:
             self._worker.send(decode_command(line))
 
     def hear(self, seconds: float) -> Heard:
-        """Return what the worker has said since the last call, waiting so many seconds for something.
+        """Return new output and replies, waiting the given seconds.
 
-        What it printed comes before the replies that followed, which may have to wait for the next call.
+        Output comes before the replies that followed; they may wait for the next call.
         """
         if not self._waiting:
             self._listen(seconds)
@@ -105,23 +103,22 @@ class SlotActor:
         return Heard(log, tuple(encode(one) for one in replies), self._death)
 
     def write_stack(self) -> None:
-        """Have the worker write to its log where its main thread stands."""
+        """Make the worker log its main thread's stack."""
         if self._worker is not None:
             self._worker.write_stack()
 
     def kill(self) -> None:
-        """Kill the worker and all that it started."""
+        """Kill the worker and its descendants."""
         if self._worker is not None and self._death is None:
             self._worker.kill()
 
     def leave(self) -> None:
-        """End the worker, and remove what it has printed."""
+        """End the worker and remove its log."""
         self._bury()
         self._home.shutdown()
         self._logs.close()
 
     def _listen(self, seconds: float) -> None:
-        """Wait for replies, and take in all that there are; bury a worker that has ended."""
         with suppress(queue.Empty):
             self._waiting.append(self._inbox.get(timeout=seconds)[1])
             gathered = time.monotonic() + GATHER_SECONDS
@@ -144,6 +141,6 @@ class SlotActor:
         return found
 
     def _empty_log(self) -> None:
-        """Forget what has been passed on, lest it fill the disk; the worker goes on at the new end."""
+        """Truncate the forwarded log to save disk space; the worker appends at the new end."""
         os.truncate(self._log, 0)
         self._log_passed = self._log_due = 0

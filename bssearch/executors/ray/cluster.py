@@ -1,4 +1,4 @@
-"""The Ray cluster that trials run on: found or started, looked at, and left."""
+"""Connection to a Ray cluster, found or started here."""
 
 from __future__ import annotations
 
@@ -21,42 +21,41 @@ from bssearch.executors.process import hide_secrets, is_secret
 from bssearch.settings import environment_with
 
 CONNECT_SECONDS = 30.0
-"""How long a cluster may take to answer: the requirement."""
+"""Maximum response time of a cluster."""
 
 STORE_BYTES = 100 * 2**20
-"""The store for objects of a Ray that is started here: a choice; near the least that Ray takes (75 MiB). What an actor
-says is not kept there."""
+"""Object store size of a local Ray, near its minimum of 75 MiB; actors' replies are not stored there."""
 
 OWN_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",  # tell nobody
     "RAY_worker_niceness": "0",  # trials run beside other programs as those of the executor local do
     "RAY_memory_monitor_refresh_ms": "0",  # what runs out of memory is the kernel's business, as for the executor local
 }
-"""The environment of a Ray that is started here."""
+"""Environment of a local Ray."""
 
 
 _SIGACTION_BYTES = 512
-"""More than sigaction(2)'s structure takes anywhere: 152 on Linux."""
+"""Above sigaction(2)'s structure size everywhere; 152 on Linux."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine of a cluster, as far as Ray may give it away: CPUs and GPUs in all, free or not."""
+    """A cluster node with its total CPUs and GPUs, free or not."""
 
     name: str
     cpus: float
     gpus: float
 
     def slots(self, threads: int, gpus: int) -> int:
-        """Return how many slots of so many threads and GPUs there is room for."""
+        """Return how many slots with these threads and GPUs fit."""
         return int(min([self.cpus // threads, *([self.gpus // gpus] if gpus else [])]))
 
 
 class Cluster:
-    """This process's connection to a Ray cluster; without an ``address`` a Ray of its own, which ends with it.
+    """A connection to a Ray cluster; without ``address``, a local Ray that ends with this process.
 
-    Where this process is connected already, to whichever cluster, that connection is used and stays. Raises
-    `UsageError` where Ray is not installed or the address is none, and `LaunchError` where no cluster answers.
+    Reuses an existing connection and keeps it open. Raises `UsageError` if Ray is missing or the address is invalid,
+    and `LaunchError` if no cluster answers.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -78,7 +77,7 @@ class Cluster:
                 self._connect(address)
 
     def _begin(self) -> None:
-        """Start a Ray here, where there may be another. Its processes end with the thread that calls this."""
+        """Start a local Ray; its processes end with the calling thread."""
         try:
             with environment_with(OWN_RAY):
                 self.ray.init("local", include_dashboard=False, object_store_memory=STORE_BYTES, **_quiet())
@@ -105,7 +104,7 @@ class Cluster:
             )
 
     def nodes(self) -> list[Node]:
-        """Return the machines that are there now."""
+        """Return the live nodes."""
         return [
             Node(one["NodeManagerHostname"], one["Resources"].get("CPU", 0.0), one["Resources"].get("GPU", 0.0))
             for one in self.ray.nodes()
@@ -113,7 +112,7 @@ class Cluster:
         ]
 
     def close(self) -> None:
-        """End the connection, and a Ray that was started here; a second time does nothing."""
+        """Disconnect and stop a Ray started here. Idempotent."""
         if self._is_own:
             self._is_own = False
             if self._is_begun:
@@ -123,7 +122,7 @@ class Cluster:
 
 
 def said_by(error: Exception) -> str:
-    """Return what an error of Ray's says, in one line: of a traceback the last one."""
+    """Return a Ray error as one line, the last of its traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -131,7 +130,7 @@ def said_by(error: Exception) -> str:
 
 
 def _kill_autoscaler() -> None:
-    """Kill the monitor of the autoscaler of a Ray that was started here: it keeps Ray's end waiting for a second."""
+    """Kill a local Ray's autoscaler monitor, because it delays shutdown by a second."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(word.endswith("monitor.py") and "autoscaler" in word for word in child.cmdline()):
@@ -152,14 +151,13 @@ def _imported() -> Any:
 
 
 def _quiet() -> Mapping[str, Any]:
-    """Return how Ray is asked to print nothing: stdout is for the answer."""
+    """Return settings that keep Ray silent, because stdout is for the answer."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     return {"log_to_driver": False, "configure_logging": False}
 
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Have an attribute be another one inside."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -170,10 +168,9 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _unchanged_by_ray() -> Iterator[None]:
-    """Keep Ray from what is this process's own: its environment and command line, which may have secrets, and stdout.
+    """Hide this process's environment, command line and stdout from Ray, and keep its SIGTERM handler.
 
-    Ray's processes inherit the environment, and a cluster keeps the command line of each driver for all to see. What
-    happens to other processes Ray would print, and SIGTERM would no longer be what it was.
+    Ray's processes inherit the environment, and clusters show each driver's command line; both may hold secrets.
     """
     private = importlib.import_module("ray._private")
     instead = {
@@ -199,9 +196,9 @@ def _unchanged_by_ray() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_as_it_is() -> Iterator[None]:
-    """Keep what SIGTERM does in this process: Ray's core sets a handler of its own, which kills, and none at its end.
+    """Restore SIGTERM's handler at the end.
 
-    It does so from any thread, and `signal` undoes it in the main one alone.
+    Ray's core replaces it from any thread, but `signal` can restore it only in the main thread.
     """
     libc = ctypes.CDLL(None)
     before = ctypes.create_string_buffer(_SIGACTION_BYTES)

@@ -34,13 +34,13 @@ HEAR_SECONDS = 1.0
 """Maximum wait of an actor before it answers that there is no reply."""
 
 SILENCE_SECONDS = 60.0
-"""An actor silent for this long is lost, as in a network partition; a dead process shows within seconds."""
+"""Seconds of silence until an actor is lost (network partition); dead processes show within seconds."""
 
 
 class ActorWorker:
-    """A worker in an actor, as a `bssearch.executors.slots.Worker`, on ``machine``.
+    """A worker in an actor on ``machine``, as a `bssearch.executors.slots.Worker`.
 
-    One thread sends commands in order, one polls for replies. A dead or silent actor counts as a lost worker.
+    One thread sends commands in order, one polls for replies. A dead or silent actor is a lost worker.
     """
 
     def __init__(
@@ -100,13 +100,12 @@ class ActorWorker:
         return self._death
 
     def _talk(self) -> None:
-        """Pass on what the driver says: the next thing once the last one has arrived."""
         while (ask := self._asked.get()) is not None:
             with suppress(self._ray.exceptions.RayError):  # the listener finds out
                 self._ray.get(ask(), timeout=SILENCE_SECONDS)
 
     def _listen(self) -> None:
-        """Put each reply into the inbox, and a None once the worker is dead or lost."""
+        """Put replies into the inbox, then None once the worker is dead or lost."""
         try:
             self.pid = self._ray.get(self._start(), timeout=SILENCE_SECONDS)
             self._talker.start()
@@ -139,14 +138,14 @@ class ActorWorker:
         self._death = heard.death
 
     def _end(self, state: TrialState, reason: str) -> None:
-        """Note a death that is not the worker's own, and end the actor, which may live on."""
+        """Record the loss and end the actor, which may still be alive."""
         self._death = Death(0, verdict=(state, reason))
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor, no_restart=True)
 
 
 PLACE_SECONDS = 60.0
-"""Time for Ray to place a slot; it takes seconds if there is room."""
+"""Time for Ray to place a slot; takes seconds if there is room."""
 
 LEAVE_SECONDS = 3.0
 """Time for an actor to clean up before it is killed."""
@@ -162,7 +161,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Seat:
-    """The actor of a slot, where it is, and the last worker that it had."""
+    """A slot's actor, its place and its last worker."""
 
     actor: Any
     asked: Any
@@ -174,12 +173,11 @@ class RayExecutor(SlotExecutor):
     """Runs trials on a Ray cluster; see `bssearch.executors.base.Executor`.
 
     Each slot is an actor with ``threads`` CPUs and one GPU, or none on a CPU cluster or with device ``cpu``. A trial
-    lost with its actor is reported as lost, and the next one gets a new actor. A slot is dropped if no node has room.
+    lost with its actor is reported as lost; the next gets a new actor. A slot is dropped if no node has room.
     Workload, data and checkpoints must have the same paths on all nodes.
 
     Raises:
-        UsageError: Ray is missing, the cluster is too small, or several machines would use a checkpoint store that is
-            not a folder.
+        UsageError: Ray is missing, the cluster is too small, or a checkpoint store on several machines is not a folder.
         LaunchError: no cluster answers.
     """
 
@@ -205,10 +203,9 @@ class RayExecutor(SlotExecutor):
         return self._gpus > 0
 
     def submit(self, request: TrialRequest) -> None:
-        """Start a trial in a free slot; raise `LaunchError` if no worker can be started.
+        """Start a trial in a free slot; raise `LaunchError` if no worker can start.
 
-        Where there is no node any more for a slot that had one, the trial is lost and the slot given up, unless it is
-        the last.
+        If a slot's node is gone, its trial is lost and the slot is dropped, unless it is the last.
         """
         try:
             self._again(partial(super().submit, request))
@@ -247,7 +244,6 @@ class RayExecutor(SlotExecutor):
         return work()
 
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> Worker:
-        """Return a new worker in the slot's actor; in a new one where there is none, or it is lost."""
         for one in self._slots:  # all at once: each takes a second or two
             seat = self._seats.get(one.index)
             if seat is None or (seat.worker is not None and seat.worker.is_lost):
@@ -267,7 +263,6 @@ class RayExecutor(SlotExecutor):
         return seat.worker
 
     def _asked_for(self) -> _Seat:
-        """Ask Ray for an actor; it is placed in time."""
         made = self._cluster.ray.remote(SlotActor).options(
             num_cpus=self._settings.threads,
             num_gpus=self._gpus,
@@ -280,7 +275,7 @@ class RayExecutor(SlotExecutor):
         return _Seat(actor, actor.place.remote(str(Path.cwd()), str(self._settings.folder)))
 
     def _placed(self, slot: Slot, seat: _Seat) -> Place:
-        """Wait until the slot's actor has a node; raise `LaunchError` where it gets none, or one that will not do."""
+        """Wait for the actor's node; raise `LaunchError` if none is found or it is unsuitable."""
         ray = self._cluster.ray
         threads = self._settings.threads
         needs = f"{threads} CPU{'s' * (threads > 1)}" + (" and a GPU" if self._gpus else "")
@@ -306,7 +301,6 @@ class RayExecutor(SlotExecutor):
         return place
 
     def _check(self, slot: Slot, place: Place) -> None:
-        """Raise `LaunchError` where a node has another bssearch, or not the folder of the workload."""
         if place.version != version("bssearch"):
             raise LaunchError(
                 f"slot {slot.index}: {place.machine} has bssearch {place.version}, this machine {version('bssearch')}"
@@ -319,20 +313,17 @@ class RayExecutor(SlotExecutor):
             )
 
     def _leave(self, slot: Slot) -> None:
-        """Let go of a slot's actor."""
         self._cluster.ray.kill(self._seats.pop(slot.index).actor, no_restart=True)
 
     def _load_of(self, slot: Slot) -> Load:
-        """Return what a worker loads: of the devices of its node it sees its own."""
+        """The worker sees only its own devices."""
         return Load(settings=replace(self._settings, slots=1), slot=0, revision=self._revision)
 
     def _worker_environment(self) -> dict[str, str]:
-        """Return what is added to the environment of a node: where the data lie, too."""
         here = {name: os.environ[name] for name in (DATA_DIR_VARIABLE,) if name in os.environ}
         return here | super()._worker_environment()
 
     def _about_idle_devices(self) -> str | None:
-        """Return that GPUs have nothing to do."""
         if not self._gpus or self.slots >= self._room:
             return None
         return f"{self.slots} of {self._room} GPUs run trials: executor.slots = auto gives each a slot"
@@ -341,7 +332,7 @@ class RayExecutor(SlotExecutor):
         super()._take(worker, self._of_one_kind(worker, reply) if isinstance(reply, Loaded) else reply)
 
     def _of_one_kind(self, worker: Worker, reply: Loaded) -> Reply:
-        """Return what a worker said that has loaded; a refusal where its device is of another kind than the first."""
+        """Return a loaded worker's reply; refuse a device of another kind than the first."""
         assert isinstance(worker, ActorWorker) and reply.device_name is not None
         self._kind = self._kind or (reply.device_name, worker.machine)
         kind, machine = self._kind
@@ -356,7 +347,7 @@ class RayExecutor(SlotExecutor):
 
 
 class _ActorLostError(LaunchError):
-    """An actor was lost before it had a place: Ray, its node or its process has failed."""
+    """An actor was lost before its placement: Ray, the node or the process failed."""
 
 
 class _NoNodeError(LaunchError):
@@ -368,7 +359,7 @@ class _NoNodeError(LaunchError):
 
 
 def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
-    """Return how many GPUs a slot has; raise `UsageError` for a device that Ray cannot give."""
+    """Return GPUs per slot; raise `UsageError` for a device that Ray cannot assign."""
     if settings.device not in {"auto", "cpu", "cuda"}:
         raise UsageError(
             f"executor.device = {settings.device!r} must be auto, cpu or cuda with the executor ray: "
@@ -381,7 +372,7 @@ def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
 
 
 def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
-    """Raise `UsageError` where checkpoints are sent to a store from this machine, and trials run on others too."""
+    """Raise `UsageError` if trials on other machines would need a checkpoint store served from here."""
     url = checkpoint_url()
     machines = len({node.name for node in nodes})
     if url is not None and machines > 1:
@@ -393,7 +384,6 @@ def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
 
 
 def _room(settings: ExecutorSettings, nodes: Sequence[Node], gpus: int) -> int:
-    """Return how many slots the cluster has room for; raise `UsageError` where that is too little."""
     most = int(max((node.cpus for node in nodes), default=0))
     if settings.threads > most:
         raise UsageError(

@@ -1,1 +1,1 @@
-"""The calculator: from a query string to plans, with the functions of the command line."""
+"""The calculator, from a query string to plans."""

@@ -1,4 +1,4 @@
-"""The form of the calculator, made of the fields of requests, and what a part of the page asks of a command."""
+"""The calculator's form, made from request fields, and its commands."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ RENAMED = {
     (LearningRateRequest, "dropout"): "lr_dropout",
     (ScaleRequest, "devices"): "most_devices",
 }
-"""Options that mean something else than those of the same name in another request."""
+"""Options whose meaning differs from the same name in another request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One input. ``default`` is what stands there if the query names no field of its group."""
+    """One input; ``default`` applies if the query names no field of its group."""
 
     name: str
     label: str
@@ -45,10 +45,9 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True)
 class Fieldset:
-    """Options of a request with their defaults in the page; the ``rare`` ones are folded away.
+    """Options of a request with page defaults; ``rare`` ones are folded away.
 
-    ``name`` is that of the fieldset in the page, ``legend`` what people read. Fieldsets of a ``group`` have defaults
-    together.
+    ``name`` identifies the fieldset, ``legend`` is its title. Fieldsets of a ``group`` share their defaults.
     """
 
     name: str
@@ -61,22 +60,21 @@ class Fieldset:
 
     @cached_property
     def fields(self) -> list[Field]:
-        """The fields that stand open."""
+        """Fields shown by default."""
         return [_field(self.request, *one) for one in self.options.items()]
 
     @cached_property
     def rare_fields(self) -> list[Field]:
-        """The fields that are folded away."""
+        """Folded fields."""
         return [_field(self.request, name, "") for name in self.rare]
 
 
 def field_name(request: type[Request], option: str) -> str:
-    """Return the name of the field of a request's option."""
+    """Return the field name of a request's option."""
     return RENAMED.get((request, option), option)
 
 
 def _field(request: type[Request], name: str, default: str) -> Field:
-    """Return the field of a request's option."""
     option, of_model, plain = options_of(request)[name], request.model_fields[name].default, type_of(request, name)
     is_either = plain is bool and of_model is None
     usual = "" if of_model in (None, False) or request.model_fields[name].is_required() else str(of_model)
@@ -248,17 +246,15 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "optimizer": "momentum",
     },
 }
-"""Fields of named models: Devlin et al. 2018, arXiv 1810.04805; Radford et al. 2019 (the small model); Dosovitskiy et
-al. 2020, arXiv 2010.11929; Dubey et al. 2024, arXiv 2407.21783; He et al. 2015, arXiv 1512.03385 (parameters alone: the
-activations of convolutions follow from no few numbers)."""
-
-
-# The parts of the calculator's results, each a plan with its figures and its command line, or a refusal.
+"""Devlin et al. 2018, arXiv 1810.04805; Radford et al. 2019 (the small model); Dosovitskiy et al. 2020,
+arXiv 2010.11929; Dubey et al. 2024, arXiv 2407.21783; He et al. 2015, arXiv 1512.03385 (parameters only; convolution
+activations need more numbers).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnFigure:
-    """A figure with its name in the page, its title and what it shows in a sentence."""
+    """A figure with its page name, title and description."""
 
     name: str
     title: str
@@ -268,7 +264,7 @@ class DrawnFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why something is refused: of a field if it is known which. The message has the page's own labels."""
+    """A rejected value, its field if known, and a message with page labels."""
 
     field: str | None
     label: str
@@ -278,10 +274,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of the results: how to read it and what was found; if nothing was, ``absent`` says why.
+    """A result section; ``absent`` says why it is empty.
 
-    ``command`` is the command line that prints the same numbers, empty if there is none. ``refusals`` say what is
-    wrong with the entries.
+    ``command`` prints the same numbers, or is empty. ``refusals`` are input errors.
     """
 
     name: str
@@ -295,7 +290,7 @@ class Part:
 
 
 LONGEST_VALUE = 64
-"""Characters of a value that is read, far above what any number or name here has."""
+"""Maximum characters of a value, far above any valid entry."""
 
 YES, NO = frozenset({"on", "yes", "true", "1"}), frozenset({"no", "off", "false", "0"})
 
@@ -304,10 +299,9 @@ Asked = TypeVar("Asked", bound=Request)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking(Generic[Asked]):
-    """A command with the texts of its options.
+    """A command with its options' texts.
 
-    ``options`` are those that have a field; ``set_by_page`` are values that the page itself gives. ``needed`` are
-    options without which there is nothing to plan.
+    ``options`` have fields, ``set_by_page`` values come from the page, ``needed`` options are required for a plan.
     """
 
     part: Part
@@ -320,23 +314,23 @@ class Asking(Generic[Asked]):
 
     @property
     def texts(self) -> dict[str, str]:
-        """The texts of the options that are given."""
+        """The given options' texts."""
         given = {option: self.typed[field_name(self.request, option)].strip() for option in self.options}
         return {**{option: text for option, text in given.items() if text}, **self.set_by_page}
 
     @property
     def line(self) -> str:
-        """The command line with the texts as typed; empty if one of them has no place on it."""
+        """The command line as typed; empty if a text cannot be expressed."""
         words = [word for option, text in self.texts.items() for word in self._words(option, text)]
         return "" if self._unreadable() else shlex.join(["bssearch", "plan", self.command, *words])
 
     @property
     def missing(self) -> list[str]:
-        """The options that are needed and not given."""
+        """Required options that are missing."""
         return [option for option in self.needed if option not in self.texts]
 
     def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> Part:
-        """Return the part with an answer to the request; without it if a field is missing or wrong."""
+        """Return the part with its answer, or without one if a field is missing or wrong."""
         part = replace(self.part, command=self.line)
         fill_in = " and ".join(f"“{self.field_of(option).label}”" for option in self.missing)
         absent = f"fill in {fill_in}" if fill_in else "what is wrong stands above the results"
@@ -358,11 +352,10 @@ class Asking(Generic[Asked]):
         return FIELDS[field_name(self.request, option)]
 
     def in_page_words(self, message: str) -> str:
-        """Return a message with the page's labels instead of a command's options."""
+        """Replace option names in a message by the page's labels."""
         return self._pattern.sub(lambda match: f"“{self.field_of(_option(match)).label}”", message)
 
     def _refusals(self, error: BSSearchError) -> Iterator[Refusal]:
-        """Yield what is wrong with each field; what is only missing is told by the part."""
         problems: dict[str | None, str] = {} if self.missing else {None: error.message}
         if isinstance(error, RequestError):
             problems = {name: problem for name, problem in error.problems.items() if name not in self.missing}
@@ -377,7 +370,6 @@ class Asking(Generic[Asked]):
             )
 
     def _unreadable(self) -> dict[str, str]:
-        """Return what is wrong with texts that no request is made of."""
         found: dict[str, str] = {}
         for option, text in self.texts.items():
             if len(text) > LONGEST_VALUE:
@@ -389,7 +381,6 @@ class Asking(Generic[Asked]):
         return found
 
     def _words(self, option: str, text: str) -> list[str]:
-        """Return the words of an option on the command line."""
         flag = f"--{option.replace('_', '-')}"
         if type_of(self.request, option) is bool:
             is_tri_state = self.request.model_fields[option].default is None
@@ -399,7 +390,7 @@ class Asking(Generic[Asked]):
 
     @property
     def _pattern(self) -> re.Pattern[str]:
-        """Match ``--option``, ``option =`` and, of names that are no words of the language, the name alone."""
+        """Match ``--option``, ``option =`` and, for names that are not English words, the bare name."""
         names = "|".join(sorted(self.options, key=len, reverse=True))
         flags = names.replace("_", "-")
         words = "|".join(name for name in names.split("|") if "_" in name)

@@ -1,7 +1,4 @@
-"""The calculator's page, from a query string: the form as typed, what is refused, and the results.
-
-Its script asks for the results alone as one types.
-"""
+"""The calculator's page: form, errors and results; its script refreshes results while the user types."""
 
 from __future__ import annotations
 
@@ -60,11 +57,10 @@ STYLES: dict[str, tuple[str, Dash]] = {
 }
 
 DECADES = 10**4
-"""How far below the peak a term is still drawn: a choice."""
 
 
 def memory_figure(plan: MemoryPlan, sizes: Sequence[int], peaks: Sequence[int]) -> Chart:
-    """Return what stays, what grows with the micro-batch, and the ``peaks`` in bytes at each of the ``sizes``."""
+    """Draw fixed and growing memory and the ``peaks`` in bytes at ``sizes``."""
     standing = sum(term.bytes for term in plan.terms if term.when == "always") / GIB
     series = [
         line("peak of a step", sizes, [peak / GIB for peak in peaks], INK, width=2.5),
@@ -92,7 +88,7 @@ def line(
 
 
 def mark(name: str, x: float, y: float, colour: str, symbol: Symbol, size: int = 11) -> Series:
-    """Return a single marked point with its name."""
+    """Return a named point."""
     return Series(name=name, points=[Point(x, y)], colour=colour, symbol=symbol, size=size)
 
 
@@ -103,7 +99,6 @@ def _growing(term: Term, sizes: Sequence[int]) -> Series:
 
 
 def _fitting(plan: MemoryPlan) -> Iterator[Series]:
-    """Yield the largest and the safe micro-batch, on the line that they are fitted to."""
     if plan.memory_bytes is None or plan.headroom_bytes is None:
         return
     marks: list[tuple[str, int | None, float, Symbol]] = [
@@ -115,14 +110,11 @@ def _fitting(plan: MemoryPlan) -> Iterator[Series]:
             yield mark(f"{name}: {size}", size, height / GIB, SECOND, symbol)
 
 
-# Time and samples to the target against batch size, with what is best, what fits, and B_crit.
-
 HIGHEST = 1e4
-"""The highest multiple of the least that is drawn: a choice."""
 
 
 def trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
-    """Return time and samples over the least of each; ``max_micro`` marks the largest batch that runs at once."""
+    """Draw time and samples over their minima; ``max_micro`` marks the largest batch without accumulation."""
     points = [one for one in found.points if max(one.relative_time, one.relative_samples) <= HIGHEST] or [found.fastest]
     sizes = [one.row.batch for one in points]
     times, samples = [one.relative_time for one in points], [one.relative_samples for one in points]
@@ -142,7 +134,6 @@ def trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
 
 
 def _largest_at_once(found: TradeOff, sizes: list[int], max_micro: int | None) -> Iterator[Series]:
-    """Yield a mark at the largest batch drawn that fits in memory at once."""
     at_once = [one for one in found.points if one.row.batch in sizes and one.row.batch <= (max_micro or 0)]
     if at_once:
         last = at_once[-1]
@@ -150,10 +141,9 @@ def _largest_at_once(found: TradeOff, sizes: list[int], max_micro: int | None) -
 
 
 LARGEST_DRAWN = 2**30
-"""The largest micro-batch that is drawn."""
 
 NEVER_TAKEN = frozenset({"model", "model_settings", "input_shape", "table", "rule", "study", "step_times", "db"})
-"""Options that import code, or read files and databases, or that the page gives itself."""
+"""Options that import code, read files or databases, or are set by the page."""
 
 MEMORY = Part(
     name="memory",
@@ -187,7 +177,7 @@ DEVICES = Part(
 
 
 def results(typed: Mapping[str, str]) -> list[Part]:
-    """Return the parts of the page from the texts of its fields."""
+    """Return the result parts."""
     fitting: list[int | None] = []
 
     def of_memory(asked: MemoryRequest) -> dict[str, Any]:
@@ -209,7 +199,6 @@ def results(typed: Mapping[str, str]) -> list[Part]:
 
 
 def _memory_figures(asked: MemoryRequest, plan: MemoryPlan) -> list[DrawnFigure]:
-    """Return the figure of memory against the micro-batch, from a plan at each of them."""
     if plan.activation_bytes_per_sample is None:
         return []
     around = plan.largest_micro_batch or plan.micro_batch or 16
@@ -227,7 +216,6 @@ def _memory_figures(asked: MemoryRequest, plan: MemoryPlan) -> list[DrawnFigure]
 
 
 def _micro(typed: Mapping[str, str], fitting: int | None) -> dict[str, str]:
-    """Return the micro-batch that memory has room for, unless the page is told another."""
     is_told = typed["max_micro"].strip()
     return {"max_micro": str(min(fitting, LARGEST_MICRO))} if fitting and not is_told else {}
 
@@ -321,7 +309,7 @@ def _best(found: TradeOff, max_micro: int | None) -> str:
 
 
 def _points(found: TradeOff) -> Table:
-    """Return the points; the command prints the fastest alone."""
+    """The command prints only the fastest."""
     names = ("batch", "micro_batch", "accumulation_steps", "step_s")
     rows = []
     for point in found.points:
@@ -335,21 +323,20 @@ def _points(found: TradeOff) -> Table:
 
 
 RESULTS = "results"
-"""The part of the page that the script replaces."""
+"""The part that the script replaces."""
 
 LONGEST_ECHO = 200
-"""Characters of a longer text that the page shows again."""
+"""Characters of a long text shown again."""
 
 MOST_NAMED = 5
-"""Unknown fields that are named."""
+"""Maximum unknown fields listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calculated:
-    """All that the page shows; ``texts`` are those of the fields, ``wrong`` what is wrong with them.
+    """A rendered page's content; ``texts`` are field values, ``wrong`` their errors.
 
-    ``presets`` are query strings that have a named model, with all else as it is. ``summary`` is the results in a line,
-    for those who do not see them change.
+    ``presets`` are query strings with a named model, otherwise unchanged. ``summary`` is for screen readers.
     """
 
     texts: Mapping[str, str]
@@ -362,25 +349,24 @@ class Calculated:
     fieldsets: Sequence[Fieldset] = FIELDSETS
 
     def is_open(self, fieldset: Fieldset) -> bool:
-        """Return whether one of the rare fields says something."""
+        """True if a rare field has a value."""
         return any(self.texts[field.name] or field.name in self.wrong for field in fieldset.rare_fields)
 
     def is_checked(self, field: Field) -> bool:
-        """Return whether a flag is set."""
+        """True if a flag is set."""
         return self.texts[field.name].lower() in YES
 
 
 def calculator_page(asked: Asked) -> Answered:
-    """Show the calculator with what a query asks of it."""
+    """Show the calculator for a query."""
     template = "calculator_results.html" if asked.text("part") == RESULTS else "calculator.html"
     return View(template=template, values={"calculator": calculated(asked.query)})
 
 
 def calculated(query: Mapping[str, str]) -> Calculated:
-    """Return the page of a query: fields that are wrong or missing leave the parts that need them out.
+    """Return the page of a query; wrong or missing fields omit dependent parts.
 
-    If a query names no field of a group, that group has its defaults. Of a key that is given several times the
-    mapping's own choice counts. Nothing is raised for what a query may hold.
+    A group without fields in the query gets its defaults. The mapping resolves repeated keys. Never raises.
     """
     named = {GROUPS[name] for name in query if name in FIELDS}
     typed = {
@@ -409,7 +395,6 @@ def _summary(parts: Sequence[Part], errors: Sequence[Refusal]) -> str:
 
 
 def _notes(names: Iterator[str]) -> Iterator[str]:
-    """Yield what must be known of the keys of a query that are no fields."""
     unknown = []
     for name in names:
         if name.replace("-", "_") in NEVER_TAKEN:
