@@ -74,7 +74,7 @@ def missing_step_times(
         if size not in known or (micro is not None and micro > known[size].micro_batch_size):
             return True
         if micro is None or micro < known[size].micro_batch_size:
-            return False  # What is in force is not what would be timed now.
+            return False  # A new visit would time other micro-batches.
         had = _visits(known[size])
         return had < visits or (size in doubted and had < MOST_VISITS)
 

@@ -66,7 +66,7 @@ def propose(
         return None
     dimensions = _dimensions(space, names, starts, ends)
     first = _usual(names, dimensions, tuned)
-    # The schedules of the space, or the optimum, may have changed since.
+    # The space's schedules or the optimum may have changed.
     known = [trial for trial in tried if are_coordinates(trial.sampled, dimensions)]
     keys = {trial.configuration.key for trial in tried}
     startup = len(first) + RANDOM_TRIALS
@@ -215,7 +215,7 @@ def _usual(
 def _asked(
     history: History, dimensions: Sequence[Dimension], tried: Sequence[TrialRecord], startup: int, count: int
 ) -> dict[str, ParameterValue]:
-    import optuna  # imports in some 0.1 s
+    import optuna  # deferred: takes some tenths of a second
 
     from bssearch.search.samplers.optuna import TPE_OPTIONS, Asker
 
