@@ -117,8 +117,8 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
     """Return the missing runs: seed by seed over all finalists, each round shuffled.
 
     Finalists with runs remain finalists, because the verdict needs complete runs. Lost and cancelled runs are repeated,
-    failed ones once. An out-of-memory repeats all runs of its batch size in smaller micro-batches. Plain misses
-    (`PlainMiss`) get no more runs. With ``confirm.max_runs``, further runs follow (`_further`).
+    failed ones once. After an out-of-memory, all runs of the batch size are repeated in smaller micro-batches. Plain
+    misses (`PlainMiss`) get no more runs. With ``confirm.max_runs``, further runs follow (`_further`).
     """
     made = CompletedRuns.of(history, trials)
     runs = history.spec.confirm.runs

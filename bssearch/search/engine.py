@@ -1,4 +1,4 @@
-"""State machine that decides what a search does.
+"""State machine of a search.
 
 Each event is a method of `Engine` that returns actions. The engine has no store, executor, files or clock. Its
 decisions follow from the store, so a new engine continues a study exactly.

@@ -13,8 +13,6 @@ from typing import Any, Self
 from bssearch.errors import InterruptedRunError
 from bssearch.search.engine import CONTINUE
 
-# Ctrl-C: once to stop in good order, twice to stop at once.
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -119,7 +117,7 @@ class Shift:
         try:
             self.raise_if_over()
             yield
-        except Exception:  # whatever comes of an executor whose process was ended under it
+        except Exception:  # the executor's process may have been ended
             self.raise_if_over()
             raise
         finally:

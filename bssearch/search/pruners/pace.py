@@ -41,7 +41,7 @@ LEADERS = 2
 
 
 def waits_on_rung(number: int, standings: Standings) -> bool:
-    """True if the newest evaluation reached a rung where the trial pauses."""
+    """True if the newest evaluation reached a rung at which the trial pauses."""
     curve = standings.curves[number]
     rung = rung_of(curve, standings.limit)
     before = curve.train_seconds[-2] if len(curve.train_seconds) > 1 else -math.inf

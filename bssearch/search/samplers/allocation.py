@@ -52,7 +52,7 @@ NEIGHBOUR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Batch size of the next trial and source of its other parameters.
+    """A batch size and a source of the other parameters.
 
     transfer: best coordinates of the nearest batch size; baseline: the default's coordinates; sample: the sampler's.
     """

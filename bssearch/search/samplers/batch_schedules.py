@@ -88,7 +88,7 @@ def _grows_in_time(history: History, configuration: Configuration) -> bool:
 
 
 def in_known_micro_batches(history: History, configuration: Configuration) -> Configuration:
-    """Return the configuration with the current micro-batches of its stages."""
+    """Return the configuration, each stage in current micro-batches."""
     schedule = batch_schedule_of(configuration)
     assert schedule is not None, "its batch grows"
     stages = [

@@ -133,7 +133,7 @@ class Asker:
 
 
 class Told(FrozenTrial):
-    """A trial that a study adopts without a copy; copies would dominate the time."""
+    """A trial that a study adopts without a copy, because copies would dominate the time."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
