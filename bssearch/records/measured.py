@@ -54,7 +54,7 @@ class SecondsBasis(StrEnum):
 class GradientNoise:
     """Gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval; None if not measured.
 
-    If ‖G‖² may be zero, ``scale`` and ``high`` are None. ``adam``: with preconditioned gradients. ``trace`` and
+    If ‖G‖² may be zero, ``scale`` and ``high`` stay None. ``adam``: with preconditioned gradients. ``trace`` and
     ``square`` are means of tr Σ and ‖G‖² over ``passes``, to pool trials.
     """
 
@@ -303,8 +303,8 @@ def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
 class BranchMeasurement:
     """Metric at a ``checkpoint`` and after branching from it; None if the branch diverged.
 
-    ``digest`` covers the checkpoint's content and the request; ``start_samples`` is None if
-    unknown. ``learning_rate`` is the peak.
+    ``digest`` covers the checkpoint's content and the request; ``start_samples``: None if unknown.
+    ``learning_rate`` is the peak.
     """
 
     digest: str

@@ -64,7 +64,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Noise scale in samples with its 95 % interval; unbounded if ``high`` is None, unknown if ``low`` is too."""
+    """Noise scale in samples with its 95 % interval: unbounded without ``high``, unknown without ``low``."""
 
     scale: float | None = None
     low: float | None = None

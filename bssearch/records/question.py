@@ -177,7 +177,7 @@ WITH_CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})
 """Modes of ``torch.compile`` that replay CUDA graphs (``torch._inductor.list_mode_options``)."""
 
 
-# Hyperparameters of the user's own, as a configuration holds them: under ``model.NAME`` and ``loss.NAME``.
+# User-defined hyperparameters; a configuration stores them under ``model.NAME`` and ``loss.NAME``.
 
 OWN_GROUPS = ("model", "loss")
 """Prefixes of user parameters, passed to a workload's ``build_model`` or ``loss``."""

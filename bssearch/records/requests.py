@@ -14,7 +14,7 @@ from bssearch.records.question import Configuration, ParameterValue, Phase, Targ
 class Branch:
     """A trial that continues from a checkpoint of a longer run for ``samples``, in whole steps.
 
-    ``start_samples`` is None if unknown. A fresh optimizer's learning rate rises over ``rise_samples``.
+    ``start_samples``: None if unknown. A fresh optimizer's learning rate rises over ``rise_samples``.
     """
 
     checkpoint: str
@@ -172,7 +172,7 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDescription:
-    """A loaded workload; sample counts are None if an external program hides them.
+    """A loaded workload; external programs may hide sample counts (None).
 
     ``notice``: how its trials run, if worth saying.
     """

@@ -39,10 +39,10 @@ class ProbeRecord(StepTime):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord(Planned):
-    """A stored trial; ``outcome`` is None until it finishes.
+    """A stored trial, without ``outcome`` until it finishes.
 
     ``steps_x_step_time_s``: steps to target × isolated step time, from all visits when read. ``started_by`` and
-    ``spec_digest``: user and spec of its driver, None if unknown.
+    ``spec_digest``: its driver's user and spec, None if unknown.
     """
 
     number: int
@@ -86,7 +86,7 @@ class TrialRecord(Planned):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewStudy:
-    """A study to store: its spec as JSON values, and the digest of its question."""
+    """A study to store: its spec as JSON values, and its question's digest."""
 
     name: str
     spec: Mapping[str, object]
@@ -98,7 +98,7 @@ class NewStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord(NewStudy):
-    """A stored study, bound to the device of its ``environment``.
+    """A stored study, bound to its ``environment``'s device.
 
     Archived studies are hidden and accept no trials.
     """
