@@ -329,7 +329,7 @@ class History:
 
     @property
     def busy_seconds(self) -> float:
-        """Return the seconds during which at least one search trial ran."""
+        """Return busy seconds so far (`BusyTime`)."""
         asked = self.now, self._takes
         if self._busy_known is None or self._busy_known[0] != asked:
             running = self._by_state[TrialState.RUNNING].values()
@@ -338,7 +338,7 @@ class History:
 
     @property
     def seed_noise(self) -> float:
-        """Return the seed-to-seed standard deviation of log seconds."""
+        """Return the noise of `Repeats`."""
         return self._repeats.noise
 
     def at(self, batch_size: int) -> list[TrialRecord]:
@@ -378,7 +378,7 @@ class History:
         return configuration if probe is None else configuration.in_micro_batches(probe.micro_batch_size)
 
     def eval_every_steps(self, batch_size: int) -> int:
-        """Return the evaluation cadence of a batch size; 1 if untimed."""
+        """Return a batch size's evaluation cadence, or 1."""
         probe = self.probes.get(batch_size)
         return 1 if probe is None else probe.eval_every_steps or 1
 

@@ -42,7 +42,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     It uses the model of bssearch's own search (`bssearch.search.samplers.time_model.sampler`), fed with the learning
     curves of all trials, pruned and running ones included.
 
-    The objective suggests ``batch_size`` (int, or a choice of ints) and ``learning_rate``, reports the metric with
+    The objective suggests ``batch_size`` (int or categorical ints) and ``learning_rate``, reports the metric with
     *train milliseconds* as the step, and returns the train seconds to the target. If a trial misses the target, the
     objective prunes it::
 
