@@ -27,10 +27,10 @@ RATE_RULE, NOISE_SHARE = "batch_rate_rule", "batch_noise_share"
 PARAMETERS = (BATCH_SCHEDULE, BATCH_STAGES, RATE_RULE, NOISE_SHARE)
 
 MOST_STAGES = 64
-"""Maximum number of stages; each has its own shapes to warm up and time."""
+"""Maximum stages; each has shapes to warm up and time."""
 
 _STAGE = re.compile("(?:(?P<start>N):)?(?P<size>N)(?:/(?P<micro>N))?".replace("N", "[0-9]{1,15}"))
-"""At most 15 digits per number: a float holds them exactly."""
+"""Up to 15 digits, which a float holds exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class BatchSchedule:
 
     @property
     def is_measured(self) -> bool:
-        """True if the trial measures its noise scale to decide when to grow."""
+        """True if the trial's noise scale decides when to grow."""
         return self.noise_share is not None
 
     def rate_factor(self, batch_size: int) -> float:
@@ -82,7 +82,7 @@ class BatchSchedule:
         return found
 
     def samples_after(self, steps: float) -> float:
-        """Return the samples seen in the first ``steps`` optimizer steps, interpolated linearly."""
+        """Return the samples seen in the first ``steps``, interpolated linearly."""
         return math.fsum(stage.batch_size * taken for stage, taken in self.steps_by_stage(steps))
 
     @property
@@ -130,14 +130,14 @@ def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
 
 
 def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> tuple[Stage, ...]:
-    """Return the stages of a schedule; without one, a single stage."""
+    """Return a schedule's stages; without one, a single stage."""
     if schedule is not None:
         return schedule.stages
     return (Stage(0, configuration.batch_size, configuration.micro_batch_size),)
 
 
 def constant_configurations(configuration: Configuration) -> list[Configuration]:
-    """Return one constant configuration per stage, with the stage's learning rate."""
+    """Return one constant configuration per stage, with its learning rate."""
     schedule = batch_schedule_of(configuration)
     if schedule is None:
         return [configuration]
@@ -156,7 +156,7 @@ def constant_configurations(configuration: Configuration) -> list[Configuration]
 
 
 def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -> Configuration:
-    """Return the configuration with this schedule and the learning rate of its first stage."""
+    """Return the configuration with this schedule and its first stage's learning rate."""
     first = schedule.stages[0]
     share = {} if schedule.noise_share is None else {NOISE_SHARE: schedule.noise_share}
     rest = {name: value for name, value in configuration.parameters.items() if name != NOISE_SHARE}

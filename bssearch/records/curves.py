@@ -1,4 +1,4 @@
-"""Learning curves: best-so-far values, target crossings and sparklines."""
+"""Learning curves: best-so-far values, target crossings, sparklines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bssearch.records import Observation, Target, TrialOutcome
 
 
 class Progress:
-    """Best-so-far gains of one trial at its evaluations."""
+    """Best-so-far gains of a trial."""
 
     __slots__ = ("gains", "train_seconds")
 
@@ -21,16 +21,16 @@ class Progress:
 
     @property
     def now(self) -> float:
-        """Return the train seconds of the last evaluation; 0 before the first."""
+        """Return the last evaluation's train seconds, or 0."""
         return self.train_seconds[-1] if self.train_seconds else 0.0
 
     @property
     def gain(self) -> float:
-        """Return the best gain so far; −∞ before the first evaluation."""
+        """Return the best gain, or −∞."""
         return self.gains[-1] if self.gains else -math.inf
 
     def add(self, train_seconds: float, gain: float) -> None:
-        """Add an evaluation; a NaN gain leaves the best gain unchanged."""
+        """Add an evaluation; a NaN gain changes nothing."""
         self.train_seconds.append(train_seconds)
         self.gains.append(gain if gain > self.gain else self.gain)
 
@@ -49,9 +49,9 @@ class Progress:
         return self.gains[index] if index >= 0 else None
 
     def when(self, gain: float) -> float:
-        """Return the train seconds at which the best gain last equalled ``gain``, interpolated between evaluations.
+        """Return the train seconds at which the best gain last equalled ``gain``, interpolated.
 
-        On a plateau this is its end. Clamped to the first and last evaluation.
+        On a plateau, its end. Clamped to the first and last evaluation.
         """
         index = bisect_right(self.gains, gain)
         if index == 0:
@@ -67,9 +67,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The interval from the last miss to the first hit of a target.
+    """The interval from the last miss to the first hit.
 
-    ``steps`` (rounded up) and ``train_seconds`` are interpolated inside it by the same fraction.
+    ``steps`` (rounded up) and ``train_seconds`` are interpolated by the same fraction.
     """
 
     last_miss_step: int
@@ -81,9 +81,9 @@ class Crossing:
 
 
 def crossing(previous: Observation | None, hit: Observation, target: Target) -> Crossing:
-    """Return the crossing between two consecutive evaluations; ``hit`` meets the target.
+    """Return the crossing between consecutive evaluations; ``hit`` meets the target.
 
-    The fraction is (target − miss) / (hit − miss). Without a previous evaluation, the hit itself is the crossing.
+    The fraction is (target − miss) / (hit − miss); without a previous evaluation, the hit is the crossing.
     """
     if previous is None:
         return Crossing(hit.step, hit.train_seconds, hit.step, hit.train_seconds, hit.step, hit.train_seconds)
@@ -100,7 +100,7 @@ def crossing(previous: Observation | None, hit: Observation, target: Target) -> 
 
 
 def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
-    """Return the outcome with the fields of this crossing."""
+    """Return the outcome with this crossing."""
     return replace(
         outcome,
         time_to_target_s=found.train_seconds,
@@ -113,7 +113,7 @@ def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
 
 
 def first_crossing(observations: Sequence[Observation], target: Target) -> Crossing | None:
-    """Return the first crossing in time-ordered observations; None if they never meet the target."""
+    """Return the first crossing in time-ordered observations, or None."""
     previous = None
     for observation in observations:
         if target.is_met_by(observation.metric):
@@ -123,7 +123,7 @@ def first_crossing(observations: Sequence[Observation], target: Target) -> Cross
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Return values as block characters, at most ``width`` of them; empty if there are no values."""
+    """Return values as at most ``width`` block characters."""
     blocks = "▁▂▃▄▅▆▇█"
     if len(values) > width:
         values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]

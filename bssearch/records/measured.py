@@ -10,15 +10,15 @@ from typing import Any
 from bssearch.records.question import Configuration, TrialState
 
 COULD_NOT_PAUSE = "could not be paused"
-"""Part of the reason of a trial whose checkpoint could not be saved."""
+"""Marks the reason of a trial whose checkpoint could not be saved."""
 
 REFUSED = "refused: "
-"""Prefix of the reason of a trial that failed untrained because the spec forbids its configuration."""
+"""Prefix of the reason of a trial whose configuration the spec forbids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One evaluation during a trial; ``loss`` is the mean since the previous one.
+    """One evaluation; ``loss`` is the mean since the previous one.
 
     ``train_seconds`` exclude evaluation and, if one CPU thread does the work, waits for a CPU.
     """
@@ -44,7 +44,7 @@ class MemoryBasis(StrEnum):
 
 
 class SecondsBasis(StrEnum):
-    """Source of an external program's seconds: its report, or wall time since its first step, with evaluation."""
+    """Source of an external program's seconds: its report, or wall time since the first step, with evaluation."""
 
     REPORTED = "reported"
     WALL = "wall"
@@ -54,7 +54,7 @@ class SecondsBasis(StrEnum):
 class GradientNoise:
     """Gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval; None if not measured.
 
-    If ‖G‖² may be zero, ``scale`` and ``high`` are None. ``adam`` fields use preconditioned gradients. ``trace`` and
+    If ‖G‖² may be zero, ``scale`` and ``high`` stay None. ``adam``: with preconditioned gradients. ``trace`` and
     ``square`` are means of tr Σ and ‖G‖² over ``passes``, to pool trials.
     """
 
@@ -76,7 +76,7 @@ class GradientNoise:
 class DeviceUse:
     """Readings of the device's counters; None, never 0, if unavailable.
 
-    Energy and power cover the whole device. ``throttle_reasons`` is comma-separated; empty if it was not throttled.
+    Energy and power cover the whole device. ``throttle_reasons``: comma-separated, empty without throttling.
     """
 
     energy_joules: float | None = None
@@ -152,7 +152,7 @@ class TrialObserved:
 
 @dataclass(frozen=True, slots=True)
 class TrialStop:
-    """Command to end a running trial within one step: paused, pruned, capped or cancelled."""
+    """Command to end a running trial within one step."""
 
     number: int
     state: TrialState
@@ -161,7 +161,7 @@ class TrialStop:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnded:
-    """A trial ended; a ``broken`` worker (its device failed) cannot run another."""
+    """A trial ended; a ``broken`` worker (failed device) cannot run another."""
 
     number: int
     outcome: TrialOutcome
@@ -219,7 +219,7 @@ class StepTime(Timing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit(Timing):
-    """Step time of a batch size in one ``visit``, a quick round over batch sizes that a slow machine slows alike."""
+    """Step time in one ``visit``: a quick round over batch sizes, which a slow machine slows alike."""
 
     visit: int
     step_seconds: float
@@ -237,7 +237,7 @@ class StepTimeError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Peak memory of a micro-batch size: tensors on a GPU, or the process's resident memory on the CPU."""
+    """Peak memory of a micro-batch size: tensors on a GPU, else the process's resident memory."""
 
     micro_batch_size: int
     fits: bool
@@ -288,7 +288,7 @@ class Environment:
 
     @property
     def fingerprint(self) -> str:
-        """Return the device name, precision and compile mode, which must match within a study."""
+        """Return device name, precision and compile mode, which must match within a study."""
         return f"{self.device_name} · {self.precision} · compile {self.compile_mode}"
 
 
@@ -303,8 +303,8 @@ def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
 class BranchMeasurement:
     """Metric at a ``checkpoint`` and after branching from it; None if the branch diverged.
 
-    ``digest`` covers the checkpoint's content and the request; ``start_samples`` is None if
-    unknown. ``learning_rate`` is the peak.
+    ``digest`` covers the checkpoint's content and the request; ``start_samples``: None if unknown.
+    ``learning_rate`` is the peak.
     """
 
     digest: str

@@ -57,22 +57,22 @@ class TrialState(StrEnum):
 
     @property
     def is_finished(self) -> bool:
-        """True unless queued or running; a paused trial counts as finished."""
+        """True unless queued or running."""
         return self not in {TrialState.QUEUED, TrialState.RUNNING}
 
     @property
     def is_censored(self) -> bool:
-        """True if the trial stopped before its target, so that its run time is a lower bound."""
+        """True if the trial stopped before its target: its time is a lower bound."""
         return self in {TrialState.PAUSED, TrialState.PRUNED, TrialState.CAPPED, TrialState.EXHAUSTED}
 
     @property
     def is_missing(self) -> bool:
-        """True if the trial has no information on its configuration and costs no budget."""
+        """True if the trial is uninformative and costs no budget."""
         return self in {TrialState.FAILED, TrialState.LOST, TrialState.CANCELLED}
 
 
 def to_json(record: object) -> str:
-    """Return a record as compact JSON with sorted keys; raises ValueError on NaN and infinities."""
+    """Return compact JSON with sorted keys; raises ValueError on NaN and infinities."""
     return _json(asdict(record))  # type: ignore[call-overload]
 
 
@@ -94,7 +94,7 @@ class Target:
         return f"{self.metric} {self.goal.sign} {self.value:g}"
 
     def gain(self, metric: float) -> float:
-        """Return the metric with its sign set so that larger is better."""
+        """Return the metric, negated if smaller is better."""
         return metric if self.goal is Goal.MAXIMIZE else -metric
 
     def shortfall(self, metric: float) -> float:
@@ -107,7 +107,7 @@ class Target:
 
 
 MAKE_TRAINER = ":make_trainer"
-"""Suffix of a workload's name if it makes a trainer for each trial instead of running as a script."""
+"""Suffix of a workload's name if it makes a trainer per trial instead of running as a script."""
 
 LARGEST_METRIC = 1e100
 """Maximum absolute metric; sums of squares stay finite in double precision."""
@@ -124,9 +124,9 @@ BATCH_SCHEDULE, BATCH_STAGES = "batch_schedule", "batch_stages"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """The values that one trial trains with; ``batch_size`` = micro-batch × accumulation steps × world size.
+    """Values that a trial trains with; ``batch_size`` = micro-batch × accumulation steps × world size.
 
-    With a batch schedule (in ``parameters``), ``batch_size`` is that of the first stage.
+    With a batch schedule (in ``parameters``), ``batch_size`` is the first stage's.
     """
 
     batch_size: int
@@ -148,7 +148,7 @@ class Configuration:
         return hashlib.sha256(_json(values).encode()).hexdigest()[:12]
 
     def in_micro_batches(self, micro_batch_size: int) -> Configuration:
-        """Return the same configuration with another micro-batch size, which must divide the batch size."""
+        """Return the configuration with another micro-batch size, which must divide the batch size."""
         steps = self.batch_size // (micro_batch_size * self.world_size)
         return replace(self, micro_batch_size=micro_batch_size, accumulation_steps=steps)
 
@@ -177,7 +177,7 @@ WITH_CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})
 """Modes of ``torch.compile`` that replay CUDA graphs (``torch._inductor.list_mode_options``)."""
 
 
-# Hyperparameters of the user's own, as a configuration holds them: under ``model.NAME`` and ``loss.NAME``.
+# User-defined hyperparameters; a configuration stores them under ``model.NAME`` and ``loss.NAME``.
 
 OWN_GROUPS = ("model", "loss")
 """Prefixes of user parameters, passed to a workload's ``build_model`` or ``loss``."""

@@ -12,9 +12,9 @@ from bssearch.records.question import Configuration, ParameterValue, Phase, Targ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A trial that continues from a checkpoint of a longer run for ``samples`` samples, in whole steps.
+    """A trial that continues from a checkpoint of a longer run for ``samples``, in whole steps.
 
-    ``start_samples`` is None if unknown. The learning rate rises over ``rise_samples`` if the optimizer starts fresh.
+    ``start_samples``: None if unknown. A fresh optimizer's learning rate rises over ``rise_samples``.
     """
 
     checkpoint: str
@@ -25,11 +25,11 @@ class Branch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The fields of a plan that a stored trial keeps.
+    """Plan fields that a stored trial keeps.
 
-    ``sampled`` has the coordinates in the space; None if the configuration is outside. ``uncapped``: no other trial set
-    ``train_seconds_limit``. ``retry_of`` is the trial that this one repeats. ``expected_improvement`` is the sampler's
-    expected gain from a further trial as a share of the incumbent's value; None if unknown.
+    ``sampled``: coordinates, None if outside the space. ``uncapped``: no other trial set ``train_seconds_limit``.
+    ``retry_of``: the repeated trial. ``expected_improvement``: the sampler's expected gain from a further trial as a
+    share of the incumbent's value, None if unknown.
     """
 
     configuration: Configuration
@@ -51,11 +51,11 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan(Planned):
-    """A trial to run: new, ``queued`` or ``resumed`` (a stored trial's number).
+    """A trial to run: new, ``queued`` or ``resumed`` (stored number).
 
     ``limit_state``: `CAPPED` if the incumbent set the limit, `EXHAUSTED` if the budget did. Without ``stop_at_target``
-    the trial trains to its limit, and its time-to-target is the first crossing. The plan is dropped if a trial newer
-    than ``after`` exists; None disables this check.
+    the trial trains to its limit; the first crossing counts. If a trial newer than ``after`` exists, the plan is
+    dropped; None disables this check.
     """
 
     limit_state: TrialState = TrialState.EXHAUSTED
@@ -66,7 +66,7 @@ class TrialPlan(Planned):
 
     @property
     def known_number(self) -> int | None:
-        """Return the number of a stored trial; None for a new one."""
+        """Return the stored trial's number; None if new."""
         return self.resumed if self.resumed is not None else self.queued
 
     @property
@@ -83,10 +83,10 @@ class TrialPlan(Planned):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """Request to run the trial of a plan.
+    """Request to run a trial.
 
-    A paused trial is saved to ``checkpoint``, and a resumed one loads it; without a path the trial ends as `PRUNED`. A
-    ``branch`` continues from the user's file and ends after its samples.
+    A paused trial saves ``checkpoint``, a resumed one loads it; without a path the trial ends as `PRUNED`. A ``branch``
+    continues from the user's file and ends after its samples.
     """
 
     number: int
@@ -103,11 +103,10 @@ class TrialRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeRequest:
-    """Request to time steps and one evaluation of a configuration, alone on its device.
+    """Request to time steps and one evaluation, alone on the device.
 
-    Timing ends when half the 95 % interval of the median is within ``precision`` (relative), or after
-    ``seconds_limit``. With ``trial_train_seconds`` steps are timed between evaluations, as in a trial of that length;
-    otherwise back to back.
+    Ends when half the 95 % interval of the median is within ``precision`` (relative), or after ``seconds_limit``. With
+    ``trial_train_seconds`` steps are timed between evaluations, as in such a trial; otherwise back to back.
     """
 
     configuration: Configuration
@@ -121,7 +120,7 @@ class StepTimeRequest:
 class MemoryRequest:
     """Request for three optimizer steps and an evaluation in a fresh worker.
 
-    With ``reserve`` some memory must stay free so that the size fits in other processes too.
+    With ``reserve`` some memory must stay free, so that the size also fits in other processes.
     """
 
     configuration: Configuration
@@ -133,7 +132,7 @@ class MemoryRequest:
 class NoiseRequest:
     """Request to train toward a target and measure the gradient noise scale near it.
 
-    Training ends at ``train_seconds_limit`` at the latest, the measurement at ``noise_seconds_limit``.
+    Training ends by ``train_seconds_limit``, the measurement by ``noise_seconds_limit``.
     """
 
     configuration: Configuration
@@ -149,7 +148,7 @@ class NoiseRequest:
 class MetricInfo:
     """Bounds of a metric (None = unbounded) and its value at chance.
 
-    A ``reported`` metric is shown beside the target's for the recommended configuration, on the test part.
+    ``reported``: also shown for the recommended configuration, on the test part.
     """
 
     low: float | None = None
@@ -160,10 +159,10 @@ class MetricInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """Description of a freshly initialised model.
+    """A freshly initialised model.
 
-    ``parameters`` counts trainable ones, None if an external program hides them. ``initial_metrics`` are validation
-    metrics before the first step, None if not finite.
+    ``parameters`` counts trainable ones, None if unknown. ``initial_metrics`` are validation metrics before the first
+    step, None if not finite.
     """
 
     parameters: int | None
@@ -173,9 +172,9 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDescription:
-    """Description of a loaded workload.
+    """A loaded workload; external programs may hide sample counts (None).
 
-    Sample counts are None if an external program hides them. ``notice`` is a sentence on how its trials run, if needed.
+    ``notice``: how its trials run, if worth saying.
     """
 
     train_samples: int | None

@@ -1,4 +1,4 @@
-"""Scaling rules as pure functions of the batch-size ratio κ = batch / reference batch."""
+"""Scaling rules as functions of κ = batch / reference batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ class LearningRateRule(StrEnum):
 
     linear: η·κ, for SGD well below the noise scale (Goyal et al. 2017, arXiv 1706.02677).
     sqrt: η·√κ (Hoffer et al. 2017, arXiv 1705.08741; for Adam, Granziol et al. 2020, arXiv 2006.09092).
-    none: constant.
     """
 
     LINEAR = "linear"
@@ -20,7 +19,7 @@ class LearningRateRule(StrEnum):
 
     @property
     def in_words(self) -> str:
-        """Return the end of a phrase on the learning rate."""
+        """Return the end of a phrase."""
         return {"linear": "∝ batch", "sqrt": "∝ √batch", "none": "the same throughout"}[self.value]
 
 
@@ -48,46 +47,46 @@ RULES_OF_OPTIMIZERS = {
 
 
 def rule_of_optimizer(name: str) -> LearningRateRule:
-    """Return an optimizer's rule; sqrt if the literature has no rule."""
+    """Return an optimizer's rule; sqrt if not in the literature."""
     return RULES_OF_OPTIMIZERS.get(name, LearningRateRule.SQRT)
 
 
 WARMUP_RATIO = 8
-"""κ from which a warmup is recommended."""
+"""κ from which warmup is recommended."""
 
 LARGEST_DROPOUT = 0.95
-"""Upper bound for scaled dropout; at 1 the model cannot learn."""
+"""Maximum scaled dropout; at 1 the model cannot learn."""
 
 
 def is_said_to_need_warmup(batch_size: int, reference_batch: int) -> bool:
-    """True if κ ≥ `WARMUP_RATIO` (Goyal et al. 2017, arXiv 1706.02677, §2.2).
+    """True if κ ≥ `WARMUP_RATIO`.
 
-    They tested κ = 32 (8,192 against 256); practitioners use warmup from κ = 8.
+    Goyal et al. 2017 (arXiv 1706.02677, §2.2) tested κ = 32; practitioners use warmup from κ = 8.
     """
     return batch_size >= WARMUP_RATIO * reference_batch
 
 
 def sqrt_weight_decay(weight_decay: float, ratio: float) -> float:
-    """Return λ·√κ (folklore); for AdamW this equals `timescale_weight_decay` at η ∝ √κ."""
+    """Return λ·√κ (folklore); for AdamW equal to `timescale_weight_decay` at η ∝ √κ."""
     return weight_decay * math.sqrt(ratio)
 
 
 def timescale_weight_decay(weight_decay: float, ratio: float, rate_ratio: float) -> float:
     """Return λ·κ·η0/η, which preserves AdamW's averaging time τ = B/(ηλN), in epochs.
 
-    ``ratio`` is κ; ``rate_ratio`` is η0/η > 0, the reference learning rate over the batch's (Wang & Aitchison 2024,
-    arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738).
+    ``ratio`` is κ, ``rate_ratio`` is η0/η > 0: reference learning rate over the batch's. Wang & Aitchison 2024 (arXiv
+    2405.13698); Bergsma et al. 2025 (arXiv 2505.13738).
     """
     return weight_decay * ratio * rate_ratio
 
 
 def sqrt_dropout(dropout: float, batch_size: int, reference_batch: int) -> float:
-    """Return p·√κ, at most `LARGEST_DROPOUT`: folklore, by analogy with gradient noise ∝ 1/√batch."""
+    """Return p·√κ, at most `LARGEST_DROPOUT`: folklore, as gradient noise ∝ 1/√batch."""
     return min(LARGEST_DROPOUT, dropout * math.sqrt(batch_size / reference_batch))
 
 
 def half_life(decay: float, ratio: float) -> float:
-    """Return ρ^κ, the decay per step that preserves an average's half-life in samples; κ = ``ratio``.
+    """Return ρ^κ, which preserves an average's half-life in samples; κ = ``ratio``.
 
     Weight averages: Busbridge et al. 2023 (arXiv 2307.13813); Adam's β₂: Marek et al. 2025 (arXiv 2507.07101).
     """
@@ -95,9 +94,9 @@ def half_life(decay: float, ratio: float) -> float:
 
 
 def sde_beta(beta: float, ratio: float) -> float:
-    """Return 1 − κ(1 − β), at least 0: Adam's β in the sqrt scaling rule of Malladi et al. 2022 (Definition 2).
+    """Return 1 − κ(1 − β), at least 0, for Adam's β (Malladi et al. 2022, arXiv 2205.10287, Definition 2).
 
-    arXiv 2205.10287; κ = ``ratio``. The learning rate scales by √κ, ε by `sde_epsilon`.
+    κ = ``ratio``. Scale the learning rate by √κ and ε by `sde_epsilon`.
     """
     return max(0.0, 1 - ratio * (1 - beta))
 

@@ -1,6 +1,6 @@
-"""Step time of each batch size from repeated visits, with its standard error.
+"""Step time of each batch size from repeated visits.
 
-Step times vary more between visits than within one, so errors come from differences between visits only.
+Errors come from differences between visits only, because step times vary more between visits than within one.
 """
 
 from __future__ import annotations
@@ -28,21 +28,19 @@ from bssearch.records.intervals import student_t
 
 VISIT_DEVIATION = 0.1
 VISIT_FREEDOM = 4
-"""Prior standard deviation of a log step time between visits (measured 0.05 to 0.14), and its degrees of freedom."""
+"""Prior standard deviation of a log step time between visits (measured 0.05 to 0.14); its degrees of freedom."""
 
 STEP_DEVIATION = 0.3
-"""Standard deviation of a log step time within one trial; it reduces the weight of short trials."""
+"""Standard deviation of a log step time within one trial; weighs short trials less."""
 
 UNDISTURBED = 3
-"""Undisturbed measurements of every split needed to ignore the disturbed ones."""
+"""Undisturbed measurements of every split needed to ignore disturbed ones."""
 
 SMALLEST_PENALTY = 0.01
 """Minimum of residual variance / visit variance; below it visits are fixed effects."""
 
 MIDMEAN_ERROR = 1.09
-"""Standard error of the midmean over that of the mean, for normal values: its efficiency is 84 % (Rosenberger & Gasko
-1983).
-"""
+"""Standard error of the midmean relative to the mean's: 84 % efficiency (Rosenberger & Gasko 1983)."""
 
 ROUNDS = 30
 """Rounds of the alternating fit, which converges in a few."""
@@ -81,7 +79,7 @@ def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> 
 
 
 def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord:
-    """Return the trial with ``steps_x_step_time_s`` from current step times; unchanged if none is known."""
+    """Return the trial with ``steps_x_step_time_s`` from current step times; unchanged without them."""
     steps = None if trial.outcome is None else trial.outcome.steps_to_target
     product = None if steps is None else seconds_of_steps(trial.configuration, steps, step_seconds)
     if product is None or trial.steps_x_step_time_s == product:
@@ -90,10 +88,7 @@ def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord
 
 
 def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Return the seconds of a trial's first steps by the step time of each stage.
-
-    None if a step time is missing or the batch schedule is measured.
-    """
+    """Return the seconds of a trial's first steps; None if a step time is missing or the schedule is measured."""
     schedule = batch_schedule_of(configuration) if configuration.grows else None
     if schedule is None:
         seconds = step_seconds.get(timed_as(configuration))
@@ -200,8 +195,8 @@ class Pace:
 def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
     """Return the step time of each kind of configuration, without waits for a CPU, from its trials.
 
-    The geometric mean is weighted by `Pace.weight`. If every ``compared`` kind has `UNDISTURBED` uncontended trials,
-    only those count. The kernel's pace is a midmean, robust to disturbed trials.
+    A geometric mean weighted by `Pace.weight`. If every ``compared`` kind has `UNDISTURBED` uncontended trials, only
+    those count. The kernel's pace is a midmean, robust to disturbed trials.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)
@@ -238,13 +233,13 @@ def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -
 
 
 def _midmean(values: Sequence[float]) -> float:
-    """Return the mean of the middle half; of all values if there are fewer than four."""
+    """Return the mean of the middle half; of all values if fewer than four."""
     ordered, cut = sorted(values), len(values) // 4
     return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 
 def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) -> ProbeRecord:
-    """Update a probe from its visits; the host-bound share is their median, over uncontended visits if any."""
+    """Update a probe from its visits, uncontended ones if any."""
     contended = all(one.contended for one in visits)
     widest = math.exp(student_t(fit.error.freedom) * math.hypot(fit.error.own, fit.error.common))
     shares = [one.host_bound_share for one in visits if one.host_bound_share is not None and one.contended is contended]

@@ -15,9 +15,9 @@ from bssearch.records.requests import Planned, TrialPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A driver's claim on a trial; it expires ``seconds`` after the last heartbeat.
+    """A driver's claim on a trial; expires ``seconds`` after the last heartbeat.
 
-    ``user`` started the driver; ``spec`` is the digest of its spec (`spec_digest`). None if unknown.
+    ``user`` started the driver; ``spec`` is its `spec_digest`. None if unknown.
     """
 
     owner: str
@@ -30,7 +30,7 @@ class Lease:
 class ProbeRecord(StepTime):
     """A stored step time with its evaluation cadence, None if the batch size does not fit.
 
-    ``error`` is set if the seconds were fitted over several visits (`bssearch.records.step_times`).
+    ``error`` is set if fitted over several visits (`bssearch.records.step_times`).
     """
 
     eval_every_steps: int | None
@@ -39,10 +39,10 @@ class ProbeRecord(StepTime):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord(Planned):
-    """A stored trial; ``outcome`` is None until it finishes.
+    """A stored trial, without ``outcome`` until it finishes.
 
-    ``steps_x_step_time_s`` = steps to target × isolated step time, from all visits at the time of reading.
-    ``started_by`` is the user of its driver and ``spec_digest`` that driver's spec; None if unknown.
+    ``steps_x_step_time_s``: steps to target × isolated step time, from all visits when read. ``started_by`` and
+    ``spec_digest``: its driver's user and spec, None if unknown.
     """
 
     number: int
@@ -58,7 +58,7 @@ class TrialRecord(Planned):
 
     @classmethod
     def planned(cls, plan: TrialPlan, *, number: int, lease: Lease | None, created_at: datetime) -> TrialRecord:
-        """Return a new record of a plan: running with a lease, queued without."""
+        """Return the new record of a plan: running with a lease, else queued."""
         return cls(
             number=number,
             state=TrialState.QUEUED if lease is None else TrialState.RUNNING,
@@ -80,13 +80,13 @@ class TrialRecord(Planned):
 
     @property
     def is_refused(self) -> bool:
-        """True if the trial never trained because the spec forbids its configuration."""
+        """True if the spec forbids the trial's configuration, so that it never trained."""
         return self.state is TrialState.FAILED and self.outcome is not None and self.outcome.reason.startswith(REFUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewStudy:
-    """A study to store: its spec as JSON values, and the digest of the question it asks."""
+    """A study to store: its spec as JSON values, and its question's digest."""
 
     name: str
     spec: Mapping[str, object]
@@ -98,9 +98,9 @@ class NewStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord(NewStudy):
-    """A stored study, bound to the device of its ``environment``.
+    """A stored study, bound to its ``environment``'s device.
 
-    Archived studies are hidden from lists and accept no trials.
+    Archived studies are hidden and accept no trials.
     """
 
     created_at: datetime
@@ -109,13 +109,13 @@ class StudyRecord(NewStudy):
 
     @classmethod
     def created(cls, study: NewStudy, created_at: datetime, environment: Environment | None = None) -> StudyRecord:
-        """Return the record of a new study."""
+        """Return a new study's record."""
         values = {one.name: getattr(study, one.name) for one in fields(NewStudy)}
         return cls(created_at=created_at, environment=environment, **values)
 
     @property
     def mark(self) -> str:
-        """Return 16 hex digits that identify the study even if it is renamed or its database moves."""
+        """Return 16 hex digits that survive renaming and moving the database."""
         told = f"{self.created_at.isoformat()} {self.created_by} {self.spec_hash}"
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 

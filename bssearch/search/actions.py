@@ -1,4 +1,4 @@
-"""Actions that the engine returns for an event; the driver or a simulation executes them."""
+"""Actions that the engine returns; a driver or simulation executes them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Time each untimed batch size while no trial runs here. `Engine.timed` follows.
+    """Time untimed batch sizes while no trial runs here. `Engine.timed` follows.
 
-    ``to_compare``: use as many visits as a comparison of runs needs.
+    ``to_compare``: use the visits that comparing runs needs.
     """
 
     to_compare: bool = False
@@ -40,7 +40,7 @@ class Release:
 class Settle:
     """End paused trials in a state.
 
-    Trials of other living drivers are left to them, unless ``for_disk``: the shared disk is full.
+    Spares trials of other living drivers, unless ``for_disk``: the shared disk is full.
     """
 
     numbers: Sequence[int]
@@ -50,9 +50,9 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Start nothing; ask again when a trial ends or after a while.
+    """Ask again when a trial ends or after a while.
 
-    ``for_others``: trials of other drivers, if none runs here. ``for_claim``: another driver confirms.
+    ``for_others``: trials of other drivers, if none runs here; ``for_claim``: another driver confirms.
     """
 
     for_others: tuple[int, ...] = ()
@@ -61,7 +61,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class SearchEnded:
-    """The search ended for this reason; confirmation follows, unless a trial is enqueued."""
+    """The search ended for this reason."""
 
     reason: str
 

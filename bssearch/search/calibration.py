@@ -1,7 +1,6 @@
-"""Isolated step times of all batch sizes, before the search and again before runs are compared.
+"""Isolated step times of all batch sizes, each in the largest micro-batch that fits.
 
-Each batch size uses the largest micro-batch that fits, as its trials do. Batch sizes are visited in rounds, so that a
-temporary slowdown of the machine does not affect a single one.
+Batch sizes are visited in rounds, so that a temporary slowdown does not affect a single one.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ from bssearch.storage.repository import Store
 from bssearch.training.probes.cadence import probe_record
 
 SECONDS_LIMIT = 0.25
-"""Maximum seconds of steps per visit, even if the median is still imprecise."""
+"""Maximum seconds of steps per visit."""
 
 FIRST_VISITS = 2
-"""Visits per batch size before its trials; two are needed for a spread."""
+"""Visits before trials; a spread needs two."""
 
 COMPARING_VISITS = 3
-"""Visits per batch size before confirmation."""
+"""Visits before confirmation."""
 
 MOST_VISITS = 6
-"""Maximum visits to a batch size with a doubtful step time."""
+"""Maximum visits if the step time is doubtful."""
 
 STANDARD_ERRORS = 2
-"""Step times closer than this many standard errors may be equal."""
+"""Step times within this many standard errors may be equal."""
 
 TOLERANCE = 1.1
-"""Revisit a batch size if its step time exceeds that of uncontended trials by this factor."""
+"""A step time this many times that of uncontended trials is doubtful."""
 
 
 def missing_step_times(
@@ -60,9 +59,9 @@ def missing_step_times(
     *,
     trials: Iterable[TrialRecord],
 ) -> list[int]:
-    """Return batch sizes with fewer than ``visits`` visits in the largest micro-batches that may fit.
+    """Return batch sizes with too few ``visits`` in the largest micro-batches that may fit.
 
-    `doubtful` sizes with fewer than `MOST_VISITS` visits are included.
+    Includes `doubtful` sizes with fewer than `MOST_VISITS`.
     """
     known = store.probes(spec.name, environment)
     memory = store.memory_boundary(spec.name, environment)
@@ -71,11 +70,11 @@ def missing_step_times(
     def is_missing(size: int) -> bool:
         micro = choose_micro_batch(size, spec.space.max_micro_batch_size, memory)
         if size in known and known[size].step_seconds is None:
-            return False  # The user's code refuses it.
+            return False  # The user's code fails there.
         if size not in known or (micro is not None and micro > known[size].micro_batch_size):
             return True
         if micro is None or micro < known[size].micro_batch_size:
-            return False  # What is in force is not what would be timed now.
+            return False  # A new visit would time other micro-batches.
         had = _visits(known[size])
         return had < visits or (size in doubted and had < MOST_VISITS)
 
@@ -115,14 +114,15 @@ def measure_step_times(
     trials: Sequence[TrialRecord],
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Measure and store the step times in `missing_step_times`, and micro-batch sizes that ran out of memory.
+    """Measure and store the step times in `missing_step_times`.
 
-    Sizes that ran out of memory in a trial are tried again first (`confirm_out_of_memory`). If a node's devices agree,
-    later visits use all of them at once. Batch sizes with ``trials`` keep their evaluation cadence. If the user's code
-    fails at a batch size, the size is stored without a step time and excluded from the study.
+    Sizes that ran out of memory in a trial are retried first (`confirm_out_of_memory`). If a node's devices agree,
+    later visits use all of them at once. A batch size at which the user's code fails is excluded, stored without a
+    step time.
 
     Args:
         before_each: Called between measurements; may raise to stop.
+        trials: Their evaluation cadences are kept.
 
     Raises:
         LaunchError: If no batch size fits.
@@ -192,7 +192,7 @@ def _visit_side_by_side(
     on_too_large: Callable[[MemoryUse], None],
     before_each: Callable[[], None],
 ) -> None:
-    """Revisit batch sizes on all devices at once; the results count as one visit."""
+    """Visit batch sizes on all devices at once; counts as one visit."""
     memory = store.memory_boundary(spec.name, environment)
     splits = [(size, choose_micro_batch(size, spec.space.max_micro_batch_size, memory)) for size in sizes]
     requests = [default_at(spec, size, micro) for size, micro in splits if micro is not None]
@@ -226,8 +226,8 @@ def confirm_out_of_memory(
 ) -> None:
     """Retry in a fresh process the smallest micro-batch size that ran out of memory in one trial; store the result.
 
-    If it fits, the failure was chance and the size is used again until a second trial runs out of memory. External
-    programs already run each trial in a fresh process.
+    If it fits, it is used again until a second trial runs out of memory. External programs are skipped, because each of
+    their trials already has a fresh process.
     """
     out = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
     tried = [one for one in out if not one.grows and problem_with(spec, one, in_bounds=False) is None]
@@ -239,7 +239,7 @@ def confirm_out_of_memory(
             break
         before_each()
         ran_out = once.pop(size)
-        # Where it accumulated, gradients lie beside the activations of its second micro-batch.
+        # With accumulation, gradients and the second micro-batch's activations share the memory.
         alone = replace(ran_out, batch_size=min(2, ran_out.accumulation_steps) * size).in_micro_batches(size)
         try:
             found = executor.measure_memory(
@@ -273,7 +273,6 @@ def _visits(probe: ProbeRecord) -> int:
 
 
 def _paces(trials: Iterable[TrialRecord]) -> dict[Kind, float]:
-    """Return the median step seconds of uncontended trials by kind."""
     paces: dict[Kind, list[float]] = defaultdict(list)
     for trial in trials:
         outcome = trial.outcome
@@ -290,7 +289,7 @@ def measure_step_time_at(
     on_too_large: Callable[[MemoryUse], None] = lambda memory: None,
     seconds_limit: float = SECONDS_LIMIT,
 ) -> ProbeRecord | None:
-    """Time the default configuration at a batch size in the largest micro-batch that fits; None if none fits.
+    """Time the default at a batch size in the largest micro-batch that fits; None if none fits.
 
     ``on_too_large`` receives each micro-batch size that runs out of memory.
     """
@@ -306,9 +305,9 @@ def measure_step_time_at(
 def default_at(
     spec: StudySpec, batch_size: int, micro_batch_size: int, seconds_limit: float = SECONDS_LIMIT
 ) -> StepTimeRequest:
-    """Return the request to time the default configuration at this batch size.
+    """Return the request to time the default at this batch size.
 
-    All regularisation of the space is on, because most trials use it.
+    All regularisation of the space is on, as in most trials.
     """
     default = spec.space.with_all_regularisation(spec.default_configuration)
     configuration = replace(default, batch_size=batch_size).in_micro_batches(micro_batch_size)
@@ -329,7 +328,7 @@ def refuse_where_nothing_fits(spec: StudySpec, store: Store, environment: Enviro
 def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environment) -> None:
     """Raise `LaunchError` if a new study's ``max_micro_batch_size`` is known not to fit.
 
-    A study that has trials continues with smaller micro-batches.
+    A study with trials continues in smaller micro-batches.
     """
     cap = spec.space.max_micro_batch_size
     memory = store.memory_boundary(spec.name, environment)
@@ -347,7 +346,7 @@ def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environ
 
 
 def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchError:
-    """Return the error for a device on which a single sample does not fit."""
+    """Return the error if a single sample does not fit."""
     tried = ", ".join(str(use.micro_batch_size) for use in uses if not use.fits)
     reason = next((use.reason for use in uses if use.micro_batch_size == 1 and use.reason), None)
     return LaunchError(
@@ -359,7 +358,7 @@ def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchE
 
 
 def named(environment: Environment) -> str:
-    """Return a device's name and its memory or memory limit."""
+    """Return a device's name and memory."""
     memory = environment.device_memory_bytes
     return environment.device_name + ("" if memory is None else f" ({gib(memory)})")
 
@@ -377,9 +376,9 @@ def _described(uses: dict[int, MemoryUse], size: int | None) -> str:
 def _devices_that_agree(
     executor: Executor, request: StepTimeRequest, alone: ProbeRecord, tell: Callable[[str], None]
 ) -> TimesSideBySide | None:
-    """Return the executor if steps timed in all slots take as long as ``alone``, within `FLAT_RATIO`; else None.
+    """Return the executor if steps timed in all slots take as long as ``alone``, within `FLAT_RATIO`.
 
-    Slots that share a device, or the CPU, are never timed side by side.
+    None if slots share a device or the CPU.
     """
     if not isinstance(executor, TimesSideBySide) or not executor.slots_apart or executor.slots < 2:
         return None
@@ -401,6 +400,5 @@ def _devices_that_agree(
 
 
 def _apart(seconds: Mapping[str, float], usual: float) -> dict[str, float]:
-    """Return the ratios to ``usual`` that differ by more than `FLAT_RATIO`."""
     ratios = {name: one / usual for name, one in seconds.items()}
     return {name: ratio for name, ratio in ratios.items() if max(ratio, 1 / ratio) > FLAT_RATIO}

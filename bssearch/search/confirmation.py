@@ -1,7 +1,6 @@
-"""Confirmation: reruns of the finalists with fresh seeds; only these runs decide the answer.
+"""Confirmation: reruns of finalists with fresh seeds, because the best of many single-seed trials is partly luck.
 
-The best of many single-seed trials is partly luck. Runs are interleaved, and runs beyond the minimum go to
-configurations that could still change the recommendation.
+Runs are interleaved. Runs beyond the minimum go to configurations that may still change the recommendation.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from bssearch.search.history import History, trial_seed
 from bssearch.spec.admission import problem_with
 
 CONFIGURATIONS_PER_BATCH = 2
-"""Configurations confirmed per contending batch size, because the best of single seeds is partly luck."""
+"""Configurations confirmed per contending batch size; one may be lucky."""
 
 FAILURES_ALLOWED = 1
 """Failures after which a run is repeated."""
@@ -36,9 +35,9 @@ def repeat(
     *,
     retry_of: int | None = None,
 ) -> TrialPlan:
-    """Return the plan of a run with the full limit; with `Phase.TO_BUDGET` it trains past the target.
+    """Return the plan of an uncut run; with `Phase.TO_BUDGET` it trains past the target.
 
-    ``retry_of`` is the failed run that it replaces.
+    ``retry_of``: the failed run that it replaces.
     """
     is_to_budget = phase is Phase.TO_BUDGET
     return TrialPlan(
@@ -57,11 +56,10 @@ def repeat(
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Return the distinct configurations to confirm, in their current micro-batches.
+    """Return the configurations to confirm, in current micro-batches.
 
-    They are the two best of each of the ``confirm.top`` best batch sizes; those `beside` the best; the default and the
-    best at its batch size; and the best at the largest batch size without accumulation, or the nearest to the target
-    there.
+    The two best of each of the ``confirm.top`` best batch sizes; those `beside` the best; the default and the best at
+    its batch size; the best, or nearest to the target, at the largest batch size without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -85,10 +83,9 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
-    """Return a configuration for the next smaller and next larger batch size.
+    """Return a configuration for each adjacent batch size: its best trial's.
 
-    It is the best one there. If no trial reached the target, it is this batch size's best carried over, unless already
-    tried: the search may have missed a good one.
+    Without a hit there: this batch size's best carried over, unless already tried.
     """
     sizes = list(history.feasible)
     if batch_size not in sizes:
@@ -119,17 +116,16 @@ def next_run(history: History) -> TrialPlan | None:
 def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan]:
     """Return the missing runs: seed by seed over all finalists, each round shuffled.
 
-    Finalists with runs stay finalists even if the search finds better ones, because the verdict needs complete runs.
-    Lost and cancelled runs are repeated, failed ones once. After an out-of-memory all runs of the batch size are
-    repeated in smaller micro-batches. Plain misses (`PlainMiss`) get no more runs. With ``confirm.max_runs``, further
-    runs follow (`_further`).
+    Finalists with runs remain finalists, because the verdict needs complete runs. Lost and cancelled runs are repeated,
+    failed ones once. After an out-of-memory, all runs of the batch size are repeated in smaller micro-batches. Plain
+    misses (`PlainMiss`) get no more runs. With ``confirm.max_runs``, further runs follow (`_further`).
     """
     made = CompletedRuns.of(history, trials)
     runs = history.spec.confirm.runs
     if first := list(interleaved(history, made, _chosen(history, trials, made), runs)):
         return first
     if any(not trial.state.is_finished for trial in trials):
-        return []  # What follows depends on how it ends.
+        return []  # Further runs depend on their results.
     verdict = verdict_of(history, trials)
     if verdict is None or not verdict.confirmed:
         return []
@@ -141,8 +137,7 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
 def most_left(history: History) -> list[Configuration]:
     """Return the configuration of each run that confirmation may still need, running ones included.
 
-    Until the first runs are complete this includes two neighbours and, with ``confirm.max_runs``, all runs of all
-    finalists.
+    Until the first runs are complete, counts two neighbours and, with ``confirm.max_runs``, all runs of all finalists.
     """
     trials, confirm = confirmation_trials(history), history.spec.confirm
     made = CompletedRuns.of(history, trials)
@@ -172,7 +167,6 @@ def most_left(history: History) -> list[Configuration]:
 
 
 def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns) -> list[Configuration]:
-    """Return the configurations to confirm, without plain misses and refused ones."""
     missed = {one.configuration.key for one in missed_plainly(history, trials)}
     refused = [history.as_run(trial.configuration) for trial in trials if trial.is_refused]
     missed |= {one.key for one in refused if problem_with(history.spec, one) is not None}
@@ -181,12 +175,12 @@ def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns
 
 
 def missed_plainly(history: History, trials: Sequence[TrialRecord]) -> list[PlainMiss]:
-    """Return the configurations that plainly miss the target so far."""
+    """Return the plain misses so far."""
     return plain_misses(in_force(history, trials), history.objective)
 
 
 def miss_of(history: History, trial: TrialRecord) -> str | None:
-    """Return a line if this trial is the one that shows a plain miss; else None."""
+    """Return a line if this trial shows a plain miss; else None."""
     if trial.phase is not Phase.CONFIRM or not says_something(trial):
         return None
     runs = [one for one in confirmation_trials(history) if one.configuration.key == trial.configuration.key]
@@ -201,7 +195,7 @@ def confirmation_trials(history: History) -> list[TrialRecord]:
 
 
 def _beside(history: History, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Configuration]:
-    """Return the neighbours of the batch size that the runs recommend, which may differ from the search's."""
+    """Return unconfirmed neighbours of the batch size that the runs recommend."""
     near = beside(history, verdict.optimal.configuration.batch_size)
     confirmed = {trial.configuration.batch_size for trial in trials}
     return [one for one in near if one.batch_size not in confirmed]
@@ -214,7 +208,7 @@ def interleaved(
     runs: int,
     phase: Phase = Phase.CONFIRM,
 ) -> Iterator[TrialPlan]:
-    """Yield missing runs, seed by seed over all configurations, each round shuffled."""
+    """Yield missing runs, seed by seed, each round shuffled."""
     for index in range(runs):
         seed = trial_seed(history.spec.seed, Phase.CONFIRM, index)
         for configuration in random.Random(seed).sample(chosen, len(chosen)):
@@ -223,7 +217,7 @@ def interleaved(
 
 
 def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return confirmation trials in the current micro-batches of their batch size."""
+    """Return the trials in the current micro-batches of their batch size."""
     return [
         trial
         for trial in trials
@@ -233,7 +227,7 @@ def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecor
 
 
 def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | None:
-    """Return the verdict over search and confirmation trials; None if no trial reached the target."""
+    """Return the verdict over search and confirmation; None without a hit."""
     counted = [*history.trials, *in_force(history, trials)]
     timed = step_seconds_of(history.probes.values(), history.spec.timed_model)
     return decide(counted, history.spec.confirm.runs, history.objective, timed)
@@ -253,7 +247,7 @@ def in_vain(history: History) -> str | None:
 
 
 def ending(history: History) -> str | None:
-    """Return a line on whether and why confirmation settled the recommendation; None if it decides nothing."""
+    """Return a line on whether the recommendation is settled, and why; None without a decision."""
     if (told := in_vain(history)) is not None:
         return told
     trials = confirmation_trials(history)
@@ -276,10 +270,7 @@ def ending(history: History) -> str | None:
 
 
 def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRuns, verdict: Verdict) -> list[TrialPlan]:
-    """Return the next runs for undecided configurations, those with the fewest runs first.
-
-    Empty without ``confirm.max_runs`` or budget left, or if the recommendation is settled.
-    """
+    """Return runs of undecided configurations, fewest runs first; [] if settled or out of budget."""
     limit, found = history.spec.confirm.max_runs, standing(verdict)
     if limit is None or found is None or _is_spent(history, trials):
         return []
@@ -313,9 +304,9 @@ def _stopped_by(history: History, trials: Sequence[TrialRecord], found: Standing
 
 @dataclass(frozen=True, slots=True)
 class CompletedRuns:
-    """Completed runs by configuration and seed; a failed run may be repeated once.
+    """Completed runs by configuration and seed.
 
-    ``begun`` maps keys to the configurations that have runs, in current micro-batches.
+    ``begun``: configurations with runs by key, in current micro-batches.
     """
 
     begun: dict[str, Configuration] = field(default_factory=dict)
@@ -324,7 +315,7 @@ class CompletedRuns:
 
     @classmethod
     def of(cls, history: History, trials: Sequence[TrialRecord]) -> Self:
-        """Count the trials, except at batch sizes without a step time."""
+        """Count the trials at timed batch sizes."""
         made = cls()
         for trial in trials:
             if trial.configuration.batch_size in history.probes:
@@ -336,7 +327,7 @@ class CompletedRuns:
         return self._done[configuration.key, seed] <= FAILURES_ALLOWED
 
     def retried(self, configuration: Configuration, seed: int) -> int | None:
-        """Return the number of the failed run with this seed; None if there is none."""
+        """Return the number of the failed run with this seed, or None."""
         return self._in_vain.get((configuration.key, seed))
 
     def _add(self, trial: TrialRecord, run: Configuration) -> None:
@@ -349,7 +340,7 @@ class CompletedRuns:
 
 
 def _nearest_at(history: History, batch_size: int) -> TrialRecord | None:
-    """Return the best trial at a batch size, or the one closest to the target if no trial reached it."""
+    """Return the best trial at a batch size, else the one closest to the target."""
     best = history.best_at(batch_size)
     if best is not None:
         return best

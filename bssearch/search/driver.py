@@ -1,8 +1,7 @@
-"""The driver of a study: it reports events from store and executor to the engine and executes its actions.
+"""Driver of a study: reports events of store and executor to the engine and executes its actions.
 
-Several drivers may share a study. Each decides from the store, and the store rejects a trial if another one started
-since that decision. A rejected driver locks the study before later decisions. Other drivers retry the trials of a
-driver that died.
+Several drivers may share a study. The store rejects a trial if another one started since the driver's decision; a
+rejected driver then locks the study before each decision.
 """
 
 from __future__ import annotations
@@ -67,27 +66,27 @@ from bssearch.storage.revisions import Changes
 NOTHING_SAVED = frozenset[int](), 0
 
 TIMING = "time steps"
-"""Claim for step-time measurement: one driver of a study at a time."""
+"""Claim for timing steps: one driver of a study at a time."""
 
 POLL_SECONDS = 0.2
-"""Maximum wait for executor events, and so the delay of Ctrl-C."""
+"""Maximum wait for executor events; delays Ctrl-C."""
 
 LOOK_SECONDS = 1.0
-"""Interval between looks at the store while there is no work."""
+"""Interval between looks at the store while idle."""
 
 
 FLUSH_SECONDS = 1.0
-"""Interval between writes of observations, and the most that a crash loses."""
+"""Interval between writes of observations; a crash loses at most this."""
 
 FINDING_SHARE = 0.02
-"""Maximum share of time, over all drivers of a study, spent on recomputing the stored answer."""
+"""Maximum share of time that a study's drivers spend on recomputing its answer."""
 
 FINDING_SECONDS = 0.02
-"""Initial estimate of the time to compute the answer."""
+"""Initial estimate of the time per answer."""
 
 
 class Recorder:
-    """Writes one driver's observations, outcomes and answers; it buffers unwritten observations only."""
+    """Writes a driver's observations, outcomes and answers; buffers observations."""
 
     def __init__(self, store: Store, study: str) -> None:
         self._store, self._study = store, study
@@ -100,7 +99,7 @@ class Recorder:
         self._unwritten.append(observed)
 
     def flush(self) -> None:
-        """Write all buffered evaluations."""
+        """Write buffered evaluations."""
         if self._unwritten:
             self._store.append_observations(self._study, [(one.number, one.observation) for one in self._unwritten])
             self._unwritten = []
@@ -112,9 +111,9 @@ class Recorder:
             self.flush()
 
     def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:
-        """Store a trial's outcome and return the stored trial: LOST if another driver took it over.
+        """Store an outcome and return the stored trial, LOST if another driver took it over.
 
-        ``step_seconds`` is the isolated step time, if known.
+        ``step_seconds``: isolated step time, if known.
         """
         number, outcome, product = ended.number, ended.outcome, None
         if outcome.steps_to_target is not None and step_seconds is not None:
@@ -143,13 +142,13 @@ class Recorder:
         self._store.finish_trial(self._study, number, outcome, steps_x_step_time_s=None)
 
     def keep_finding(self) -> None:
-        """Store the current answer, unless a driver of the study recently did."""
+        """Store the current answer, unless some driver recently did."""
         started = time.monotonic()
         if started < self._next_finding:
             return
         apart = self._finding_seconds / FINDING_SHARE
         left = apart - self._store.seconds_since_finding(self._study)
-        if 0 < left <= apart:  # longer only where a clock was set
+        if 0 < left <= apart:  # longer only if a clock was reset
             self._next_finding = started + left
             return
         save_finding(self._store, self._study)
@@ -158,14 +157,14 @@ class Recorder:
         self._next_finding = ended + self._finding_seconds / FINDING_SHARE
 
     def keep_last_finding(self, end: SearchEnd | None = None) -> None:
-        """Store the current answer unconditionally, with the end of the search if given."""
+        """Store the current answer, and the search's end if given."""
         save_finding(self._store, self._study, end)
 
 
 class Driver:
-    """Runs one study to its end. The store holds all state except running trials and unwritten observations.
+    """Runs one study. The store holds all state except running trials and buffered observations.
 
-    With a ``shift`` it may have to yield to other studies before the end.
+    With a ``shift`` it may yield to other studies.
     """
 
     def __init__(
@@ -195,9 +194,9 @@ class Driver:
         self._is_done = False
         self._error: BSSearchError | None = None
         self._is_stopping = False
-        self._is_contended = False  # Once a trial was refused, the study is locked before each choice.
+        self._is_contended = False  # If so, lock the study before each decision.
         self._told: set[str] = set()
-        # Trials begin by the database's clock; from here on this machine's own counts, which nobody sets.
+        # Trials use the database's clock. It may be reset, so time from here on is monotonic.
         self._began = store.time().timestamp() - time.monotonic()
         self._looked = self._next_look = time.monotonic()
         self._first_visits = FIRST_VISITS
@@ -213,14 +212,14 @@ class Driver:
         """
         with self._ready():
             while not self._is_done:
-                if self.interrupts.count and not self._is_stopping:  # Ctrl-C: the engine ends in good order
+                if self.interrupts.count and not self._is_stopping:  # first Ctrl-C: stop gracefully
                     self._is_stopping = True
                     self.listener.note("stopping; press Ctrl-C again to kill")
                     self._do(self.engine.interrupted())
                 self._raise_if_failed()
                 self._shift.raise_if_over(self.engine.running)
                 while self._offers_slot:
-                    self._checkpoints.held()  # Known before the turn: a store elsewhere may be slow.
+                    self._checkpoints.held()  # Before the lock, because a remote store may be slow.
                     with self.store.turn(self.spec.name) if self._is_contended else nullcontext():
                         self._refresh()
                         self._do(self.engine.slot_free(self._began + time.monotonic()))
@@ -229,9 +228,9 @@ class Driver:
                 self._raise_if_failed()
 
     def run_planned(self, next_run: NextRun, phase: Phase, *, visits: int = FIRST_VISITS) -> None:
-        """Make only the runs of a plan, one at a time; ``next_run`` is asked again after each.
+        """Make only a plan's runs, one at a time, after ``visits`` step-time visits per batch size.
 
-        Batch sizes get ``visits`` step-time visits first. Raises the same errors as `run`.
+        ``next_run`` is called again after each run. Raises the same errors as `run`.
         """
         self._first_visits = visits
         self.engine = self._engine(next_run, phase)
@@ -249,7 +248,6 @@ class Driver:
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """Context for running trials: take over lost trials, handle interrupts, store the last answer."""
         try:
             with self.interrupts, self._leases.beating():
                 self._take_over()
@@ -297,24 +295,21 @@ class Driver:
 
     @property
     def _offers_slot(self) -> bool:
-        """True if a slot is free and it is time to ask the engine again."""
         is_over = self._is_done or self._error is not None or self.interrupts.count or self._shift.is_ending
         is_free = len(self.engine.running) < self.executor.slots
         return is_free and not is_over and time.monotonic() >= self._next_look
 
     def _refresh(self) -> None:
-        """Report changes in store and checkpoints to the engine."""
         changes = self.store.changes(self.spec.name, since=self._revision)
         if changes.revision != self._revision or changes.is_rewritten or self._revision == 0:
             self._revision = changes.revision
             self._tell_changes(changes)
             if changes.is_rewritten:
-                self._saved = NOTHING_SAVED  # The engine has forgotten which there are.
+                self._saved = NOTHING_SAVED  # The engine has forgotten them.
             self._checkpoints.forget_ended(changes.trials, self.engine.running)
         self._find_saved()
 
     def _tell_changes(self, changes: Changes) -> None:
-        """Report changed trials, with evaluations of those that ended elsewhere."""
         ended = [
             trial.number
             for trial in changes.trials
@@ -337,13 +332,12 @@ class Driver:
             self._do(self.engine.found_saved(*found))
 
     def _try_to_save(self) -> None:
-        """Report to the engine whether checkpoints can be written, if that changed."""
         if self._checkpoints.are_saved and self._checkpoints.is_writable() is not self.engine.pruning.can_wait:
             refusal, engine = self._checkpoints.refusal, self.engine
             self._do(engine.cannot_save(refusal) if engine.pruning.can_wait else engine.can_save())
 
     def _time_steps(self, visits: int) -> None:
-        """Visit every batch size ``visits`` times, by this driver or another, while no trial runs here."""
+        """Time steps while no trial runs here; visits of other drivers count."""
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
         if missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
@@ -365,7 +359,6 @@ class Driver:
         self._do(self.engine.timed(self.store.probes(self.spec.name, self.environment)))
 
     def _wait_for_claim(self, name: str) -> None:
-        """Wait while another driver holds a claim; raise `InterruptedRunError` on Ctrl-C or at the end of the shift."""
         self._note_once(f"waiting for another driver ({name})")
         self._shift.wait()
         self._raise_if_interrupted()
@@ -405,7 +398,6 @@ class Driver:
             self.listener.note(message)
 
     def _wait(self) -> None:
-        """Process executor events and flush observations."""
         for event in self.executor.events(timeout=POLL_SECONDS):
             match event:
                 case TrialObserved():
@@ -447,7 +439,6 @@ class Driver:
             self._end(TrialEnded(trial.number, self.engine.as_stored(trial.number, failed)))
 
     def _end(self, ended: TrialEnded) -> None:
-        """Store a trial's outcome and notify engine and listener."""
         self._recorder.flush()
         trial = self._recorder.finish(ended, self.engine.step_seconds(ended.number))
         self._checkpoints.ended(trial)
@@ -466,7 +457,6 @@ class Driver:
             raise self._error
 
     def _raise_if_interrupted(self) -> None:
-        """Raise `InterruptedRunError` after an interrupt while no trial runs here."""
         if self.interrupts.count:
             raise InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)
 

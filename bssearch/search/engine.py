@@ -1,7 +1,7 @@
-"""State machine that decides what a search does.
+"""State machine of a search.
 
 Each event is a method of `Engine` that returns actions. The engine has no store, executor, files or clock. Its
-decisions follow from the store, so a new engine continues a study exactly as the old one would.
+decisions follow from the store, so a new engine continues a study exactly.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ from bssearch.spec import StudySpec
 CONTINUE = "the same command goes on where this one stopped"
 
 Evaluations = Sequence[tuple[float, float]]
-"""(train seconds, metric) pairs of a trial in time order."""
+"""(train seconds, metric) pairs in time order."""
 
 FAILURES_IN_A_ROW = 5
-"""Consecutive failures, without a single trial that ran, before a run gives up."""
+"""Failures that end a run in which no trial ran."""
 
 NextRun = Callable[[History], TrialPlan | None]
-"""Returns the next run of a plan; None if all are done or running."""
+"""Returns a plan's next run; None if all are done or running."""
 
 
 class PlansTrials(Protocol):
     """Interface of a search planner."""
 
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
-        """Return the next search trial, or None; the second item is the reason if the search ended."""
+        """Return the next search trial, or None and the reason if the search ended."""
         ...
 
 
@@ -72,10 +72,7 @@ MakePlanner = Callable[[StudySpec, History, PruningController, Sampler], PlansTr
 
 
 class Stage(StrEnum):
-    """State of the engine.
-
-    CLAIM: waiting for the exclusive right to confirm. REPEAT: confirmation or a plan's runs. STOPPING: interrupted.
-    """
+    """State of the engine; CLAIM waits for the right to confirm, REPEAT makes confirmation or planned runs."""
 
     SEARCH = "search"
     CLAIM = "claim"
@@ -86,7 +83,7 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class Running:
-    """A trial running here; ``stopping`` is the state it was asked to end in."""
+    """A trial running here; ``stopping``: the state it was asked to end in."""
 
     plan: TrialPlan
     is_savable: bool
@@ -98,7 +95,7 @@ class Running:
 class Engine:
     """Decides for one driver with ``slots``; ``slots_apart`` if each slot has its own device.
 
-    With ``next_run`` it only makes that plan's runs, of one ``phase``, one at a time.
+    With ``next_run`` it only makes runs of one ``phase``, one at a time.
     """
 
     def __init__(
@@ -139,20 +136,20 @@ class Engine:
         return tuple(self._running)
 
     def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Return the outcome to store; a failed resume is LOST and retried, as its configuration is not at fault."""
+        """Return the outcome to store; a failed resume is LOST, because its configuration is not at fault."""
         running = self._running[number]
         if running.plan.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
             return replace(outcome, state=TrialState.LOST)
         if running.stopping is None and outcome.state is TrialState.PRUNED:
-            return replace(outcome, state=TrialState.CANCELLED)  # Interrupted, and not saved.
+            return replace(outcome, state=TrialState.CANCELLED)  # Interrupted without a checkpoint.
         return outcome
 
     def step_seconds(self, number: int) -> float | None:
-        """Return the isolated step time of a running trial, as known at its start."""
+        """Return a running trial's isolated step time, as known at its start."""
         return self._running[number].step_seconds
 
     def last_observation(self, number: int) -> Observation | None:
-        """Return the latest evaluation of a running trial."""
+        """Return a running trial's latest evaluation."""
         return self._running[number].last
 
     def claimed(self, granted: bool) -> list[Action]:
@@ -196,7 +193,7 @@ class Engine:
         return [*actions, Claim()]
 
     def _fill(self) -> list[Action]:
-        """Use a slot that the last search trials leave idle for a confirmation run on its own device."""
+        """Use a slot idle at the search's end for confirmation on its own device."""
         plan = self._next_run(self.history) if self._slots_apart else None
         if plan is None:
             return [Wait()]
@@ -235,7 +232,7 @@ class Engine:
         return [*ended, *(one for one in settled if one.numbers)]
 
     def timed(self, probes: Mapping[int, ProbeRecord]) -> list[Action]:
-        """Set the step times after a timing round."""
+        """Set the step times."""
         self.history.probes = dict(probes)
         self._was_timed = True
         return []
@@ -248,7 +245,7 @@ class Engine:
         return []
 
     def evaluated(self, observed: TrialObserved) -> list[Action]:
-        """Handle an evaluation of a running trial."""
+        """Handle an evaluation."""
         number, observation = observed.number, observed.observation
         running = self._running[number]
         running.last = observation
@@ -256,7 +253,7 @@ class Engine:
             return []
         self.history.observe(number, observation.train_seconds, observation.metric)
         if self.spec.record_target.is_met_by(observation.metric):
-            return []  # Its end says when it got there.
+            return []  # `ended` handles it.
         is_exempt = not self._searches or running.plan.uncapped or running.stopping is not None
         halt = self.pruning.judge(number, observation, uncapped=is_exempt)
         if halt is None:
@@ -265,7 +262,7 @@ class Engine:
         return [TrialStop(number, halt.state, halt.reason)]
 
     def ended(self, trial: TrialRecord) -> list[Action]:
-        """Handle a stored trial's end; LOST means that another driver took it over."""
+        """Handle a stored trial's end; LOST if another driver took it over."""
         running = self._running.pop(trial.number)
         self._take(trial)
         actions: list[Action] = []
@@ -291,9 +288,9 @@ class Engine:
 
         Args:
             evaluations: Those of search trials that ended elsewhere.
-            probes: Step times by batch size, in its current micro-batches; None if unchanged.
-            is_rewritten: Discard everything known before.
-            quick: The stored quick answer; None if absent or already known.
+            probes: Step times by batch size, in current micro-batches; None if unchanged.
+            is_rewritten: Discard earlier knowledge.
+            quick: The quick answer; None if absent or known.
         """
         if is_rewritten:
             self._forget()
@@ -328,7 +325,7 @@ class Engine:
         self.pruning.take(trial)
 
     def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
-        """Set the available checkpoints; give one up if their ``size`` in bytes exceeds the limit."""
+        """Set the available checkpoints; drop one if ``size`` in bytes exceeds the limit."""
         self.pruning.found_saved(saved)
         if size <= self.spec.pruner.checkpoint_gib * 2**30:
             return []
@@ -336,12 +333,12 @@ class Engine:
         return [] if number is None else [Settle([number], TrialState.PRUNED, for_disk=True)]
 
     def can_save(self) -> list[Action]:
-        """Allow pausing again after checkpoints failed in an earlier run."""
+        """Allow pausing again."""
         self.pruning.standings.can_wait = self.spec.pruner.checkpoint_gib > 0
         return []
 
     def cannot_save(self, reason: str) -> list[Action]:
-        """Stop trials instead of pausing them from now on."""
+        """From now on stop trials instead of pausing them."""
         if not self.pruning.can_wait:
             return []
         self.pruning.wait_no_more()
@@ -369,11 +366,8 @@ class Engine:
         return [Failed(error)]
 
 
-# What the end of a trial shows besides its figure: an error that ends the run, and lines for whoever watches.
-
-
 class Refusals:
-    """Finds errors that must end the run; counts consecutive failures of one driver's trials."""
+    """Finds errors that end the run; counts consecutive failures."""
 
     def __init__(self, spec: StudySpec, device_name: str) -> None:
         self._spec = spec
@@ -382,7 +376,7 @@ class Refusals:
         self._any_ran = False
 
     def of(self, trial: TrialRecord, history: History) -> BSSearchError | None:
-        """Return the error that ends the run after this trial; None to continue."""
+        """Return the error that ends the run after this trial, or None."""
         unmeasured = _error_of(lambda: history.objective.check_measured(trial, self._device_name))
         return met_at_once(trial, history) or unmeasured or self._too_many_failures(trial)
 
@@ -407,12 +401,12 @@ def met_at_once(trial: TrialRecord, history: History) -> BSSearchError | None:
 
 
 def could_not_pause(trial: TrialRecord) -> bool:
-    """True if a trial should have been paused but could not be saved."""
+    """True if a trial could not be saved to pause."""
     return trial.state is TrialState.PRUNED and trial.outcome is not None and COULD_NOT_PAUSE in trial.outcome.reason
 
 
 def lines_about(trial: TrialRecord, history: History) -> Iterator[str]:
-    """Yield lines about a trial that ended: a missed target of the default, a plain miss in confirmation."""
+    """Yield lines about an ended trial: the default's miss, a plain miss in confirmation."""
     yield from filter(None, (_default_missed(trial, history), confirmation.miss_of(history, trial)))
 
 

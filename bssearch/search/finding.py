@@ -1,4 +1,4 @@
-"""Answers of stored studies: cached with the study or recomputed from its trials."""
+"""Answers of stored studies, cached or recomputed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
 ANSWERS = 19
-"""Version of the answers; increase it when equal trials give another answer, so that cached ones are recomputed."""
+"""Cache version; increase it when equal trials give another answer."""
 
 
 class SearchEnd(BaseModel):
-    """Reason for a search's end, with its ``spent`` trials and ``budget``."""
+    """Why a search ended, its ``spent`` trials and ``budget``."""
 
     reason: str
     spent: int
@@ -57,7 +57,7 @@ def _kept(document: Mapping[str, Any] | None) -> _Kept:
 
 
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
-    """Store the current answer of a study, and the end of its search if given."""
+    """Store the current answer, and the search's end if given."""
     stamp, last = store.stamp(name), _kept(store.last_finding(name))
     found = None
     with suppress(TargetNotReachedError):
@@ -68,18 +68,18 @@ def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -
 
 
 def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
-    """Store the quick answer of a study; its answer is recomputed when read."""
+    """Store the quick answer; the full answer is recomputed when read."""
     kept = _Kept(made_by=ANSWERS, search_end=stored_end(store, name), quick=quick)
     store.save_finding(name, store.stamp(name), kept.model_dump(mode="json"), is_news=True)
 
 
 def stored_end(store: Store, name: str) -> SearchEnd | None:
-    """Return how the search ended; None if it has not."""
+    """Return how the search ended, or None."""
     return _kept(store.last_finding(name)).search_end
 
 
 def stored_quick(store: Store, name: str) -> QuickAnswer | None:
-    """Return the quick answer of a study; None if absent."""
+    """Return the quick answer, or None."""
     return _kept(store.last_finding(name)).quick
 
 
@@ -90,9 +90,9 @@ def quick_prior(store: Store, spec: StudySpec) -> QuickPrior | None:
 
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
-    """Return the answer of a study, cached if up to date; for another ``target``, computed from stored curves.
+    """Return the answer, cached if up to date; for another ``target``, computed from stored curves.
 
-    ``trials`` are all trials of the study, if already read.
+    ``trials``: all trials of the study, if already read.
     """
     if target is None:
         stored = _kept(store.finding(name))
@@ -104,7 +104,7 @@ def answer(store: Store, name: str, target: float | None = None, trials: Sequenc
 def compute_answer(
     store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None
 ) -> Answer:
-    """Compute the answer from ``trials``, read from the store by default."""
+    """Compute the answer from ``trials``, by default the stored ones."""
     study = store.study(name)
     spec = spec_of(study)
     trials = store.trials(name) if trials is None else trials

@@ -1,4 +1,4 @@
-"""Search for batch schedules, then repeats of the best against the best constant batch size."""
+"""Search for batch schedules, and repeats of the best ones."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bssearch.search.history import History, trial_seed
 from bssearch.search.samplers.batch_schedules import Tuned, in_known_micro_batches, propose
 
 REPEATED = 2
-"""Best schedules repeated with fresh seeds, because the best of single seeds is partly luck."""
+"""Best schedules repeated with fresh seeds; a single one may be lucky."""
 
 ATTEMPTS = 2
-"""Maximum attempts, failed and lost ones included, as a multiple of the budgeted trials."""
+"""Maximum attempts as a multiple of budgeted trials, failed and lost ones included."""
 
 SLACK = 1.5
-"""A trial ends at this multiple of the best constant batch's seconds."""
+"""Trial limit as a multiple of the best constant batch's seconds."""
 
 
 def next_trial(history: History) -> TrialPlan | None:
@@ -42,26 +42,26 @@ def next_trial(history: History) -> TrialPlan | None:
 
 
 def next_repeat(history: History) -> TrialPlan | None:
-    """Return the next repeat of the best schedules with a confirmation seed; None if all are done."""
+    """Return the next repeat of the best schedules, with a confirmation seed; None if done."""
     trials = [one for one in history.all_trials if one.phase is Phase.AUDIT and one.configuration.grows]
     made = CompletedRuns.of(history, trials)
     return next(interleaved(history, made, best_schedules(history), history.spec.confirm.runs, Phase.AUDIT), None)
 
 
 def growth_trials(history: History) -> list[TrialRecord]:
-    """Return the trials of the schedule search, by number."""
+    """Return the schedule search's trials, by number."""
     return [trial for trial in history.all_trials if trial.phase is Phase.GROWTH]
 
 
 def best_schedules(history: History) -> list[Configuration]:
-    """Return the distinct schedules that grew and reached the target soonest, best first."""
+    """Return the distinct schedules that grew and reached the target, best first."""
     reached = [one for one in growth_trials(history) if one.state is TrialState.REACHED and has_grown(one)]
     ranked = sorted(reached, key=lambda one: (history.value(one), one.number))
     return list({one.configuration.key: one.configuration for one in ranked}.values())[:REPEATED]
 
 
 def tuned_constant(history: History) -> Tuned | None:
-    """Return the best constant-batch configuration with its samples to the target; None if none reached it."""
+    """Return the best constant-batch configuration; None without a hit."""
     verdict = verdict_of(history, confirmation_trials(history))
     if verdict is None or not math.isfinite(verdict.optimal.value):
         return None
@@ -75,13 +75,11 @@ def tuned_constant(history: History) -> Tuned | None:
 
 
 def _is_to_retry(trial: TrialRecord, trials: Sequence[TrialRecord]) -> bool:
-    """True if an enqueued trial was lost or cancelled and not retried yet."""
     came_to_nothing = trial.uncapped and trial.state in {TrialState.LOST, TrialState.CANCELLED}
     return came_to_nothing and trial.retry_of is None and all(one.retry_of != trial.number for one in trials)
 
 
 def _seconds_of_best(history: History, full: float) -> float:
-    """Return the train seconds of the best constant-batch trial; ``full`` if unknown."""
     best = history.incumbent
     if best is None:
         return full
@@ -96,7 +94,7 @@ def _plan(
     uncapped: bool,
     earlier: TrialRecord | None = None,
 ) -> TrialPlan:
-    """Return the plan of a trial; ``earlier`` is the queued trial, or the one to retry."""
+    """Return the plan of a trial; ``earlier``: the queued trial, or the one to retry."""
     is_queued = earlier is not None and earlier.state is TrialState.QUEUED
     full = history.spec.budget.trial_train_seconds
     limit = full if uncapped else min(full, SLACK * _seconds_of_best(history, full))

@@ -1,4 +1,4 @@
-"""History of a search: queries on its trials, busy time and repeats."""
+"""History of a search: its trials, busy time and repeats."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ from bssearch.records.step_times import step_seconds_of, with_step_time
 from bssearch.spec import StudySpec
 from bssearch.spec.space import are_coordinates
 
-# Seeds of trials, derived from the study's: the same study gives the same seeds, and no two phases share one.
-
 
 def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
-    """Return a 31-bit seed for the trial with this index in its phase."""
+    """Return the 31-bit seed of a trial; no two phases share one."""
     digest = hashlib.sha256(f"{study_seed}/{phase}/{index}".encode()).digest()
     return int.from_bytes(digest[:4]) >> 1
 
@@ -37,17 +35,17 @@ class BusyTime:
     """Seconds during which at least one search trial ran.
 
     A resumed trial counts from its last start, plus its earlier seconds / slots, because they may overlap with others.
-    An ended trial is limited to its worker's duration, because the database's clock may jump.
+    An ended trial counts at most its worker's duration, because the database's clock may jump.
     """
 
     def __init__(self) -> None:
         self._spans: dict[int, tuple[float, float]] = {}
         self._earlier: dict[int, float] = {}
         self._union: tuple[float, float] | None = (0.0, -math.inf)
-        """(Seconds, last end) of the union of ended spans; None if it must be recomputed."""
+        """(Seconds, last end) of the union of ended spans; None if stale."""
 
     def count(self, trial: TrialRecord, by: int) -> None:
-        """Count an ended trial; with ``by`` < 0 remove it."""
+        """Count an ended trial; remove it if ``by`` < 0."""
         if trial.state.is_missing or trial.ended_at is None:
             return
         if by < 0:
@@ -63,7 +61,7 @@ class BusyTime:
         self._union = (before[0] + end - start, end) if before is not None and start >= before[1] else None
 
     def seconds(self, running: Collection[TrialRecord], now: float, slots: int) -> float:
-        """Return busy seconds until ``now``, with ``running`` trials."""
+        """Return busy seconds until ``now``."""
         if self._union is None:
             self._union = _union(self._spans.values(), (0.0, -math.inf))
         spans = [(trial.created_at.timestamp(), now) for trial in running]
@@ -86,11 +84,11 @@ SEED_NOISE_FREEDOM = 4
 """Prior seed-to-seed spread of log seconds, between MLPerf (0.04) and small networks (0.4); its degrees of freedom."""
 
 Identity = tuple[object, ...]
-"""Key of a configuration, independent of micro-batches."""
+"""Key of a configuration without micro-batches."""
 
 
 class Repeats:
-    """Seed-to-seed spread of log time-to-target over repeated configurations, shrunk towards `SEED_NOISE`.
+    """Seed-to-seed spread of log time-to-target, shrunk towards `SEED_NOISE`.
 
     Configurations with a censored run are excluded, because only their lucky runs have a time.
     """
@@ -114,7 +112,7 @@ class Repeats:
 
     @property
     def noise(self) -> float:
-        """Return the standard deviation of log seconds between seeds."""
+        """Return the seed-to-seed standard deviation of log seconds."""
         squares, freedom = SEED_NOISE_FREEDOM * SEED_NOISE**2, SEED_NOISE_FREEDOM
         for key in self._several:
             logs = [] if self._stopped[key] else list(self._logs[key].values())
@@ -126,38 +124,38 @@ class Repeats:
 
 
 def identity_of(configuration: Configuration) -> Identity:
-    """Return a key that is equal for configurations that train alike, whatever their micro-batches."""
+    """Return the key of a configuration, independent of micro-batches."""
     one = configuration
     rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
     return (one.batch_size, one.world_size, *rates, one.optimizer, *sorted(one.parameters.items()))
 
 
 def measured_seconds(trial: TrialRecord | None) -> float:
-    """Return a trial's time-to-target on the clock of its curve, contended or not; ∞ if unknown."""
+    """Return a trial's time-to-target on its curve's clock, contended or not; ∞ if unknown."""
     value = trial.outcome.time_to_target_s if trial is not None and trial.outcome is not None else None
     return math.inf if value is None else value
 
 
 FAILURES = 3
-"""Failed trials that exclude a batch size, unless more trials ran."""
+"""Failures that exclude a batch size, unless more trials ran."""
 
 TRIED_AGAIN = frozenset({TrialState.LOST, TrialState.CANCELLED, TrialState.OOM})
 """States after which a configuration counts as untried."""
 
 ATTEMPTS = 5
-"""Maximum attempts of one trial, since the trial itself may kill its drivers."""
+"""Maximum attempts per trial, since it may kill its drivers."""
 
 INTERRUPTED = "stopped by the user"
-"""Reason of interrupted trials, which resume before paused and new ones."""
+"""Reason of interrupted trials, which resume first."""
 
 
 class History:
-    """A study's trials by number, running ones included, and its step times.
+    """A study's trials, running ones included, and step times.
 
     Attributes:
-        probes: Step time by batch size, in its current micro-batches.
+        probes: Step time by batch size, in current micro-batches.
         curves: Best-so-far gains by search trial number.
-        trials: Trials of the search only.
+        trials: Search trials.
         now: Time of the last decision, in seconds since 1970.
     """
 
@@ -182,9 +180,9 @@ class History:
         self.trials: list[TrialRecord] = []
         self.spent = 0
         self.ended = 0
-        """Search trials that ended; paused ones have not."""
+        """Ended search trials, without paused ones."""
         self.last_expectation: float | None = None
-        """Expected improvement of the newest ended search trial that has one."""
+        """Expected improvement of the newest ended trial that stores one."""
         self._last_expected = 0
         self._as_stored: dict[int, TrialRecord] = {}
         self._places: dict[int, tuple[int, int | None]] = {}
@@ -243,17 +241,17 @@ class History:
         return probe.step_seconds if probe is not None and self.is_timed(configuration) else None
 
     def is_timed(self, configuration: Configuration) -> bool:
-        """True if the configuration has the default's model, which the step times belong to."""
+        """True if the configuration has the model that was timed."""
         return model_parameters(configuration) == self._timed_model
 
     def observe(self, number: int, train_seconds: float, metric: float) -> None:
-        """Add an evaluation of a search trial to its curve, unless it met the target."""
+        """Add an evaluation to a curve, unless it met the target."""
         target = self.spec.record_target
         if not target.is_met_by(metric):
             self.curves.setdefault(number, Progress()).add(train_seconds, target.gain(metric))
 
     def observe_all(self, number: int, evaluations: Sequence[tuple[float, float]]) -> None:
-        """Add those (train seconds, metric) pairs that are newer than the trial's curve."""
+        """Add (train seconds, metric) pairs newer than the curve."""
         curve, target = self.curves.get(number, Progress()), self.spec.record_target
         seen = curve.now if curve.gains else -math.inf
         sign, goal = target.gain(1.0), target.gain(target.value)
@@ -265,7 +263,7 @@ class History:
 
     @property
     def length(self) -> int:
-        """Return the number of the latest trial; 0 if there is none."""
+        """Return the latest trial number, or 0."""
         return self.all_trials[-1].number if self.all_trials else 0
 
     def trial(self, number: int) -> TrialRecord | None:
@@ -274,7 +272,7 @@ class History:
         return None if place is None else self.all_trials[place[0]]
 
     def value(self, trial: TrialRecord | None) -> float:
-        """Return the objective's value of a trial; ∞ if it did not reach the target."""
+        """Return a trial's objective; ∞ without a hit."""
         found = self.objective.figure(trial) if trial is not None else None
         return math.inf if found is None else found
 
@@ -291,7 +289,7 @@ class History:
 
     @property
     def incumbent_value(self) -> float:
-        """Return the incumbent's value; ∞ if there is none."""
+        """Return the incumbent's value, or ∞."""
         return self.value(self.incumbent)
 
     @property
@@ -310,7 +308,7 @@ class History:
 
     @property
     def untimed(self) -> tuple[int, ...]:
-        """Return batch sizes without a valid step time, for example after an out-of-memory; they cannot run."""
+        """Return batch sizes that cannot run for lack of a valid step time."""
         return tuple(size for size in self.spec.batch_sizes if size not in self.probes)
 
     @property
@@ -320,18 +318,18 @@ class History:
 
     @property
     def budget_share(self) -> float:
-        """Return the spent share of the budget, in trials or wall seconds, whichever is larger."""
+        """Return the larger spent share of the budget: trials or wall seconds."""
         return max(self.spent / self.spec.budget.trials, self.time_share)
 
     @property
     def time_share(self) -> float:
-        """Return the spent share of the budget's wall seconds; 0 if unlimited."""
+        """Return the spent share of wall seconds; 0 if unlimited."""
         seconds = self.spec.budget.wall_seconds
         return 0.0 if seconds is None else self.busy_seconds / seconds
 
     @property
     def busy_seconds(self) -> float:
-        """Return the seconds during which at least one search trial ran."""
+        """Return busy seconds so far (`BusyTime`)."""
         asked = self.now, self._takes
         if self._busy_known is None or self._busy_known[0] != asked:
             running = self._by_state[TrialState.RUNNING].values()
@@ -340,11 +338,11 @@ class History:
 
     @property
     def seed_noise(self) -> float:
-        """Return the standard deviation of log seconds to the target between seeds (`Repeats`)."""
+        """Return the noise of `Repeats`."""
         return self._repeats.noise
 
     def at(self, batch_size: int) -> list[TrialRecord]:
-        """Return usable trials at a batch size; out-of-memory ones rerun in smaller micro-batches."""
+        """Return usable trials at a batch size; out-of-memory ones are rerun."""
         return [trial for trial in self._by_batch_size[batch_size].values() if _says_something(trial)]
 
     def count_at(self, batch_size: int) -> int:
@@ -352,7 +350,7 @@ class History:
         return self._said[batch_size]
 
     def best_at(self, batch_size: int) -> TrialRecord | None:
-        """Return the trial with the smallest value at a batch size."""
+        """Return the best trial at a batch size."""
         return self._best.get(batch_size)
 
     def in_state(self, *states: TrialState) -> list[TrialRecord]:
@@ -362,30 +360,30 @@ class History:
 
     @property
     def interrupted(self) -> list[TrialRecord]:
-        """Return paused trials that a user interrupted, by number."""
+        """Return user-interrupted trials, by number."""
         return [trial for trial in self.in_state(TrialState.PAUSED) if is_interrupted(trial)]
 
     def tried(self, configuration: Configuration) -> bool:
-        """True if the configuration runs or has run, in any micro-batches; False if it will be retried."""
+        """True if the configuration runs or ran, in any micro-batches; False if it will be retried."""
         return self._tried[identity_of(configuration)] > 0
 
     def has_trial_of(self, configuration: Configuration) -> bool:
-        """True if the configuration has a trial in any state and any micro-batches."""
+        """True if the configuration has a trial in any state and micro-batches."""
         here = self._by_batch_size[configuration.batch_size].values()
         return any(trial.configuration.trains_like(configuration) for trial in here)
 
     def as_run(self, configuration: Configuration) -> Configuration:
-        """Return the configuration in the current micro-batches of its batch size; unchanged if untimed."""
+        """Return the configuration in current micro-batches; unchanged if untimed."""
         probe = self.probes.get(configuration.batch_size)
         return configuration if probe is None else configuration.in_micro_batches(probe.micro_batch_size)
 
     def eval_every_steps(self, batch_size: int) -> int:
-        """Return the evaluation cadence of a batch size; 1 if untimed."""
+        """Return a batch size's evaluation cadence, or 1."""
         probe = self.probes.get(batch_size)
         return 1 if probe is None else probe.eval_every_steps or 1
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
-        """Return the best coordinates of the nearest batch size that reached the target, else the default's."""
+        """Return the best coordinates of the nearest batch size with a hit, else the default's."""
         winners = [trial for size in self.feasible if (trial := self.best_at(size)) and trial.sampled is not None]
         if not winners:
             return self.spec.space.encode(self.spec.default_configuration)
@@ -396,7 +394,7 @@ class History:
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
         """Return a trial to retry: lost or out of memory (`ATTEMPTS` in all), or failed once.
 
-        Cancelled trials only if ``uncapped``, because a user or the answer needs them.
+        Cancelled ones only if ``uncapped``, because a user or the answer needs them.
         """
         states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
         feasible = self.feasible

@@ -1,4 +1,4 @@
-"""Leases and heartbeats: which driver runs a trial or holds a claim, and whether that driver is alive."""
+"""Leases and heartbeats: which driver runs a trial or holds a claim, and whether it is alive."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LEASE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 15.0
 
 LONGEST_LOOK = 2 * HEARTBEAT_SECONDS
-"""Longest gap, in seconds, that counts between two looks; a longer gap means that the database was unreachable."""
+"""Longest gap in seconds that counts between two looks; after a longer one the database was unreachable."""
 
 GONE_AFTER = 2 * LEASE_SECONDS
-"""Seconds without a renewal after which a driver counts as dead, even if its process exists."""
+"""Seconds without renewal after which a driver counts as dead, even if its process exists."""
 
 PROC = Path("/proc")
 
@@ -46,15 +46,15 @@ def living(owner: str) -> Iterator[None]:
 
 
 def this_driver() -> str:
-    """Return a unique name for a driver: host, process id, process namespace, start time and a random mark."""
+    """Return a driver's unique name: host, process id, process namespace, start time, random mark."""
     pid = os.getpid()
     return "/".join([socket.gethostname(), str(pid), _place(), _start(pid), uuid.uuid4().hex[:8]])
 
 
 def is_alive(owner: str) -> bool | None:
-    """Return whether a driver is alive; None if unknown, so that its lease must decide.
+    """Return whether a driver is alive; None if its lease must decide.
 
-    Unknown: drivers on another machine or in another container, hidden processes, and processes stopped with Ctrl-Z.
+    That is so on another machine or in another container, and for hidden processes and those stopped with Ctrl-Z.
     """
     parts = owner.rsplit("/", 4)
     if len(parts) < 5 or parts[0] != socket.gethostname() or parts[2] != _place():
@@ -84,7 +84,7 @@ def _place() -> str:
 
 
 def _start(pid: int) -> str:
-    """Return the monotonic start time of a process; raise `psutil.NoSuchProcess` if it has ended."""
+    """Return a process's monotonic start time; raise `psutil.NoSuchProcess` if it has ended."""
     try:
         # The 22nd field of proc(5)'s stat, in ticks since boot; the second, in brackets, may hold anything.
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19]
@@ -98,7 +98,7 @@ def _start(pid: int) -> str:
 def heartbeat(beat: Callable[[], object]) -> Iterator[None]:
     """Call ``beat`` every `HEARTBEAT_SECONDS` in a background thread.
 
-    Failures are ignored because the main loop reports database errors, and a lease outlasts three beats.
+    Failures are ignored: the main loop reports database errors, and a lease outlasts three beats.
     """
     stopped = threading.Event()
 
@@ -123,9 +123,9 @@ class _Seen:
 
 
 class Leases:
-    """The leases and claims of a driver, the ``owner``, and those of other drivers as seen from here.
+    """Leases and claims of a driver, the ``owner``, and of others as seen from here.
 
-    The database clock may jump. A foreign lease therefore expires only if this driver saw no renewal for a whole lease.
+    A foreign lease expires only if this driver saw no renewal for a whole lease, because the database clock may jump.
     """
 
     def __init__(
@@ -139,13 +139,13 @@ class Leases:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Count as alive and renew the leases inside the context."""
+        """Count as alive and renew leases inside the context."""
         renew = partial(self._store.heartbeat, self._study, self.owner, LEASE_SECONDS)
         with living(self.owner), heartbeat(renew):
             yield
 
     def mark_lost(self) -> list[int]:
-        """Mark the trials of dead drivers as lost; return their numbers."""
+        """Mark trials of dead drivers as lost; return their numbers."""
         self.look()
         return self._store.mark_lost(self._study, is_alive=self.is_alive)
 
@@ -163,7 +163,7 @@ class Leases:
                 seen.unrenewed_seconds += passed
 
     def is_alive(self, owner: str) -> bool | None:
-        """Return whether a driver is alive; None while its lease has to be watched longer."""
+        """Return whether a driver is alive; None until its lease was watched long enough."""
         alive, seen = is_alive(owner), self._seen.get(owner)
         unrenewed = 0.0 if seen is None else seen.unrenewed_seconds
         if alive is False or unrenewed >= GONE_AFTER:
@@ -193,7 +193,7 @@ class Leases:
 
     @contextmanager
     def held(self, name: str, wait: Callable[[], None]) -> Iterator[None]:
-        """Hold a claim inside the context; call ``wait`` while another driver holds it."""
+        """Hold a claim inside the context; call ``wait`` while another driver does."""
         while not self.take(name):
             wait()
         try:

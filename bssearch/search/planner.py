@@ -1,4 +1,4 @@
-"""Decides which search trial runs next, from the history alone."""
+"""Decides the next search trial from the history."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from bssearch.search.samplers.base import Choice, Sampler, decoded, default_choi
 from bssearch.spec import StudySpec
 
 LATE = 0.5
-"""Share of the budget after which, without a hit, paused trials are resumed before new trials start."""
+"""Budget share after which, without a hit, paused trials resume before new ones start."""
 
 RETUNED = 3
 RETUNED_IN_VAIN = 5
-"""Trials that a contending batch size needs before the search ends; more if no trial reached the target."""
+"""Trials that a contending batch size needs before the search ends, with and without a hit."""
 
 ENDED_BEFORE = 2
-"""Trials after which a search may end if its trials store no expectations (older versions)."""
+"""Trials before a search may end if they store no expectations (older versions)."""
 
 
 class Planner:
-    """Plans the next search trial from the sampler's proposal and the pruner's paused trials."""
+    """Plans trials from the sampler's proposals and the pruner's paused trials."""
 
     def __init__(self, spec: StudySpec, history: History, pruning: PruningController, sampler: Sampler) -> None:
         self.spec = spec
@@ -40,11 +40,10 @@ class Planner:
         self._sampler = sampler
 
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
-        """Return the next search trial, or None and the reason if the search has ended.
+        """Return the next search trial, or None and the reason if the search ended.
 
         Order: enqueued, lost, paused, default, comparison trials, then the sampler's proposal. Lost uncapped trials
-        are retried regardless of the budget, because users may have enqueued them. Promising paused trials resume even
-        if the budget allows no new trial.
+        are retried regardless of the budget, because users may have enqueued them; promising paused trials resume too.
         """
         history, ending = self._history, self._spent()
         if queued := history.in_state(TrialState.QUEUED):
@@ -76,7 +75,6 @@ class Planner:
         return self._compared() if self._sampler.models_time and compares else None
 
     def _last(self, expected: float | None) -> tuple[Choice | None, str]:
-        """Return a trial that the answer still needs, and why the search ends."""
         ending = (
             f"a further trial is expected to better the time to the target by {expected:.2%}, "
             f"less than budget.least_improvement = {self.spec.budget.least_improvement:.2%}"
@@ -85,7 +83,7 @@ class Planner:
         return (None if last is None else replace(last, expected_improvement=expected)), ending
 
     def _is_little(self, expected: float | None) -> bool:
-        """Return whether the expected gain is small now and was small for the newest ended trial."""
+        """True if the expected gain is small now and was for the newest ended trial."""
         least, history = self.spec.budget.least_improvement, self._history
         if expected is None or expected >= least or history.spent < self.spec.budget.least_trials:
             return False
@@ -94,11 +92,10 @@ class Planner:
 
     @property
     def _goes_on(self) -> bool:
-        """Return whether the search continues, if this is known without refitting the sampler's model."""
+        """True if the search continues, as far as known without refitting the sampler's model."""
         return self._sampler.ending(self._history) is None and not self._is_little(self._history.last_expectation)
 
     def _retuned(self) -> Choice | None:
-        """Return a trial at a contending batch size with too few trials."""
         history = self._history
         for size in self._sampler.contenders(history):
             if history.count_at(size) < (RETUNED_IN_VAIN if history.best_at(size) is None else RETUNED):
@@ -106,7 +103,6 @@ class Planner:
         return None
 
     def _compared(self) -> Choice | None:
-        """Return an uncapped trial that the answer's comparison still lacks."""
         proposal = allocation.propose_evidence(self._history)
         if proposal is None:
             return None
@@ -135,10 +131,7 @@ class Planner:
         return self._history.incumbent is None and self._history.budget_share >= LATE
 
     def _plan(self, of: Choice | TrialRecord) -> TrialPlan:
-        """Return the plan of a proposed, queued, paused or retried trial.
-
-        A paused trial keeps the micro-batches it was saved with.
-        """
+        """Return the plan of a trial; a paused one keeps its micro-batches."""
         history, earlier = self._history, of if isinstance(of, TrialRecord) else None
         number, state = (None, None) if earlier is None else (earlier.number, earlier.state)
         is_queued, resumes = state is TrialState.QUEUED, state is TrialState.PAUSED
@@ -163,9 +156,9 @@ class Planner:
         )
 
     def _limit(self, configuration: Configuration, uncapped: bool, earlier: TrialRecord | None) -> float:
-        """Return the cap set by the incumbent or, for uncapped trials, by the best trial of the same batch size.
+        """Return the cap set by the incumbent or, for uncapped trials, by the best of the same batch size.
 
-        Queued and retried uncapped trials keep their original limit.
+        Queued and retried uncapped trials keep their limit.
         """
         history, size, full = self._history, configuration.batch_size, self._full_limit
         if uncapped and earlier is not None:
@@ -179,10 +172,7 @@ class Planner:
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
 
     def _first_limit(self) -> float:
-        """Return the limit before the first hit, unless the pruner sets it.
-
-        A quarter of the full limit in the first sweep of batch sizes, half in the second, then all.
-        """
+        """Return the limit before the first hit: a quarter in the first sweep of batch sizes, half in the second."""
         if self._pruning.paces_itself():
             return self._full_limit
         return self._full_limit * min(1.0, 2.0 ** (self._history.spent // len(self._history.feasible) - 2))

@@ -13,15 +13,13 @@ from typing import Any, Self
 from bssearch.errors import InterruptedRunError
 from bssearch.search.engine import CONTINUE
 
-# Ctrl-C: once to stop in good order, twice to stop at once.
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
     """Count SIGINT and SIGTERM; on the second, call ``on_second`` and raise KeyboardInterrupt.
 
-    If ``at_once`` is true, the first raises too. Does nothing outside the main thread, which cannot set handlers.
+    If ``at_once`` is true, the first raises too. Outside the main thread, which alone can set handlers, does nothing.
     """
 
     def __init__(self, on_second: Callable[[], None], at_once: Callable[[], bool] = lambda: False) -> None:
@@ -55,7 +53,7 @@ class Interrupts:
 class Shift:
     """Connects a driver to a supervisor in another thread; ``clock`` is in seconds.
 
-    A driver whose shift is ending starts no trial and ends when no trial runs.
+    A driver whose shift is ending starts no trial and ends when none runs.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +72,7 @@ class Shift:
 
     @property
     def seconds_waited(self) -> float:
-        """Return how many seconds the driver has only waited for other drivers."""
+        """Return the seconds during which the driver only waited for others."""
         since = self._waiting_since
         return 0.0 if since is None else self._clock() - since
 
@@ -111,15 +109,15 @@ class Shift:
     def loading(self, end: Callable[[], None]) -> Iterator[None]:
         """Load a workload inside the context; ``end`` may stop the load from another thread.
 
-        Raises `InterruptedRunError` after such a stop. Exits only after ``end`` has returned, so that nothing else uses
-        the executor.
+        Raises `InterruptedRunError` after such a stop. Exits only after ``end`` returned, so that nothing else uses the
+        executor.
         """
         with self._lock:
             self._end_loading = end
         try:
             self.raise_if_over()
             yield
-        except Exception:  # whatever comes of an executor whose process was ended under it
+        except Exception:  # the executor's process may have been ended
             self.raise_if_over()
             raise
         finally:
@@ -127,7 +125,7 @@ class Shift:
                 self._end_loading = None
 
     def join(self, interrupts: Interrupts, kill: Callable[[], None]) -> None:
-        """Add a driver; interrupt it if the shift was interrupted before."""
+        """Add a driver; interrupt it if the shift was interrupted."""
         with self._lock:
             self._drivers.append((interrupts, kill))
             if self._is_interrupted:

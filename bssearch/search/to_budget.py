@@ -1,4 +1,4 @@
-"""Trains the finalists past the target, all for the same full train seconds."""
+"""Trains the finalists past the target, for equal train seconds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from bssearch.spec.space import Domain, SearchSpace, bounds
 
 
 def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
-    """Return the plan of the next full-length run, for `bssearch.search.engine`.
-
-    Seeds, interleaving and retries follow the confirmation.
-    """
+    """Return the next full-length run; seeds, interleaving and retries as in confirmation."""
 
     def plan(history: History) -> TrialPlan | None:
         limit = history.spec.budget.trial_train_seconds
@@ -32,7 +29,7 @@ def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
 def finalists(history: History) -> list[Configuration]:
     """Return the best configuration of each batch size that reached the target, with its micro-batches.
 
-    Confirmed results come first, then search trials. The largest batch size also gets its `more_regularised` variant.
+    Confirmed results precede search trials. The largest batch size also gets its `more_regularised` variant.
     """
     verdict = verdict_of(history, [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM])
     if verdict is None:
@@ -50,9 +47,9 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def more_regularised(space: SearchSpace, configuration: Configuration, optimum: Configuration) -> Configuration:
-    """Return a configuration with the optimum's regularisation scaled to its batch size, if that is more.
+    """Return a configuration with the optimum's regularisation scaled to its batch size, if more.
 
-    Dropout, weight decay and label smoothing grow by √(B / B_opt), are never lowered, and stay in the space.
+    Dropout, weight decay and label smoothing grow by √(B / B_opt), never shrink, and stay in the space.
     """
     factor = math.sqrt(configuration.batch_size / optimum.batch_size)
     changes: dict[str, Any] = {}
@@ -63,7 +60,6 @@ def more_regularised(space: SearchSpace, configuration: Configuration, optimum: 
 
 
 def _within(domain: Domain, value: float) -> float:
-    """Return the smallest value of a domain that is at least the value, or the domain's highest."""
     low, high = bounds(domain)
     choices = [choice for choice in domain if choice >= value] if isinstance(domain, tuple) else []
     return float(min(choices, default=min(max(value, low), high)))

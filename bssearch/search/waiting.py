@@ -1,4 +1,4 @@
-"""The paused trials of a study and their checkpoints, as one driver sees them."""
+"""Paused trials of a study and their checkpoints, as one driver sees them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bssearch.storage.repository import Store
 
 
 class WaitingTrials(Checkpoints):
-    """The paused trials and checkpoints of one study. Any driver with the checkpoint may resume a trial; only one does.
+    """Paused trials and checkpoints of a study; any driver with the checkpoint may resume a trial.
 
-    While its trials are paused, this driver holds a claim that shows other processes that it is alive.
+    While its trials are paused, this driver holds a claim that shows that it is alive.
     """
 
     def __init__(self, spec: StudySpec, store: Store, leases: Leases, note: Callable[[str], None]) -> None:
@@ -44,7 +44,7 @@ class WaitingTrials(Checkpoints):
         return plan.phase is Phase.SEARCH and self.are_saved
 
     def stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Store the checkpoint of a paused trial; return its outcome, pruned on failure."""
+        """Store a paused trial's checkpoint; return its outcome, pruned on failure."""
         if outcome.state is TrialState.PAUSED:
             try:
                 self.send(number)
@@ -54,10 +54,7 @@ class WaitingTrials(Checkpoints):
         return outcome
 
     def bring_back(self, resumed: TrialRecord, is_wanted: Callable[[], bool]) -> TrialOutcome | None:
-        """Fetch a checkpoint before its trial resumes; return the trial's outcome on failure.
-
-        If the trial is no longer wanted, it stays paused.
-        """
+        """Fetch a checkpoint; return the trial's outcome on failure. An unwanted trial stays paused."""
         try:
             self.bring(resumed.number, is_wanted)
         except CheckpointError as error:
@@ -67,7 +64,7 @@ class WaitingTrials(Checkpoints):
         return None
 
     def ended(self, trial: TrialRecord) -> None:
-        """Delete the checkpoint of a trial that ended here, unless it is paused."""
+        """Delete the checkpoint of a trial that ended here, unless paused."""
         if trial.state is TrialState.PAUSED:
             if not self._has_claim:
                 self._has_claim = self._leases.take(_claim_of(self._leases.owner))
@@ -75,13 +72,13 @@ class WaitingTrials(Checkpoints):
             self.forget(trial.number)
 
     def forget_ended(self, trials: Sequence[TrialRecord], running: Collection[int]) -> None:
-        """Delete the checkpoints of all trials that ended for good, except those running here."""
+        """Delete checkpoints of trials that ended for good, except those running here."""
         over = {one.number for one in trials if one.state.is_finished and one.state is not TrialState.PAUSED}
         for number in over & self.present() - {*running}:
             self.forget(number)
 
     def settle(self, trials: Sequence[TrialRecord], state: TrialState, *, for_disk: bool) -> None:
-        """End paused trials of this driver or of dead drivers; all of them if ``for_disk``."""
+        """End paused trials of this driver or of dead drivers; all if ``for_disk``."""
         if not for_disk:
             self._leases.look()
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
@@ -97,10 +94,7 @@ class WaitingTrials(Checkpoints):
         self._leases.give_back(_claim_of(self._leases.owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:
-        """Return whether a paused trial belongs to this driver or a dead one.
-
-        A live process may serve other studies by now, so its claim decides.
-        """
+        """True if this or a dead driver paused it; claims decide, as a live process may serve other studies."""
         owner = trial.lease_owner
         if owner is None or owner == self._leases.owner:
             return True
@@ -113,5 +107,4 @@ class WaitingTrials(Checkpoints):
 
 
 def _claim_of(owner: str) -> str:
-    """Return the claim name of a driver with paused trials."""
     return f"waiting trials {owner.rpartition('/')[2]}"

@@ -46,7 +46,7 @@ class Standings:
 
     @property
     def cap(self) -> float:
-        """Return the train seconds past which no trial can win: ``slack`` × the incumbent's; ∞ without an incumbent."""
+        """Return the train seconds past which no trial can win: ``slack`` × the incumbent's, else ∞."""
         return self.slack * self.winners[0][1] if self.winners else math.inf
 
 

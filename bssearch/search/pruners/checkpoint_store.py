@@ -28,13 +28,13 @@ from bssearch.files import new_guarded_file
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE
 from bssearch.storage.connection.urls import masked
 
-HEADER_BYTES = 512  # two digests and three numbers fit in
+HEADER_BYTES = 512  # fits two digests and three numbers
 
 CHUNK_BYTES = 4 * 2**20  # at 1 MB/s there is progress every few seconds
 
-PATIENCE_SECONDS = 60.0  # libraries retry for a while by themselves
+PATIENCE_SECONDS = 60.0  # libraries retry on their part
 
-TICK_SECONDS = 0.2  # how soon a transfer that is not wanted any more ends
+TICK_SECONDS = 0.2  # delay before an unwanted transfer ends
 
 _KIND = "checkpoint of bssearch, 1"
 _NAME = re.compile(r"trial-(\d+)\.pt(\..*)?")
@@ -81,7 +81,7 @@ class SilentStoreError(CheckpointError):
 
 
 class CheckpointStore:
-    """The checkpoints of one study, in a folder below a URL named by the study's mark.
+    """Checkpoints of one study, in a folder below a URL named by the study's mark.
 
     Methods block, and raise `CheckpointError` if the store fails or stays silent. The constructor raises `UsageError`
     for an invalid URL or a missing package.
@@ -149,13 +149,10 @@ class CheckpointStore:
         return written
 
     def get(self, number: int, file: Path, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Download a trial's file; reject incomplete, damaged or foreign ones.
-
-        Gives up when ``is_wanted`` returns false.
-        """
+        """Download a trial's file while ``is_wanted``; reject incomplete, damaged or foreign ones."""
 
         def read(on_progress: OnProgress) -> None:
-            # A name of its own: an earlier one that was given up may still be written to.
+            # A unique name, because an abandoned upload may still write to the earlier one.
             part = file.with_name(f"{file.name}.{uuid.uuid4().hex[:8]}.part")
             try:
                 self._get(number, part, on_progress)
@@ -262,9 +259,9 @@ class _SilentError(_UnfitError):
 
 
 def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool]) -> Result:
-    """Run ``work``; abort it without progress for `PATIENCE_SECONDS` or when not wanted.
+    """Run ``work``; abort it without progress for `PATIENCE_SECONDS` or if unwanted.
 
-    Uses a thread, the only way to abandon a blocked library call; an abandoned call ends at its next progress.
+    Uses a thread, because a blocked library call can only be abandoned; it ends at its next progress.
     """
     result: Future[Result] = Future()
     heard, is_given_up = time.monotonic(), False

@@ -19,7 +19,7 @@ LOOK_SECONDS = 5.0
 """Seconds for which a store's listing is cached."""
 
 SILENT_SECONDS = 600.0
-"""Seconds for which a silent store is skipped; each request to it takes a minute."""
+"""Seconds to skip a silent store; each request takes a minute."""
 
 
 def check_checkpoint_place() -> None:
@@ -46,7 +46,7 @@ class CheckpointFolder:
         return self.path / f"trial-{number}.pt"
 
     def look(self) -> Held:
-        """Return the trials in the folder; files deleted concurrently are skipped."""
+        """Return the trials in the folder, skipping concurrently deleted files."""
         found = []
         for file in self._files("trial-*"):
             with suppress(OSError):
@@ -60,7 +60,6 @@ class CheckpointFolder:
                 file.unlink(missing_ok=True)
 
     def _files(self, pattern: str) -> list[Path]:
-        """Return the files of a pattern; empty if another driver deletes the folder."""
         with suppress(OSError):
             return [*self.path.glob(pattern)]
         return []
@@ -76,7 +75,7 @@ class CheckpointFolder:
 
 
 class Checkpoints:
-    """The checkpoints of one study, independent of its name and database address.
+    """Checkpoints of a study, independent of study name and database address.
 
     Workers write to ``folder``, which is private because its files decide how trials resume. With a remote store, the
     driver uploads (`send`) before a trial counts as paused and downloads (`bring`) before it resumes. ``refusal``: why
@@ -124,7 +123,7 @@ class Checkpoints:
         return number in self.held().saved
 
     def held(self) -> Held:
-        """Return the saved trials; a store's list may be seconds old, and is empty while unreachable."""
+        """Return the saved trials; a remote list may be seconds old, and is empty while unreachable."""
         if self._store is None:
             return self._here.look()
         if time.monotonic() >= self._next_look:
@@ -181,7 +180,6 @@ class Checkpoints:
 
     @contextmanager
     def _noting_silence(self) -> Iterator[None]:
-        """Skip a silent store for `SILENT_SECONDS`."""
         try:
             yield
         except SilentStoreError as error:

@@ -25,8 +25,7 @@ class Halt:
 class PruningController:
     """Keeps the standings of a study's search trials and asks its pruner.
 
-    ``saved`` are the paused trials with a checkpoint here; only those can resume. Trials outside the race are never
-    pruned.
+    ``saved``: paused trials with a checkpoint here; only they can resume. Trials outside the race are never pruned.
     """
 
     def __init__(self, spec: StudySpec, history: History, pruner: Pruner | None = None) -> None:
@@ -53,7 +52,7 @@ class PruningController:
         return self.standings.can_wait
 
     def wait_no_more(self) -> None:
-        """From now on stop trials instead of pausing them, because they cannot be saved."""
+        """From now on stop trials instead of pausing them."""
         self.standings.can_wait = False
 
     def take(self, trial: TrialRecord) -> None:
@@ -77,7 +76,7 @@ class PruningController:
             self._note_waiting(number)
 
     def judge(self, number: int, observation: Observation, *, uncapped: bool) -> Halt | None:
-        """Return how to end a trial after a missed evaluation that the history includes; None to continue."""
+        """Return how to end a trial after a missed evaluation, already in the history; None to continue."""
         if uncapped:
             return None
         self._refresh()
@@ -99,10 +98,7 @@ class PruningController:
         return Halt(state, f"at {now:.3g} train seconds others were ahead, and none had reached the target yet")
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
-        """Return the trial to resume before a new one starts; ``fresh``: whether new trials remain.
-
-        Trials that a user interrupted come first.
-        """
+        """Return the trial to resume, user-interrupted ones first; ``fresh``: whether new trials remain."""
         for trial in self._history.interrupted:
             if trial.number in self._saved:
                 return trial
@@ -111,7 +107,7 @@ class PruningController:
         return None if number is None else self._history.trial(number)
 
     def least_promising(self) -> int | None:
-        """Return the paused trial to drop when the disk limit is exceeded."""
+        """Return the paused trial to drop if the disk limit is exceeded."""
         self._refresh()
         return self.pruner.least_promising(self.standings)
 
@@ -127,7 +123,7 @@ class PruningController:
 
     @property
     def limits(self) -> bool:
-        """Return whether the incumbent limits new trials, racing or not."""
+        """True if the incumbent limits new trials, racing or not."""
         return self._asked_for.caps
 
     @property
@@ -149,7 +145,7 @@ class PruningController:
         if self._hits[place : place + 1] == [hit]:
             return
         self._hits.insert(place, hit)
-        if place < len(self._hits) - 1:  # Another driver's, learned of late: who was the fastest when is told anew.
+        if place < len(self._hits) - 1:  # From another driver, seen late: recompute the records.
             self._winners_are_old = True
         else:
             self._note_winner(trial.number)
@@ -160,7 +156,6 @@ class PruningController:
             winners.insert(0, (self._history.curves[number], seconds))
 
     def _refresh(self) -> None:
-        """Recompute winners and the slack from seed noise, unless the spec fixes the slack."""
         if self._winners_are_old:
             self._winners_are_old, self.standings.winners = False, []
             for _, number in self._hits:
@@ -170,7 +165,7 @@ class PruningController:
         self._noise_is_old = False
 
     def _note_waiting(self, number: int) -> None:
-        """Update whether a trial is paused here; user-interrupted trials resume regardless of the pruner."""
+        """Update whether a trial is paused here; user-interrupted ones resume regardless of the pruner."""
         trial, curve = self._history.trial(number), self._history.curves.get(number)
         waits = trial is not None and trial.state is TrialState.PAUSED and number in self._saved
         if waits and curve is not None and trial is not None and not is_interrupted(trial):

@@ -31,7 +31,7 @@ class OptunaPruner(Cap):
 
     def __init__(self) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        # Hyperband puts trials into brackets by the study's name, which Optuna would make up.
+        # Hyperband assigns brackets by the study's name, which is random by default.
         self._study = optuna.create_study(
             study_name="pruning",
             direction="maximize",
@@ -62,12 +62,9 @@ class OptunaPruner(Cap):
         return True
 
     def _report(self, number: int, standings: Standings) -> bool:
-        """Report the new part of a curve; return whether Optuna prunes at the newest evaluation.
-
-        Every step asks the pruner, because pruners update their rungs only when asked.
-        """
+        """Report a curve's new part step by step, because pruners update rungs only when asked."""
         if number in self._told:
-            return False  # Lost to another driver while it runs here: Optuna has heard its end.
+            return False  # Lost to another driver: already reported as ended.
         curve, trial, prunes = standings.curves[number], self._trials[number], self._prunes.get(number, False)
         for index in range(self._read[number], len(curve.gains)):
             place = int(GRID * curve.train_seconds[index] / standings.limit)
@@ -80,7 +77,7 @@ class OptunaPruner(Cap):
         return prunes
 
     def _tell(self, number: int, standings: Standings) -> None:
-        """Report a trial's end to Optuna; capped and limited trials are complete, interrupted ones still running."""
+        """Report a trial's end; capped and limited trials are complete, interrupted ones running."""
         state = standings.states.get(number)
         if state is None or not state.is_finished or state is TrialState.PAUSED:
             return

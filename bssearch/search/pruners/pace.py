@@ -21,14 +21,14 @@ from pydantic import Field
 from bssearch.records.curves import Progress
 from bssearch.search.pruners.base import Action, Cap, Standings
 
-# Which trials go on while none has reached the target: successive halving that throws nothing away.
+# Before the first hit: asynchronous successive halving (Li et al. 2020, ASHA) that pauses trials instead of stopping.
 #
-# Every trial runs to `FIRST` of its limit and waits; the best of a rung goes on to twice its time, whenever `PROMOTED`
-# times as many came to it as went on (asynchronously: Li et al. 2020, ASHA). What is better than all that came to its
-# rung before does not wait, nor, where many run at once, do the leaders: waiting would idle nobody but lose time.
+# Every trial runs to `FIRST` of its limit and pauses. The best of a rung resumes to twice its time, whenever `PROMOTED`
+# times as many trials reached the rung as left it. A trial better than all earlier ones on its rung does not pause, nor
+# do the leaders if many trials run at once, because that would only lose time.
 #
-# A trial has come to a rung with its first evaluation at the rung's train seconds or later. It has left the rung where
-# it runs, or was evaluated again.
+# A trial reaches a rung with its first evaluation at the rung's train seconds or later. It has left the rung if it
+# runs, or was evaluated again.
 
 FIRST = 1 / 16
 """First rung as a share of the limit; a factor of 2 gives five rungs."""
@@ -41,7 +41,7 @@ LEADERS = 2
 
 
 def waits_on_rung(number: int, standings: Standings) -> bool:
-    """Return whether a running trial's newest evaluation reached a rung where it pauses."""
+    """True if the newest evaluation reached a rung at which the trial pauses."""
     curve = standings.curves[number]
     rung = rung_of(curve, standings.limit)
     before = curve.train_seconds[-2] if len(curve.train_seconds) > 1 else -math.inf
@@ -54,7 +54,7 @@ def waits_on_rung(number: int, standings: Standings) -> bool:
 
 
 def promoted(standings: Standings, *, fresh: bool) -> int | None:
-    """Return the best paused trial of the highest promotable rung; of any rung if nothing is ``fresh``."""
+    """Return the best paused trial of the highest promotable rung; of any rung unless ``fresh``."""
     limit = standings.limit
     at = {number: rung_of(curve, limit) for number, curve in standings.waiting.items()}
     rungs = set(at.values())
@@ -86,7 +86,7 @@ def _is_due(rung: int, standings: Standings) -> bool:
 
 
 def _that_came(rung: int, standings: Standings) -> Iterator[tuple[int, float]]:
-    """Yield the prunable trials that reached a rung, with their best gain at that time."""
+    """Yield prunable trials that reached a rung, with their best gain then."""
     seconds = seconds_of(rung, standings.limit)
     for number, curve in standings.curves.items():
         if curve.now >= seconds and number not in standings.uncapped:
@@ -106,14 +106,14 @@ def _is_leader(number: int, standings: Standings) -> bool:
 
 
 FROM = 0.1
-"""Share of the incumbent's time before which no trial is hopeless, because early evaluations say little."""
+"""Share of the incumbent's time before which no trial is hopeless; early evaluations say little."""
 
 
 class Pace(Cap):
     """Cap, and pause hopeless trials; resume them if a better winner gives them hope.
 
-    Before the first hit, trials pause on rungs. Afterwards promising paused trials resume by least predicted time
-    t / u. If trials cannot be saved, hopeless ones are stopped, and none pauses before the first hit.
+    Before the first hit, trials pause on rungs. Then promising ones resume by least predicted time t / u. Without
+    checkpoints, hopeless trials are stopped, and none pauses before the first hit.
     """
 
     heeds_seed_noise = True
@@ -126,7 +126,7 @@ class Pace(Cap):
         self.patience = self.usual_patience if patience is None else patience
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Pause a hopeless trial or, before the first hit, one that reached its rung."""
+        """Pause a hopeless trial or, before the first hit, one on its rung."""
         if standings.winners:
             waits = self.is_hopeless(standings.curves[number], standings)
         else:
@@ -154,7 +154,7 @@ class Pace(Cap):
         return standings.can_wait
 
     def is_hopeless(self, curve: Progress, standings: Standings) -> bool:
-        """Return whether a trial's pace is hopeless by every winner's clock."""
+        """True if a trial is hopeless by every winner's clock."""
         elapsed = curve.now / standings.winners[0][1]
         if elapsed < FROM:
             return False
@@ -182,7 +182,7 @@ class Fast(Pace):
 
 
 def _share(curve: Progress, standings: Standings) -> float:
-    """Return a trial's progress u towards the target, by the luckiest winner's clock."""
+    """Return progress u towards the target, by the luckiest winner's clock."""
     return max(winner.when(curve.gain) / seconds for winner, seconds in standings.winners)
 
 

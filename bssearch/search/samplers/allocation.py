@@ -1,18 +1,15 @@
-"""Chooses the batch size of the next trial.
+"""Chooses the batch size of the next trial, in this order:
 
-In this order:
+1. The default configuration, uncapped: baseline of speed-ups and first incumbent.
+2. Every feasible batch size once, nearest to the incumbent first, then up to `FLOOR` trials each.
+3. From `EVIDENCE_FROM` of the budget: uncapped trials at the batch sizes that the answer compares with (largest without
+   accumulation, default, and a factor 4 to each side of the incumbent), because caps hide how slow they are and
+   untuned learning rates inflate speed-ups.
+4. The rest in proportion to (incumbent / batch size's best)²; neighbours of the incumbent get at least half its weight,
+   because one lucky seed may separate them.
 
-1. the default configuration under the full limit: baseline of every speed-up and first incumbent;
-2. every feasible batch size once, nearest to the incumbent first, then up to `FLOOR` trials each;
-3. from `EVIDENCE_FROM` of the budget: uncapped trials at the batch sizes that the answer compares with (the largest
-   without accumulation, the default's, and one at least a factor four to each side of the incumbent). A cap would hide
-   how slow they are, and untuned learning rates would inflate speed-ups. `EVIDENCE_TRIES` if none reached the target,
-   after first trials; `EVIDENCE_TRIALS` after all floors;
-4. the rest in proportion to (incumbent's figure / batch size's best figure)²; the incumbent's neighbours at least half
-   as often as itself, because one lucky seed may separate them.
-
-If the incumbent agrees with a stored quick answer (`bssearch.analysis.law.quick`), the ladder starts at the recommended
-batch size, and bracketing sizes outside its interval get one evidence trial. Otherwise the quick answer is ignored.
+A quick answer (`bssearch.analysis.law.quick`) that the incumbent confirms sets the start of the ladder, and bracketing
+sizes outside its interval get one evidence trial. Otherwise it is ignored.
 """
 
 from __future__ import annotations
@@ -26,39 +23,38 @@ from bssearch.records import ParameterValue, TrialRecord
 from bssearch.search.history import TRIED_AGAIN, History, octaves
 
 FLOOR = 2
-"""Least trials per batch size; a single one is luck."""
+"""Minimum trials per batch size; a single one is luck."""
 
 EVIDENCE_FROM = 0.5
-"""Share of the budget after which evidence trials start."""
+"""Budget share after which evidence trials start."""
 
 EVIDENCE_TRIALS = 3
-"""Uncapped trials at each compared batch size: the least that tunes a learning rate."""
+"""Uncapped trials per compared batch size: the fewest that tune a learning rate."""
 
 RULED_OUT_TRIALS = 1
-"""The same for bracketing batch sizes that the quick answer and the best trial rule out."""
+"""The same for brackets outside the quick answer's interval."""
 
 FIRST_SOURCES: tuple[Literal["transfer", "baseline", "sample"], ...] = ("transfer", "baseline", "sample")
-"""Sources of parameters for successive evidence trials before the batch size reaches the target."""
+"""Parameter sources of successive evidence trials before the first hit."""
 
 EVIDENCE_TRIES = len(FIRST_SOURCES)
-"""Uncapped trials at a batch size that has not reached the target."""
+"""Uncapped trials at a batch size without a hit."""
 
 BRACKET_OCTAVES = 2
-"""Bracket distance from the incumbent; with t = α + βB a factor 4 costs 56 % at most."""
+"""Bracket distance; with t = α + βB a factor 4 costs 56 % at most."""
 
 UNREACHED = 2.0
-"""Assumed ratio to the incumbent's figure for batch sizes that missed the target."""
+"""Assumed ratio to the incumbent for batch sizes without a hit."""
 
 NEIGHBOUR = 0.5
-"""Least weight of the incumbent's neighbours, relative to its own."""
+"""Minimum relative weight of the incumbent's neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The next trial's batch size and the source of its other parameters.
+    """A batch size and a source of the other parameters.
 
-    default: the spec's. transfer: best coordinates of the nearest batch size. baseline: the default's coordinates.
-    sample: the sampler's.
+    transfer: best coordinates of the nearest batch size; baseline: the default's coordinates; sample: the sampler's.
     """
 
     batch_size: int
@@ -67,7 +63,7 @@ class Proposal:
 
 
 def propose(history: History) -> Proposal | None:
-    """Return the next proposal, or None if no batch size is feasible."""
+    """Return the next proposal; None if no batch size is feasible."""
     default = propose_default(history)
     if default is not None or not history.feasible:
         return default
@@ -98,13 +94,13 @@ def propose_default(history: History) -> Proposal | None:
 
 
 def propose_evidence(history: History) -> Proposal | None:
-    """Return a trial that only the answer needs, if any."""
+    """Return the next evidence trial, if any."""
     wanted = evidence_sizes(history)
     return _first_evidence(history, wanted) or _further_evidence(history, wanted)
 
 
 def evidence_is_due(history: History) -> bool:
-    """Return whether evidence trials may start."""
+    """True if evidence trials may start."""
     return history.budget_share >= EVIDENCE_FROM
 
 
@@ -125,20 +121,19 @@ def _further_evidence(history: History, wanted: Sequence[int]) -> Proposal | Non
 
 
 def _enough_evidence(history: History, batch_size: int) -> int:
-    """Return the evidence trials that a compared batch size needs."""
     quick, quoted = history.quick, {history.spec.default.batch_size, history.largest}
     is_ruled_out = quick is not None and not quick.holds(batch_size) and agrees_with_quick(history)
     return RULED_OUT_TRIALS if is_ruled_out and batch_size not in quoted else EVIDENCE_TRIALS
 
 
 def agrees_with_quick(history: History) -> bool:
-    """Return whether the best trial lies in the quick answer's interval; False if either is missing."""
+    """True if the incumbent's batch size is in the quick answer's interval."""
     quick, best = history.quick, history.incumbent
     return quick is not None and best is not None and quick.holds(best.configuration.batch_size)
 
 
 def evidence_sizes(history: History) -> list[int]:
-    """Return the batch sizes that the answer compares with, even if slow."""
+    """Return the batch sizes that the answer compares with."""
     centre = _centre(history)
     default = history.spec.default.batch_size
     is_apart = default in history.feasible and octaves(default, centre) >= 1
@@ -149,13 +144,11 @@ def evidence_sizes(history: History) -> list[int]:
 
 
 def _evidence_at(history: History, batch_size: int) -> list[TrialRecord]:
-    """Return the evidence trials at a batch size in any state."""
     here = [trial for trial in history.trials if trial.configuration.batch_size == batch_size and trial.uncapped]
     return [trial for trial in here if trial.state not in TRIED_AGAIN]
 
 
 def _start(history: History) -> int:
-    """Return the batch size at which the ladder starts."""
     quick = history.quick
     if quick is not None and (history.incumbent is None or agrees_with_quick(history)):
         return quick.batch_size
@@ -178,10 +171,7 @@ def _weight(history: History, batch_size: int) -> float:
 
 
 def known_coordinates(history: History, proposal: Proposal) -> Mapping[str, ParameterValue] | None:
-    """Return a proposal's given coordinates, or None if the sampler must choose.
-
-    None also if an uncapped trial would repeat a tried configuration.
-    """
+    """Return the given coordinates; None if the sampler chooses, or an uncapped trial would repeat another."""
     if proposal.source == "sample":
         return None
     spec = history.spec

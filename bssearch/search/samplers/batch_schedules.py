@@ -1,7 +1,6 @@
-"""Searches schedules of a growing batch: Optuna's TPE over start, end, timing and initial learning rate.
+"""Searches schedules of a growing batch with Optuna's TPE: start, end, timing and initial learning rate.
 
-Other parameters come from the best trial at the starting batch size. Usual schedules around the best constant batch
-size come first.
+Other parameters come from the best trial at the starting batch size. Usual schedules come first.
 """
 
 from __future__ import annotations
@@ -28,20 +27,19 @@ from bssearch.spec.space.domains import Domain, Range
 from bssearch.spec.space.parts import RelativeLearningRate
 
 BELOW, ABOVE = 8, 16
-"""Where the space does not say: a trial begins at no less than this part of the best batch size that stays, and ends at
-no more than this multiple of it. Choices."""
+"""Default range of a schedule: best constant batch size / `BELOW` to × `ABOVE`."""
 
 FIRST = ((0.5, 2.0, 0.5), (1.0, 4.0, 1.0), (0.25, 1.0, 0.25))
-"""First trials: start and end relative to the best constant batch size, and share of samples at full growth."""
+"""First trials: start and end relative to the best constant batch size; share of samples at full growth."""
 
 RANDOM_TRIALS = 3
 """Random trials before TPE."""
 
 ASKED_AGAIN = 20
-"""Retries when TPE repeats a tried configuration."""
+"""Retries if TPE repeats a configuration."""
 
 MISSED = 1e9
-"""Value reported to TPE for a miss; worse than any success."""
+"""TPE value of a miss; worse than any success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class Tuned:
 def propose(
     history: History, tuned: Tuned, tried: Sequence[TrialRecord]
 ) -> tuple[Configuration, dict[str, ParameterValue]] | None:
-    """Return the next configuration and coordinates after ``tried``; None if no new schedule can grow.
+    """Return the next configuration and its coordinates; None if no new schedule can grow.
 
     Raises `UsageError` for impossible milestones.
     """
@@ -68,7 +66,7 @@ def propose(
         return None
     dimensions = _dimensions(space, names, starts, ends)
     first = _usual(names, dimensions, tuned)
-    # The schedules of the space, or the optimum, may have changed since.
+    # The space's schedules or the optimum may have changed.
     known = [trial for trial in tried if are_coordinates(trial.sampled, dimensions)]
     keys = {trial.configuration.key for trial in tried}
     startup = len(first) + RANDOM_TRIALS
@@ -81,7 +79,7 @@ def propose(
 
 
 def _grows_in_time(history: History, configuration: Configuration) -> bool:
-    """Return whether the batch grows within the trial limit, at its first step time."""
+    """True if the batch grows within the trial limit, at the first stage's step time."""
     schedule = batch_schedule_of(configuration)
     assert schedule is not None, "its batch grows"
     seconds = history.probes[configuration.batch_size].step_seconds or 0.0
@@ -90,7 +88,7 @@ def _grows_in_time(history: History, configuration: Configuration) -> bool:
 
 
 def in_known_micro_batches(history: History, configuration: Configuration) -> Configuration:
-    """Return a configuration whose stages use the micro-batches of their batch sizes."""
+    """Return the configuration, each stage in current micro-batches."""
     schedule = batch_schedule_of(configuration)
     assert schedule is not None, "its batch grows"
     stages = [
@@ -103,7 +101,7 @@ def in_known_micro_batches(history: History, configuration: Configuration) -> Co
 
 
 def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]) -> Configuration:
-    """Return the configuration of coordinates, with the micro-batches of its batch sizes."""
+    """Return the configuration of coordinates."""
     growth = history.spec.space.batch_schedule
     assert growth is not None, "the space has schedules"
     _, ends = _sizes(history, growth, _names(history, growth), tuned)
@@ -133,7 +131,7 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
 
 
 def _stages(history: History, start: int, changes: Sequence[tuple[int, int]], *, spread: bool) -> list[Stage]:
-    """Return stages; ``spread`` delays each until the previous one has had a step."""
+    """Return stages; ``spread`` gives each stage at least one step."""
     stages = [Stage(0, start, history.probes[start].micro_batch_size)]
     for samples, size in changes:
         least = stages[-1].start_samples + stages[-1].batch_size if spread else 0
@@ -142,7 +140,7 @@ def _stages(history: History, start: int, changes: Sequence[tuple[int, int]], *,
 
 
 def _thinned(sizes: Sequence[int]) -> Sequence[int]:
-    """Return at most the allowed number of sizes, including first and last."""
+    """Return at most `MOST_STAGES` sizes, first and last included."""
     if len(sizes) <= MOST_STAGES:
         return sizes
     gap = (len(sizes) - 1) / (MOST_STAGES - 1)
@@ -150,7 +148,6 @@ def _thinned(sizes: Sequence[int]) -> Sequence[int]:
 
 
 def _milestones(history: History, growth: BatchGrowth) -> list[tuple[int, int]]:
-    """Return (samples, batch size) of feasible milestones."""
     found = [one for one in sorted((growth.milestones or {}).items()) if one[1] in history.feasible]
     return found if found and history.feasible[0] < found[0][1] else []
 
@@ -162,7 +159,7 @@ def _names(history: History, growth: BatchGrowth) -> tuple[BatchScheduleName, ..
 def _sizes(
     history: History, growth: BatchGrowth, names: Sequence[BatchScheduleName], tuned: Tuned
 ) -> tuple[list[int], list[int]]:
-    """Return the possible start and end batch sizes, ascending; empty if none can grow."""
+    """Return the possible start and end batch sizes, ascending."""
     best, feasible = tuned.configuration.batch_size, history.feasible
     starts = [size for size in growth.starts(feasible) if growth.start or best <= BELOW * size <= BELOW * best]
     ends = [size for size in growth.ends(feasible) if growth.end or size <= ABOVE * best]
@@ -203,7 +200,7 @@ def _dimension(name: str, domain: Domain) -> Dimension:
 def _usual(
     names: Sequence[BatchScheduleName], dimensions: Sequence[Dimension], tuned: Tuned
 ) -> list[dict[str, ParameterValue]]:
-    """Return the distinct coordinates of the first trials, closest to `FIRST`."""
+    """Return the coordinates closest to `FIRST`, distinct."""
     best, found = tuned.configuration.batch_size, list[dict[str, ParameterValue]]()
     for place, (start, end, until) in enumerate(FIRST):
         name = names[place % len(names)]
@@ -218,7 +215,7 @@ def _usual(
 def _asked(
     history: History, dimensions: Sequence[Dimension], tried: Sequence[TrialRecord], startup: int, count: int
 ) -> dict[str, ParameterValue]:
-    import optuna  # some tenths of a second, which only a search for a schedule shall take
+    import optuna  # deferred: takes some tenths of a second
 
     from bssearch.search.samplers.optuna import TPE_OPTIONS, Asker
 
@@ -237,7 +234,7 @@ def _asked(
 
 
 def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configuration:
-    """Return the best configuration of a batch size, else the overall best transferred to it."""
+    """Return the best configuration of a batch size, else ``tuned`` transferred to it."""
     if batch_size == tuned.batch_size:
         return history.as_run(tuned)
     best = history.best_at(batch_size)

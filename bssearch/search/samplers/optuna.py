@@ -1,7 +1,7 @@
-"""Optuna's samplers for all parameters but the batch size, which is allocated.
+"""Optuna's samplers for all parameters but the batch size.
 
-A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. Each choice asks a new Optuna study
-of trials near the batch size, within one octave or as many as give enough trials. Optuna sees:
+A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. Each proposal uses a new Optuna study of
+trials within one octave of the batch size, or as many as give enough. Optuna sees:
 
 * trials with an objective figure: complete
 * pruned, capped, exhausted, diverged: pruned at one constant step, valued by the shortfall at equal time, so that a cap
@@ -38,10 +38,10 @@ from bssearch.spec.parts import parameters_of
 from bssearch.spec.space import Dimension
 
 CENSORED_STEP = 1
-"""The one step of every stopped trial, so that Optuna compares them all."""
+"""Step of every stopped trial, so that Optuna compares them all."""
 
 WORSE_THAN_ANY = 1e9
-"""Shortfall of a trial that never nears the target; exceeds any metric gap."""
+"""Shortfall of a trial that never nears the target."""
 
 WITHOUT_NOTES = (
     optuna.samplers.TPESampler,
@@ -66,7 +66,7 @@ class Asker:
         self._make: Callable[..., BaseSampler] = partial(kind, **options)
         self._takes_seed = "seed" in parameters_of(kind)
         self._keeps_notes = not issubclass(kind, WITHOUT_NOTES)
-        optuna.logging.set_verbosity(optuna.logging.ERROR)  # CMA-ES warns at every choice of a category
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # CMA-ES warns at every categorical choice
 
     def ask(self, told: Iterable[FrozenTrial], seed: int) -> dict[str, ParameterValue]:
         """Return coordinates to try."""
@@ -74,7 +74,7 @@ class Asker:
         return {name: self._values[name][one] if name in self._values else one for name, one in params.items()}
 
     def study(self, told: Iterable[FrozenTrial], seed: int) -> optuna.Study:
-        """Return an in-memory Optuna study of trials with a new sampler."""
+        """Return an in-memory study of trials with a new sampler."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = self._make(seed=seed) if self._takes_seed else self._make()
@@ -87,7 +87,7 @@ class Asker:
         return study
 
     def _ask_for(self, told: FrozenTrial, study: optuna.Study) -> None:
-        """Let the sampler propose and finish a trial, so that its attributes are stored."""
+        """Let the sampler propose and finish a trial, which stores its attributes."""
         study.enqueue_trial(told.params)
         trial = study.ask(self.distributions)
         assert trial.relative_params is not None, "sampled now: what is enqueued needs none"
@@ -96,7 +96,7 @@ class Asker:
         for step, shortfall in told.intermediate_values.items():
             trial.report(shortfall, step)
         if told.state.is_finished():
-            with suppress(RuntimeError):  # with nothing left a sampler stops Optuna's loop, and there is none
+            with suppress(RuntimeError):  # an exhausted sampler stops Optuna's loop, which is absent here
                 study.tell(trial, told.value if told.state is OptunaState.COMPLETE else None, told.state)
 
     def told(
@@ -111,7 +111,7 @@ class Asker:
         """Return a trial in Optuna's form, and the violated constraint if any."""
         sampled, places = trial.sampled or {}, self._places
         told = Told(
-            number=-1,  # This and its id are the study's to give.
+            number=-1,  # The study assigns number and id.
             trial_id=-1,
             state=state,
             value=value,
@@ -133,7 +133,7 @@ class Asker:
 
 
 class Told(FrozenTrial):
-    """A trial that an Optuna study adopts without a copy; copies dominate the time of a choice."""
+    """A trial that a study adopts without a copy, because copies would dominate the time."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
@@ -154,7 +154,7 @@ class OptunaSampler(Sampler):
         distributions = self.asker.distributions
         told = [
             optuna.trial.create_trial(params=drawn.ask(distributions).params, distributions=distributions, value=value)
-            for value in range(min(self.startup_trials, 20) + 2)  # by default Optuna's have a model after ten
+            for value in range(min(self.startup_trials, 20) + 2)  # Optuna's default is ten startup trials
         ]
         try:
             self.asker.ask(told, seed=0)
@@ -164,7 +164,7 @@ class OptunaSampler(Sampler):
             ) from error
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return the next configuration, optionally at a batch size; None if none is feasible."""
+        """Return the next configuration, optionally at a batch size; None if no batch size is feasible."""
         if batch_size is not None:
             return decoded(self.spec, batch_size, self.ask(history, batch_size))
         proposal = allocation.propose(history)
@@ -258,7 +258,6 @@ def _samplers_in(module: Any) -> dict[str, type[BaseSampler]]:
 
 
 def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
-    """Return a sampler whose options are an Optuna class's parameters except the seed."""
     known = parameters_of(found)
 
     class Named(OptunaSampler):
@@ -276,7 +275,7 @@ def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
 
 
 def neighbours(history: History, batch_size: int, enough: int) -> list[TrialRecord]:
-    """Return the trials within one octave of a batch size, or within as many as give more than ``enough``."""
+    """Return trials within one octave of a batch size, or within enough to exceed ``enough``."""
     distances = sorted(octaves(trial.configuration.batch_size, batch_size) for trial in history.trials)
     reach = max(1.0, distances[min(enough, len(distances) - 1)]) if distances else 1.0
     return [trial for trial in history.trials if octaves(trial.configuration.batch_size, batch_size) <= reach]
@@ -300,7 +299,7 @@ def _is_ordinal(dimension: Dimension) -> bool:
 
 
 def _shortfall(history: History, trial: TrialRecord, reference: Progress | None) -> float:
-    """Return how far a trial's best metric trailed the reference curve when it stopped."""
+    """Return how far a trial's best metric trailed the reference curve at its end."""
     outcome = None if trial.state is TrialState.DIVERGED else trial.outcome
     if reference is None or outcome is None or outcome.best_metric is None:
         return WORSE_THAN_ANY

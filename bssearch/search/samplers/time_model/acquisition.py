@@ -1,9 +1,7 @@
-"""The sampler that knows about batch size: a model of log time-to-target over the space, fed by every trial's curve.
+"""Knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time-to-target.
 
-Its prior are laws of batch size (`law_prior`) times the step time of each; its data are the times extrapolated from the
-curves of all trials, those that were pruned, wait or run among them (`extrapolation`); `posterior` joins the two. It
-asks for the configuration whose next run is expected to lower the least mean of those tried most, for its price: a
-knowledge gradient per unit cost (Frazier et al. 2009). Running one again that was lucky is among the choices.
+It chooses the configuration whose next run should lower the lowest mean of the tried ones most, for its price.
+Repeating a lucky configuration is allowed.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ from bssearch.search.samplers.time_model.extrapolation import ERROR, Extrapolati
 from bssearch.search.samplers.time_model.posterior import LawPrior, Posterior, condition, prior
 
 SLOWEST_FALL = 0.3
-"""No batch size's step is taken for faster than this share of a smaller one's."""
+"""Lower bound of an extrapolated step time, as a share of a smaller batch size's."""
 
 
 def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
-    """Return the seconds of a step, on the line through the two nearest batch sizes if its own are unknown."""
+    """Return the step time, linearly interpolated from the two nearest batch sizes if unknown."""
     if batch_size in known or len(known) == 1:
         return known.get(batch_size) or next(iter(known.values()))
     sizes = sorted(known)
@@ -37,30 +35,30 @@ def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
 
 
 MOST_TRIED = 128
-"""Of more different points the best are looked at, and some of the others."""
+"""Maximum tried points in the model: the best, and a sample of the rest."""
 
 PROMISING = 3
-"""How many of the points with the least predicted times have their neighbours looked at."""
+"""Number of best points whose neighbours are candidates."""
 
 COST_POWER = 0.5
 LEAST_COST = 0.35
-"""Improvement counts per square root of the price, which is no less than this share of the incumbent's time."""
+"""Score: gain / price^`COST_POWER`; the price is at least this share of the incumbent's time."""
 
 BEHIND = 0.1
-"""A trial this much behind the incumbent, in nats, is expected to be stopped on the way."""
+"""A trial this many nats behind the incumbent will probably be pruned."""
 
 NOT_AGAIN = 1e6
-"""What is taken off the score of what has been tried while there is something else to try: more than any gain."""
+"""Penalty on tried points; exceeds any gain."""
 
 NODES = np.linspace(-4.0, 4.0, 25)
 WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
-"""A normal distribution as a sum: outcomes of a trial, in standard deviations."""
+"""Quadrature of the standard normal distribution."""
 
 
 class KnowledgeGradient:
-    """Asks for points of a space; ``default`` comes first, ``target_gain`` meets the target.
+    """Chooses points of a space, deterministic for a ``seed``; ``default`` comes first.
 
-    ``noise_scale``: measured gradient noise scale in samples. The same ``seed`` and runs give the same choices.
+    ``noise_scale``: measured gradient noise scale in samples.
     """
 
     def __init__(
@@ -89,14 +87,12 @@ class KnowledgeGradient:
         )
         self._known: tuple[object, Posterior, float] | None = None
         self.expected_improvement = math.inf
-        """By how much, in nats, the best next trial is expected to better the incumbent's time, as of the last ask.
-
-        Whatever runs at the moment is not counted on. Infinite before a trial has reached the target."""
+        """Largest expected gain at the last ask, in nats, ignoring running trials; ∞ before a hit."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """Return the point to run next, the first time the default.
+        """Return the next point; the default if there are no runs.
 
-        With a ``batch_size`` it is the point there, or at the nearest one, that promises most for it, at any price.
+        With a ``batch_size``: the best point at the nearest one, at any price.
         """
         if not runs and batch_size is None:
             return self._default
@@ -108,12 +104,12 @@ class KnowledgeGradient:
             if batch_size is None
             else self._gains_at(batch_size, posterior, hits, running)
         )
-        if not hits.size:  # Nothing has reached the target: what did not is run again only where there is nothing else.
+        if not hits.size:  # Repeat a miss only if no untried point is left.
             score[posterior.places(sorted({run.point for run in runs}))] -= NOT_AGAIN
         return int(posterior.points[np.argmax(score + 1e-12 * self._rng.random(len(score)))])
 
     def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """Return the point with the least expected log time of those with a run that reached the target."""
+        """Return the point with the lowest mean among those that reached the target."""
         hits = sorted({run.point for run in runs if run.hit is not None})
         if not hits:
             return None
@@ -124,7 +120,7 @@ class KnowledgeGradient:
     def contenders(self, runs: Sequence[Run]) -> list[int]:
         """Return the batch sizes that may match the incumbent, ascending; all before a hit.
 
-        Their expected log time less one standard deviation is within `FLAT_RATIO` of the incumbent's.
+        Their mean less one standard deviation is within `FLAT_RATIO` of the incumbent's mean.
         """
         incumbent = self.incumbent(runs)
         if incumbent is None:
@@ -157,7 +153,6 @@ class KnowledgeGradient:
         return np.where(here, gains, -2 * NOT_AGAIN)
 
     def _posterior(self, runs: Sequence[Run]) -> tuple[Posterior, float]:
-        """Return what is believed of the log times after runs, and the error of a pace; kept until more is seen."""
         seen = [(len(run.progress.gains), run.running) for run in runs]
         if self._known is None or self._known[0] != seen:
             with _linear_algebra().limit(limits=1, user_api="blas"):
@@ -183,7 +178,7 @@ class KnowledgeGradient:
 
 @cache
 def _linear_algebra() -> ThreadpoolController:
-    """Return the BLAS thread limiter; its threads stall for seconds beside trials that use every core."""
+    """Return the BLAS thread limiter; BLAS threads stall for seconds if trials use every core."""
     return ThreadpoolController()
 
 
@@ -195,16 +190,15 @@ def _most_promising(found: Extrapolation | None) -> list[int]:
 
 
 def _after(posterior: Posterior, running: Sequence[int]) -> Posterior:
-    """Return what is believed once the runs at some places have ended as expected."""
     for place in running:
         posterior = posterior.after(place)
     return posterior
 
 
 def _improvements(posterior: Posterior, tried: Indices, behind: Numbers) -> Numbers:
-    """Return by how much a run of each point is expected to lower the least mean of those tried, itself among them.
+    """Return each point's expected drop, in nats, of the lowest mean among ``tried`` places and itself.
 
-    In nats. ``tried`` are places; a run ``behind`` the incumbent is stopped early and tells as much less.
+    ``behind`` adds noise, because a pruned run is less informative.
     """
     variance = np.diag(posterior.covariance)
     noise = np.sqrt(np.maximum(variance, 1e-9) + posterior.seed_noise**2 + behind**2)

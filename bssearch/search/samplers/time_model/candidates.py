@@ -1,7 +1,4 @@
-"""The configurations a sampler chooses among, as points: batch size, log of the learning rate, the others in [0, 1].
-
-They are made for each choice: what has been tried, points spread over the space, and neighbours of the best.
-"""
+"""Candidate points: tried ones, neighbours of the best, and a Latin hypercube over the space."""
 
 from __future__ import annotations
 
@@ -21,17 +18,17 @@ Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 SPREAD = 220
-"""Points looked at, spread over the space; the tried ones and their neighbours are added."""
+"""Points of the Latin hypercube."""
 
 STEPS = (0.05, 0.2)
-"""How far a neighbour lies in a range, of its width: one close by and one further off."""
+"""Distances of neighbours, as shares of a range."""
 
 
 @dataclass(frozen=True)
 class Points:
-    """Configurations as numbers: ``batch_sizes`` and ``log_rates`` of shape (points,), ``others`` (points, others).
+    """Configurations as arrays: ``batch_sizes`` and ``log_rates`` (points,), ``others`` (points, others) in [0, 1].
 
-    Each of the others lies in [0, 1]; choices without an order have a column each.
+    Unordered choices are one-hot encoded.
     """
 
     batch_sizes: Numbers
@@ -43,7 +40,7 @@ class Points:
 
     @cached_property
     def log2_batch_sizes(self) -> Numbers:
-        """Return the batch sizes in octaves."""
+        """Return log2 of the batch sizes."""
         octaves: Numbers = np.log2(self.batch_sizes)
         return octaves
 
@@ -52,10 +49,7 @@ Coordinates = Mapping[str, ParameterValue]
 
 
 class SpaceCandidates:
-    """Points of a search space at some batch sizes: those that were added, and what `among` makes beside them.
-
-    What it makes has its index until it is asked again.
-    """
+    """Indexed points of a search space. Points from `among` keep their index until its next call."""
 
     def __init__(self, space: SearchSpace, batch_sizes: Sequence[int]) -> None:
         self.batch_sizes = sorted(batch_sizes)
@@ -71,23 +65,22 @@ class SpaceCandidates:
         self.log_rate_width = 0.0 if rate is None else math.log(_ends(rate)[1] / _ends(rate)[0])
 
     def __getitem__(self, index: int) -> tuple[int, Coordinates]:
-        """Return the batch size and the coordinates of a point."""
         return self._chosen[index]
 
     def add(self, batch_size: int, coordinates: Coordinates) -> int:
-        """Return the index of a point, for good."""
+        """Return the permanent index of a point."""
         self._forget_made()
         index = self._add(batch_size, coordinates)
         self._kept = len(self._keys)
         return index
 
     def take(self, indices: Indices) -> Points:
-        """Return points as numbers."""
+        """Return points as arrays."""
         rows = np.array([self._rows[index] for index in indices])
         return Points(rows[:, 0], rows[:, 1], rows[:, 2:])
 
     def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
-        """Return the points tried, the neighbours of the best, and others spread over the space."""
+        """Return the tried points, neighbours of the best, and a Latin hypercube."""
         self._forget_made()
         near = [neighbour for one in best for neighbour in self._neighbours(*self._chosen[one], rng)]
         shares = latin_hypercube(SPREAD, 1 + len(self._dimensions), rng)
@@ -117,7 +110,7 @@ class SpaceCandidates:
     def _neighbours(
         self, batch_size: int, coordinates: Coordinates, rng: np.random.Generator
     ) -> list[tuple[int, Coordinates]]:
-        """Return points that differ from one in a single coordinate, or in the batch size by a place on the ladder."""
+        """Return points that differ in one coordinate, or by one batch size on the ladder."""
         found: list[tuple[int, Coordinates]] = []
         if batch_size in self.batch_sizes:
             place = self.batch_sizes.index(batch_size)
@@ -144,7 +137,7 @@ class SpaceCandidates:
 
 
 def columns_of(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]) -> list[list[float]]:
-    """Return a parameter's columns in [0, 1]: its place in the order, or one for each of what has none."""
+    """Return a parameter's columns in [0, 1]: its rank if numeric, else one-hot."""
     if all(_is_number(value) for value in ordered):
         last = max(1, len(ordered) - 1)
         return [[ordered.index(value) / last for value in values]]
@@ -185,7 +178,7 @@ def _beside(dimension: Dimension, value: ParameterValue, rng: np.random.Generato
 
 
 def _whole_beside(dimension: Dimension, value: ParameterValue, found: Sequence[ParameterValue]) -> list[ParameterValue]:
-    """Return the whole numbers next to one, and others that were found; itself left out."""
+    """Return the adjacent integers and the found values, without the value itself."""
     next_to = [dimension.nearest(float(value or 0.0) + one) for one in (-1, 1)]
     return [one for one in dict.fromkeys([*next_to, *found]) if one != value]
 
@@ -198,7 +191,7 @@ def _ends(dimension: Dimension) -> tuple[float, float]:
 
 
 def latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> Numbers:
-    """Return points in the unit cube, evenly spread in each dimension, shape (count, dimensions)."""
+    """Return a Latin hypercube in the unit cube, shape (count, dimensions)."""
     places = np.stack([rng.permutation(count) for _ in range(dimensions)], axis=1)
     spread: Numbers = (places + rng.random((count, dimensions))) / count
     return spread
@@ -209,5 +202,5 @@ def _is_number(value: ParameterValue) -> bool:
 
 
 def order_of(value: ParameterValue) -> tuple[str, object]:
-    """Return what sorts values of one kind among themselves, and kinds one after the other."""
+    """Return a sort key that groups values by type."""
     return ("", value) if _is_number(value) else (type(value).__name__, str(value))

@@ -27,7 +27,7 @@ FIRST_SHARE = 1e-3
 """Smallest share of a winner's time that is resolved."""
 
 WORST = 6.0
-"""A trial slower than the fastest winner by this factor gives only a lower bound."""
+"""Slower than the fastest winner by this factor, a trial gives only a lower bound."""
 
 BOUND_DEVIATION = 0.3
 """Standard deviation of a bound, in nats."""
@@ -37,15 +37,15 @@ ERROR_TRIALS = 4
 """Prior of the prediction error, and its weight in winners; see `Extrapolation`."""
 
 EARLY = 0.1
-"""A running trial is ignored before this share of the fastest winner's time."""
+"""Running trials count from this share of the fastest winner's time."""
 
 AT_CHANCE = 0.05
-"""A metric within this share of the way from the worst one seen to the target counts as chance."""
+"""A metric within this share of the way from the worst seen to the target is at chance."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A trial as the sampler sees it: point and learning curve.
+    """A trial's point and learning curve.
 
     ``hit``: train seconds at the target; a ``diverged`` trial never gets there.
     """
@@ -139,7 +139,7 @@ def _at_chance(runs: Sequence[Run], target_gain: float) -> float:
 
 
 def _winners(runs: Sequence[Run], target_gain: float) -> list[_Winner]:
-    """Return the fastest runs that reached the target, else the best metric's run with that metric as goal."""
+    """Return the fastest runs with a hit, else the best run, with its metric as goal."""
     hits = sorted((run for run in runs if run.hit is not None), key=lambda run: run.hit or 0.0)[:WINNERS]
     if hits:
         return [_winner(run, run.hit or 0.0, target_gain) for run in hits]
@@ -157,7 +157,7 @@ def _mean_log_share(winners: Sequence[_Winner], gains: Numbers) -> Numbers:
 
 
 def _error(winners: Sequence[_Winner]) -> float:
-    """Return the prediction error, with each winner predicted by the others."""
+    """Return the prediction error of each winner from the others."""
     squares, count = ERROR_TRIALS * ERROR**2, ERROR_TRIALS
     for index, winner in enumerate(winners):
         others = [*winners[:index], *winners[index + 1 :]]

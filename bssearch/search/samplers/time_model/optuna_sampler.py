@@ -28,23 +28,23 @@ LEARNING_RATE = "learning_rate"
 NEEDED = frozenset({BATCH_SIZE, LEARNING_RATE})
 
 MOST_VALUES = 16
-"""A choice: integers are choices up to so many, of more they are a range; batch sizes then a ladder of doublings."""
+"""Longer integer ranges are continuous; longer batch-size ranges become doublings."""
 
 LARGEST_SEED = 2**32 - 1
-"""The largest seed of NumPy's generators, which Optuna's random sampler has."""
+"""Maximum seed of NumPy's generators."""
 
 TELLING = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL, OptunaState.RUNNING)
 
 
 class TimeToTargetSampler(optuna.samplers.BaseSampler):
-    """Sample the batch size, learning rate and what else a trial suggests for the least seconds to a target.
+    """Optuna sampler that minimises the seconds to a target over batch size, learning rate and other parameters.
 
-    The model behind it is that of bssearch's own search: laws of batch size and learning rate, fed with the learning
-    curves of all trials, those that were pruned or run among them (`bssearch.search.samplers.time_model.sampler`).
+    It uses the model of bssearch's own search (`bssearch.search.samplers.time_model.sampler`), fed with the learning
+    curves of all trials, pruned and running ones included.
 
-    A trial suggests ``batch_size`` (an int, or a choice of ints) and ``learning_rate``, and others at will; it reports
-    the metric with its *train milliseconds* as the step; it returns its train seconds at the target, and is pruned
-    where it does not get there::
+    The objective suggests ``batch_size`` (int or categorical ints) and ``learning_rate``, reports the metric with
+    *train milliseconds* as the step, and returns the train seconds to the target. If a trial misses the target, the
+    objective prunes it::
 
         import math
 
@@ -64,20 +64,18 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())
         study.optimize(objective, n_trials=20)
 
-    The study minimises. Optuna's own pruners compare reports as the study's values: with a metric of which more is
-    better they would stop the best. The first trial is the ``default``, around which the learning rate is expected;
-    other parameters that it lacks begin in their middle. A trial that failed, or was pruned before any report, counts
-    as one that never gets there. Where the step is not in
-    milliseconds, ``seconds_per_report_step`` says how long one is.
+    The study minimises, so Optuna's pruners would stop the best trials if the metric is maximised. Failed trials, and
+    trials pruned before any report, count as never reaching the target.
 
-    ``step_seconds`` are seconds of a training step by batch size, where they are known: it takes fewer trials then.
-    Else they are learned from trials with a user attribute ``steps``, the steps that they trained; until two batch
-    sizes are known, a step is taken for half fixed, half in proportion, at the middle of the batch sizes.
+    Args:
+        default: First trial, and centre of the learning-rate prior. Missing parameters start in their middle.
+        step_seconds: Seconds of a training step by batch size; saves trials. Otherwise learned from trials with a user
+            attribute ``steps``. Until two batch sizes are known, a step is half fixed, half proportional at the middle.
+        seconds_per_report_step: Unit of the report step, if not milliseconds.
+        seed: The same seed and trials give the same suggestions, without ``n_jobs``.
 
-    The same seed and the same trials make the same choices, in a study without ``n_jobs``.
-
-    Raises `ValueError` naming what is out of its bounds, and, once the default has run, a parameter of it that the
-    objective does not suggest.
+    Raises:
+        ValueError: If an argument is out of bounds, or the objective does not suggest a parameter of ``default``.
     """
 
     def __init__(
@@ -108,12 +106,12 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         self._independent = optuna.samplers.RandomSampler(seed=self._seed)
 
     def reseed_rng(self) -> None:
-        """Take another seed, as each of several threads does."""
+        """Draw a new seed, for parallel threads."""
         self._seed = _any_seed()
         self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the parameters of the newest trial that has ended, else of the newest one that runs; none before."""
+        """Return the parameters of the newest finished trial, else of the newest running one, else {}."""
         if len(study.directions) != 1 or study.direction is not optuna.study.StudyDirection.MINIMIZE:
             raise ValueError("TimeToTargetSampler minimises seconds: the study's direction must be minimize")
         others = [one for one in self._others(study, trial) if set(one.distributions) >= NEEDED]
@@ -124,11 +122,11 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return what to run next by the model; nothing before the parameters are known."""
+        """Return the model's suggestion; {} until the parameters are known."""
         if not set(search_space) >= NEEDED:
             return {}
         space = _Space(search_space)
-        candidates = SpaceCandidates(cast(SearchSpace, space), space.batch_sizes)  # it asks a space no more than this
+        candidates = SpaceCandidates(cast(SearchSpace, space), space.batch_sizes)  # `_Space` has all that it calls
         trials = [one for one in self._others(study, trial) if set(one.params) >= NEEDED]
         runs = [self._run(one, candidates.add(*space.point(one.params))) for one in trials]
         default = candidates.add(*space.point(self._default))
@@ -144,7 +142,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Return the default's value in the first trial, else one at random."""
+        """Return the default's value in the first trial, else a random one."""
         if trial.number == 0 and param_name in self._default:
             value = self._default[param_name]
             if not param_distribution._contains(param_distribution.to_internal_repr(value)):
@@ -153,10 +151,10 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def _check_names(self, others: list[FrozenTrial]) -> None:
-        """Raise `ValueError` for a parameter of the default that the trial which ran the default did not suggest."""
+        """Raise `ValueError` if the first trial did not suggest a parameter of the default."""
         first = next((one for one in others if one.number == 0 and one.state is OptunaState.COMPLETE), None)
         if first is None or any(self._default.get(name, value) != value for name, value in first.params.items()):
-            return  # another sampler's, or enqueued: what it did not suggest the default may
+            return  # enqueued, or from another sampler
         for name in self._default:
             if name not in first.params:
                 near = difflib.get_close_matches(name, first.params, n=1)
@@ -180,7 +178,6 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         return Run(point, progress, hit=hit, running=is_running, diverged=never)
 
     def _step_times(self, batch_sizes: list[int], trials: list[FrozenTrial]) -> Mapping[int, float]:
-        """Return the seconds of a step by batch size: as given, as trials have shown, or by a guess."""
         known = self._step_seconds or _shown(trials, self._seconds_per_report_step)
         if len(known) < 2:
             middle = math.sqrt(batch_sizes[0] * batch_sizes[-1])
@@ -189,7 +186,6 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
 
 
 def _check_default(default: Mapping[str, ParameterValue]) -> None:
-    """Raise `ValueError` if the default is incomplete or invalid."""
     if missing := sorted(NEEDED - set(default)):
         raise ValueError(f"default has no {' and no '.join(missing)}; it has {', '.join(default) or 'nothing'}")
     _check_whole(f"default: {BATCH_SIZE}", default[BATCH_SIZE], low=1)
@@ -214,7 +210,7 @@ def _check_number(name: str, value: object, *, above: float = -math.inf) -> None
 
 
 def _shown(trials: list[FrozenTrial], seconds_per_report_step: float) -> dict[int, float]:
-    """Return the seconds of a step by batch size that trials with their ``steps`` have shown, the median of each."""
+    """Return the median step time by batch size from trials with a ``steps`` attribute."""
     found: dict[int, list[float]] = {}
     for trial in trials:
         steps = trial.user_attrs.get("steps")
@@ -226,7 +222,7 @@ def _shown(trials: list[FrozenTrial], seconds_per_report_step: float) -> dict[in
 
 
 class _Space:
-    """The parameters of a study as the model's coordinates: what `SpaceCandidates` asks of a `SearchSpace`."""
+    """The part of `SearchSpace` that `SpaceCandidates` uses, for a study's parameters."""
 
     def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
         self._distributions = dict(distributions)
@@ -239,21 +235,19 @@ class _Space:
         )
 
     def dimensions(self) -> tuple[Dimension, ...]:
-        """Return what is searched at each batch size."""
         return self._dimensions
 
     def plain_learning_rate(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> float:
-        """Return the learning rate of coordinates: here it is none that changes with the batch size."""
+        """Return the learning rate, which here does not scale with the batch size."""
         return float(sampled.get(REFERENCE_LEARNING_RATE, self._least_rate) or 0.0)
 
     def point(self, params: Mapping[str, Any]) -> tuple[int, dict[str, ParameterValue]]:
-        """Return the batch size and the coordinates of parameters: in the middle of those that they lack."""
+        """Return batch size and coordinates; missing parameters are in the middle."""
         named = {REFERENCE_LEARNING_RATE if name == LEARNING_RATE else name: value for name, value in params.items()}
         coordinates = {one.name: one.nearest(named.get(one.name, _middle(one))) for one in self._dimensions}
         return int(params[BATCH_SIZE]), coordinates
 
     def params(self, batch_size: int, coordinates: Mapping[str, ParameterValue]) -> dict[str, Any]:
-        """Return the parameters at a batch size and coordinates."""
         return dict(self._params(batch_size, coordinates))
 
     def _params(self, batch_size: int, coordinates: Mapping[str, ParameterValue]) -> Iterator[tuple[str, Any]]:
@@ -266,7 +260,7 @@ class _Space:
 
 
 def _batch_sizes(distribution: BaseDistribution) -> list[int]:
-    """Return the batch sizes to choose among: all where they are few, else doublings from the least to the greatest."""
+    """Return all batch sizes if few, else doublings."""
     if isinstance(distribution, CategoricalDistribution) and all(
         isinstance(choice, int) and choice > 0 for choice in distribution.choices
     ):

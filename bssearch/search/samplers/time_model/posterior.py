@@ -1,7 +1,6 @@
-"""Gaussian posterior of log times to the target.
+"""Gaussian posterior of log times to the target: a mixture over laws, departures from them, and seed noise.
 
-A mixture over laws, departures from the laws, and seed noise; each part is a Gaussian process around a law with its own
-level. A bound that a law satisfies contributes no residual.
+Each part is a Gaussian process around a law with its own level. A bound that a law satisfies has no residual.
 """
 
 from __future__ import annotations
@@ -23,38 +22,38 @@ from bssearch.search.samplers.time_model.extrapolation import Extrapolation
 
 LAWS = 512
 BEYOND_OCTAVES = 2.0
-"""How far B_crit may lie outside the space's batch sizes."""
+"""Margin of B_crit beyond the space's batch sizes."""
 
 UNINFORMED = 0.2
-"""Share of the laws that ignores the gradient noise scale, a rough estimate of B_crit."""
+"""Share of laws that ignores the gradient noise scale, a rough estimate of B_crit."""
 
 KNEE_OCTAVES = 2.0
-"""How far above B_crit the best learning rate may keep growing."""
+"""Octaves above B_crit up to which the best learning rate may grow."""
 
 LEFT = (0.4, 1.0)
 RIGHT = (0.7, 4.0)
-"""Steps are ∝ rate^−left far below the best learning rate and ∝ rate^right far above it."""
+"""Steps ∝ rate^−left far below the best learning rate, ∝ rate^right far above."""
 
 DEEPEST = 3.0
-"""Largest cost of a learning rate, in nats; such trials all miss the target."""
+"""Maximum cost of a learning rate, in nats; such trials all miss the target."""
 
 LEVEL = 3.0
-"""Standard deviation of the overall log time."""
+"""Prior standard deviation of the overall log time."""
 
 SIDE = 0.2
 SIDE_LENGTH = 0.7
-"""Standard deviation and length scale of each other parameter's main effect, over [0, 1]."""
+"""Standard deviation and length scale of other parameters' main effects, on [0, 1]."""
 
 OWN = 0.05
-"""Standard deviation of each configuration's own effect."""
+"""Standard deviation of a configuration's effect."""
 
 OCTAVES = 2.0
 NATS = 1.2
-"""Length scales of the unexplained rest: log2 batch size and log learning rate."""
+"""Length scales of departures in log2 batch size and log learning rate."""
 
 
 class LawPrior:
-    """Laws drawn from the prior around a default batch size and learning rate."""
+    """Laws drawn around a default batch size and learning rate."""
 
     def __init__(
         self,
@@ -66,9 +65,9 @@ class LawPrior:
         seed: int,
         noise_scale: float | None = None,
     ) -> None:
-        """``log_rate_width``: width of the learning rate's space at the default batch size, in nats.
+        """``log_rate_width``: width of the learning-rate range, in nats.
 
-        ``noise_scale``: measured gradient noise scale near the target, in samples.
+        ``noise_scale``: gradient noise scale near the target, in samples.
         """
         share = latin_hypercube(LAWS, 6, np.random.default_rng(seed)).clip(1e-6, 1 - 1e-6)
         low, high = min(batch_sizes), max(batch_sizes)
@@ -84,7 +83,7 @@ class LawPrior:
         self._default_size = default_size
 
     def log_steps(self, points: Points) -> Numbers:
-        """Return log steps by law, up to a constant per law, shape (points, laws)."""
+        """Return log steps, up to a constant per law, shape (points, laws)."""
         sizes, where = np.unique(points.batch_sizes, return_inverse=True)
         size = sizes[:, None]
         shift = self._slope * (np.log1p(self._knee / size) - np.log1p(self._knee / self._default_size))
@@ -106,10 +105,7 @@ def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) 
 
 
 def covariances(points: Points) -> tuple[Numbers, Numbers]:
-    """Return the covariance common to all laws and the correlation of the unexplained rest.
-
-    Both in log time, shape (points, points).
-    """
+    """Return the covariance common to all laws and the correlation of departures, both (points, points)."""
     apart = _squares(points.log2_batch_sizes, OCTAVES) + _squares(points.log_rates, NATS)
     adds = LEVEL**2 + OWN**2 * np.eye(len(points))
     for other in points.others.T:
@@ -124,26 +120,26 @@ def _squares(values: Numbers, length: float) -> Numbers:
 
 
 SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))
-"""Standard deviations of log time between seeds, with prior weights."""
+"""Seed-to-seed standard deviations of log time, with prior weights."""
 
 DEPARTURES = (0.15, 0.50)
-"""Standard deviations of the unexplained rest."""
+"""Standard deviations of departures."""
 
 PRIOR_NOISE = 0.15
 PRIOR_DEPARTURE = 0.25
-"""Departure used before any trial."""
+"""Departure before any trial."""
 
 UNCERTAIN = 0.02
 """Extra variance of a point's mean when it estimates a law's level."""
 
 LEAST_WEIGHT = 0.01
 LEAST_LAW = 3e-4
-"""Parts and laws of less weight are skipped."""
+"""Minimum weights of parts and laws."""
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """Log times of ``points`` (ascending indices): mean (points,), covariance (points, points) and seed noise."""
+    """Log times of ``points`` (ascending indices): mean (points,), covariance (points, points), seed noise."""
 
     points: Indices
     mean: Numbers
@@ -155,15 +151,15 @@ class Posterior:
         return {point: place for place, point in enumerate(self.points.tolist())}
 
     def place(self, point: int) -> int:
-        """Return a point's array position."""
+        """Return a point's position."""
         return self._places[point]
 
     def places(self, points: Sequence[int]) -> Indices:
-        """Return the array positions of points; unknown points are skipped."""
+        """Return positions, skipping unknown points."""
         return np.array([self._places[point] for point in points if point in self._places], int)
 
     def after(self, place: int) -> Posterior:
-        """Return the posterior after a run that ended as expected."""
+        """Return the posterior after a run that matched its mean."""
         column = self.covariance[:, place]
         known = np.outer(column, column) / (column[place] + self.seed_noise**2)
         return replace(self, covariance=self.covariance - known)
@@ -171,7 +167,7 @@ class Posterior:
 
 @dataclass(frozen=True)
 class _Data:
-    """Prediction means and weights by point for one seed noise, and which points have bounds only."""
+    """Means and weights by point at one seed noise."""
 
     places: Indices
     mean: Numbers
@@ -182,10 +178,10 @@ class _Data:
 
 @dataclass(frozen=True)
 class _Part:
-    """One seed noise and departure: log law weights and the conditioning matrices.
+    """One seed noise and departure.
 
-    ``across``: covariance of all points with the data; ``root``: inverse Cholesky factor of the data covariance with
-    noise; ``solved``: inverse covariance times each law's residuals.
+    ``across``: covariance of all points with the data; ``root``: inverse Cholesky factor of the noisy data covariance;
+    ``solved``: inverse covariance × residuals of each law.
     """
 
     log_weights: Numbers
@@ -197,14 +193,14 @@ class _Part:
 
 
 def prior(indices: Indices, points: Points, laws: Numbers) -> Posterior:
-    """Return the prior; ``laws`` are log times of shape (points, laws)."""
+    """Return the prior from log times (points, laws)."""
     adds, departs = covariances(points)
     covariance = np.cov(laws) + adds + PRIOR_DEPARTURE**2 * departs
     return Posterior(indices, laws.mean(axis=1), covariance, PRIOR_NOISE)
 
 
 def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolation) -> Posterior:
-    """Return the posterior given ``found``, whose points ``indices`` must contain."""
+    """Return the posterior given ``found``; ``indices`` must contain its points."""
     adds, departs = covariances(points)
     kept = np.searchsorted(indices, found.points)
     parts = []
@@ -217,7 +213,7 @@ def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolat
 
 
 def _by_point(places: Indices, found: Extrapolation, noise: float) -> _Data:
-    """Merge the runs of each point; exact because repeats differ by noise alone."""
+    """Merge each point's runs; exact, because repeats differ by noise alone."""
     where, group = np.unique(places, return_inverse=True)
 
     def summed(values: NDArray[Any]) -> Numbers:
@@ -258,7 +254,7 @@ def _residuals(off: Numbers, inverse: Numbers, data: _Data) -> tuple[Numbers, Nu
     residuals = off.copy()
     residuals[bounds] = np.maximum(off[bounds], level)
     solved = inverse @ residuals
-    moved = residuals[bounds] - solved[bounds] / data.weight[bounds, None]  # the covariance times what is solved
+    moved = residuals[bounds] - solved[bounds] / data.weight[bounds, None]  # covariance × solved
     met = np.maximum(off[bounds], moved)
     solved += inverse[:, bounds] @ (met - residuals[bounds])
     residuals[bounds] = met

@@ -33,9 +33,9 @@ class TimeModelSampler(Sampler):
         self._settled: set[int] = set()
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return the most promising configuration, optionally at a batch size; None if none is feasible.
+        """Return the most promising configuration, optionally at a batch size; None if no batch size is feasible.
 
-        A batch size outside the space uses the configuration of the nearest one inside.
+        A batch size outside the space uses the nearest one inside.
         """
         model = self._model(history)
         if model is None:
