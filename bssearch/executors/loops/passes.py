@@ -75,8 +75,8 @@ class RankSampler(SeededSampler):
 class GrowingSampler(SeededSampler):
     """Sampler for a growing batch; see `bssearch.training.batches.Growth`.
 
-    An epoch ends when the rest is smaller than the next batch. A pass ends with its epoch, or before the micro-batch size
-    changes. The next pass starts after the ``steps()`` completed, regardless of how many rows were yielded.
+    An epoch ends when the rest is smaller than the next batch. A pass ends with its epoch, or before the micro-batch
+    size changes. The next pass starts after the ``steps()`` completed, regardless of how many rows were yielded.
 
     Raises:
         UsageError: If the largest batch exceeds ``samples``.
@@ -177,8 +177,8 @@ class Passes(Generic[T]):
     def first(self, size: int, steps: int) -> None:
         """Begin the first pass; a resumed trial continues within its pass.
 
-        A loader draws random numbers when a pass starts, so the saved random state is restored after that. If the trial was
-        paused between two loaders, the first is made again because both may share generators.
+        A loader draws random numbers when a pass starts, so the saved random state is restored after that. If the trial
+        was paused between two loaders, the first is made again because both may share generators.
         """
         stages = self._assignment.stages
         if stages.has_new_micro_batches(steps):

@@ -96,8 +96,8 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
 class Word:
     """Rank 0's message to the other ranks.
 
-    ``due`` holds the steps of the next evaluations; the loop may skip all but the last. ``tests`` says whether a finished
-    trial evaluates its test split.
+    ``due`` holds the steps of the next evaluations; the loop may skip all but the last. ``tests`` says whether a
+    finished trial evaluates its test split.
     """
 
     is_over: bool

@@ -66,9 +66,9 @@ NO_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_prepar
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
     """Callback that counts a Trainer's optimizer steps as the trial's and runs the due evaluations.
 
-    The measured time includes data loading, logging and checkpoints, but no evaluations. An epoch ends with its last whole
-    batch. For data without a length, samples are counted in the model's forward pass. With accumulation, the loss must use
-    ``num_items_in_batch`` or not receive it; see `check_counts_items`.
+    The measured time includes data loading, logging and checkpoints, but no evaluations. An epoch ends with its last
+    whole batch. For data without a length, samples are counted in the model's forward pass. With accumulation, the loss
+    must use ``num_items_in_batch`` or not receive it; see `check_counts_items`.
 
     Args:
         trial: The trial of this process.
@@ -275,8 +275,8 @@ def training_arguments(
 ) -> TrainingArguments:
     """Return the arguments of a Trainer for a trial.
 
-    The trial sets batch sizes, learning rate and seed, and each hyperparameter that its study sets. Without ``max_steps``
-    and ``num_train_epochs`` the learning rate is constant after warmup, and the search ends the trial.
+    The trial sets batch sizes, learning rate and seed, and each hyperparameter that its study sets. Without
+    ``max_steps`` and ``num_train_epochs`` the learning rate is constant after warmup, and the search ends the trial.
 
     Args:
         train_samples: Number of training samples; required if the study sets ``warmup_epochs``.
@@ -284,8 +284,8 @@ def training_arguments(
         **own: Further arguments.
 
     Raises:
-        UsageError: If an argument contradicts the trial or needs ``max_steps``, or if no argument can express the study's
-            optimizer or schedule.
+        UsageError: If an argument contradicts the trial or needs ``max_steps``, or if no argument can express the
+            study's optimizer or schedule.
     """
     given = {**_lacking(trial, train_samples, own, is_new=True), **own}
     if trial.device == "cpu" and not own.get("use_cpu"):
@@ -466,10 +466,10 @@ LEAST_CHANGE = 1e-3
 def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
     """Check the model's next loss; return a function that cancels the check.
 
-    A Trainer passes ``num_items_in_batch``, the items of all micro-batches of a step, to each model that accepts further
-    arguments, and expects the model to divide by it. If the model averages over its micro-batch instead, its gradients are
-    too large by the number of micro-batches, and its forward pass raises `UsageError`. The random state is preserved.
-    """
+    A Trainer passes ``num_items_in_batch``, the items of all micro-batches of a step, to each model that accepts
+    further arguments, and expects the model to divide by it. If the model averages over its micro-batch instead, its
+    gradients are too large by the number of micro-batches, and its forward pass raises `UsageError`. The random state
+    is preserved. """
 
     def look(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:
         items = given.get("num_items_in_batch")
