@@ -469,7 +469,8 @@ def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
     A Trainer passes ``num_items_in_batch``, the items of all micro-batches of a step, to each model that accepts
     further arguments, and expects the model to divide by it. If the model averages over its micro-batch instead, its
     gradients are too large by the number of micro-batches, and its forward pass raises `UsageError`. The random state
-    is preserved. """
+    is preserved.
+    """
 
     def look(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:
         items = given.get("num_items_in_batch")
