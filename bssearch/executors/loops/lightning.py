@@ -1,4 +1,4 @@
-"""A training script with a Lightning `Trainer` as a trial: a callback counts, has validation run, and ends it.
+"""Runs a Lightning `Trainer` as a trial.
 
 ::
 
@@ -9,8 +9,8 @@
     loader = DataLoader(data, batch_size=trial.micro_batch_size, shuffle=True)
     trainer = lightning.Trainer(max_epochs=20, callbacks=[TrialCallback(trial)])
 
-The package is ``lightning`` or ``pytorch_lightning``, from 2.6.5 on, below 2.7: not all of it that is used here is
-public. Where neither is installed in such a version the import of this module raises `UsageError`.
+Needs ``lightning`` or ``pytorch_lightning`` >= 2.6.5, < 2.7, because it uses private attributes of the Trainer. The
+import raises `UsageError` if neither is installed.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from bssearch.executors.loops.own_loop import LoopTrial
 
 OLDEST, BELOW = (2, 6, 5), (2, 7)
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}
-"""The modules that are the library, and the distributions in which they come."""
+"""Distribution name by module."""
 
 NEVER = sys.maxsize
-"""Epochs between two validations, where none is to run."""
+"""``check_val_every_n_epoch`` that disables validation."""
 
 ENDS_BY_ITSELF = frozenset({"EarlyStopping", "Timer"})
 DECIDES_FOR_ITSELF = frozenset({"BatchSizeFinder", "LearningRateFinder", "GradientAccumulationScheduler"})
 
 
 def library() -> Any:
-    """Return the library, the package that is imported already first.
+    """Return the Lightning package, preferring one that is already imported.
 
-    Raises `UsageError` where it is not installed, or its version is none of those that are known.
+    Raises:
+        UsageError: If Lightning is not installed or its version is not supported.
     """
     wanted = f"lightning>={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BELOW))}"
     hint = f"pip install 'bssearch[lightning]', which is {wanted}"
@@ -62,21 +63,24 @@ Callback: Any = library().Callback
 
 
 class TrialCallback(Callback):  # type: ignore[misc]
-    """Makes the fit of a `Trainer` a trial: for its ``callbacks``.
+    """Callback that makes the fit of a `Trainer` a trial.
 
-    Steps are those of the optimizer. Under a search the callback sets the Trainer's ``accumulate_grad_batches`` to the
-    trial's, and takes no validation but those that are due, off the clock, with one before the first step. It scales
-    each learning rate, and those from which the schedules derive theirs, by the trial's over the one that the script
-    gave to `current_trial`; a script that reads ``trial.learning_rate`` sets its rates itself. ``weight_decay`` is
-    scaled likewise where the study sets it. The epochs are of whole accumulation windows: what an epoch has beyond
-    these is left out. The fit ends with its trial, whatever ``min_steps`` says; where the Trainer's own limits end it
-    before, the outcome's reason names them. Alone the script is as without the callback, and what its validations find
-    is printed.
+    A step is an optimizer step. In a search the callback:
 
-    ``metric`` must be among what validation logs; without it the study's target alone must.
-    Raises `UsageError` for a trial with a state, for one whose batch grows, for manual optimization, for callbacks that
-    choose batch sizes or learning rates themselves, for a Trainer of several processes or on another device than the
-    trial's, and where nothing is validated.
+    - sets ``accumulate_grad_batches`` and runs only the validations that are due, outside the measured time;
+    - multiplies all learning rates and weight decays, see `adopt_learning_rate` and `adopt_weight_decay`;
+    - drops the incomplete accumulation window at the end of an epoch;
+    - stops the fit when the trial ends, even before ``min_steps``.
+
+    Outside a search it only prints the validation metrics.
+
+    Args:
+        trial: The trial of this process.
+        metric: The logged validation metric to report; all if None.
+
+    Raises:
+        UsageError: If the trial has a state or a growing batch, optimization is manual, another callback chooses the
+            batch size or learning rate, the Trainer uses several processes or another device, or validation is off.
     """
 
     def __init__(self, trial: LoopTrial, metric: str | None = None) -> None:
@@ -89,7 +93,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._horizon = math.inf
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check a fit that is to begin, and have the Trainer accumulate as the trial says."""
+        """Check the Trainer and set its gradient accumulation."""
         if stage != "fit":
             return
         self._trial.check_trainer("a Lightning Trainer")
@@ -110,10 +114,10 @@ class TrialCallback(Callback):  # type: ignore[misc]
             trainer.num_sanity_val_steps = 0
         if self._trial.is_look:
             others = [one for one in others if not ENDS_BY_ITSELF & _kinds(one)]
-        trainer.callbacks = [*others, self]  # last: the clock goes on when the others are done with a validation
+        trainer.callbacks = [*others, self]  # last: the clock resumes after the other callbacks' validation hooks
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Set the rates, and evaluate before the first step where that is due."""
+        """Set the learning rates, and evaluate before the first step if due."""
         self._steps = trainer.global_step
         if self._steps and self._trial.checkpoint is not None:
             raise UsageError(
@@ -141,7 +145,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._end_where_over(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Leave out what an epoch has beyond whole accumulation windows: the Trainer would step on a part of one."""
+        """Drop the incomplete accumulation window, because the Trainer would step on it."""
         batches, window = trainer.fit_loop.max_batches, self._trial.accumulation_steps
         if not self._trial.is_searched or not math.isfinite(batches):
             return
@@ -153,7 +157,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.fit_loop.max_batches = int(batches) - int(batches) % window
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Check that an evaluation that was due has been made, and the first batch's size."""
+        """Check that the due evaluation ran, and check the size of the first batch."""
         if self._is_awaited:
             raise UsageError(
                 f"validation ran no batch after step {self._trial.steps}, where an evaluation was due",
@@ -164,7 +168,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._trial.add_samples(self._trial.samples_in(batch))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count a step of the optimizer; have validation run after it where that is due."""
+        """Count an optimizer step and schedule validation if due."""
         self._micro_batches += 1
         step = trainer.global_step
         if step == self._steps:
@@ -179,7 +183,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._end_where_over(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report what validation has logged."""
+        """Report the validation metrics."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         metrics = self._logged(trainer)
@@ -192,14 +196,13 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._end_where_over(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Say that the training is over."""
+        """Close the trial."""
         if not self._trial.is_over:
             self._trial.close(_why_it_ended(trainer))
 
     on_fit_end = on_train_end  # of a training that did not even begin
 
     def _plan(self, trainer: Any) -> None:
-        """Have the Trainer validate after this batch, or not."""
         self._is_awaited = self._trial.evaluation_due
         trainer.val_check_interval, trainer.val_check_batch, trainer._val_check_time_interval = 1.0, 1, None
         trainer.check_val_every_n_epoch = None if self._is_awaited else NEVER
@@ -210,7 +213,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             trainer.should_stop = True
 
     def _lift_limits(self, trainer: Any) -> None:
-        """Let a look take the steps that it needs; past the end of the user's training the schedules stand still."""
+        """Remove the step limits for a measurement; schedules stop changing at the Trainer's own limit."""
         self._horizon = trainer.estimated_stepping_batches
         told = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
         limits = ", ".join(f"{name}={value}" for name, value in told.items() if value not in {-1, None})
@@ -219,7 +222,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
 
     def _check_window(self) -> None:
-        """Warn of a step over fewer micro-batches than it divides by: of a loader whose length is not known."""
+        """Warn of an incomplete accumulation window, as a loader without a length can cause."""
         window, self._micro_batches = self._micro_batches, 0
         if self._trial.is_searched and window < self._trial.accumulation_steps:
             self._trial.warn(
@@ -228,7 +231,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             )
 
     def _logged(self, trainer: Any) -> dict[str, float]:
-        """Return what this validation has logged; `Trainer.callback_metrics` has what training logged, too."""
+        """Return this validation's metrics; `Trainer.callback_metrics` also holds training metrics."""
         found = {name: float(value) for name, value in trainer._logger_connector.metrics["callback"].items()}
         if self._metric is not None and self._metric not in found:
             logged = ", ".join(sorted(found)) or "nothing"
@@ -237,10 +240,12 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
 
 def fit_made(trial: LoopTrial, made: Any) -> None:
-    """Fit what a ``make_trainer`` has returned: the Trainer, the module, and its data where the module has none.
+    """Fit the ``(trainer, module[, data])`` that ``make_trainer`` returned, adding a `TrialCallback` if missing.
 
-    The data are a datamodule, a training loader, or a tuple of the loaders for training and for validation. A
-    `TrialCallback` is added where the Trainer has none. Raises `UsageError` for anything else.
+    ``data`` is a datamodule, a training loader, or a tuple of training and validation loaders.
+
+    Raises:
+        UsageError: If ``made`` has another form.
     """
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise UsageError(
@@ -255,7 +260,7 @@ def fit_made(trial: LoopTrial, made: Any) -> None:
 
 
 def _kinds(callback: Any) -> set[str]:
-    """Return the names of the classes that a callback is of: those of either package."""
+    """Return class names, which are equal in both packages."""
     return {one.__name__ for one in type(callback).__mro__}
 
 
@@ -269,14 +274,13 @@ def _refuse_what_decides_for_itself(trainer: Any) -> None:
 
 
 def _validate(trainer: Any) -> None:
-    """Run a whole validation where the Trainer has no place for one, before the first step."""
+    """Run a validation before the first step, where the Trainer has no hook for one."""
     trainer.validating = True
     trainer.fit_loop.epoch_loop.val_loop.run()
     trainer.training = True
 
 
 def _why_it_ended(trainer: Any) -> str:
-    """Return what has ended a fit whose trial has not."""
     if 0 <= trainer.max_steps <= trainer.global_step:
         return f"Trainer(max_steps={trainer.max_steps})"
     if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.fit_loop.epoch_progress.current.processed:
@@ -289,20 +293,24 @@ def _why_it_ended(trainer: Any) -> str:
 
 
 GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
-"""What a parameter group has in the unit of a learning rate, of PyTorch's optimizers and schedules."""
+"""Learning-rate keys of the parameter groups of PyTorch's optimizers and schedules."""
 
 SCHEDULE_RATES = ("base_lrs", "max_lrs", "min_lrs", "eta_min", "_last_lr")
-"""What a schedule of PyTorch has in that unit; what else it derives it takes from these and from the groups."""
+"""Learning-rate attributes of PyTorch's schedules; other rates are derived from these."""
 
 Scale = Callable[[Any], Any]
 
 
 def adopt_learning_rate(trial: LoopTrial, optimizers: Iterable[Any], schedules: Iterable[Any]) -> None:
-    """Scale every learning rate by the trial's over that given to `current_trial`.
+    """Multiply every learning rate by the trial's rate over the rate given to `current_trial`.
 
-    ``schedules`` are Lightning's configurations of them. Nothing changes where the script has read
-    ``trial.learning_rate``, or where it gave none: a function that is given its trial sets its rates itself.
-    Raises `UsageError` where the learning rate that was given is not above 0.
+    Does nothing if the script reads ``trial.learning_rate`` or gave no learning rate.
+
+    Args:
+        schedules: Lightning's scheduler configurations.
+
+    Raises:
+        UsageError: If the given learning rate is not above 0.
     """
     given = trial.given.get("learning_rate")
     if given is None or trial.has_asked("learning_rate"):
@@ -317,9 +325,9 @@ def adopt_learning_rate(trial: LoopTrial, optimizers: Iterable[Any], schedules: 
 
 
 def adopt_weight_decay(trial: LoopTrial, optimizers: Iterable[Any]) -> None:
-    """Scale the weight decay of all groups that have one, where the study sets it and the script has not read it.
+    """Scale the weight decay of all groups if the study sets it and the script has not read it.
 
-    It is relative to the one given to `current_trial`, without one to the largest of a group.
+    The factor is relative to the value given to `current_trial`, or else to the largest of any group.
     """
     name = "weight_decay"
     found = list(optimizers)
@@ -333,7 +341,7 @@ def adopt_weight_decay(trial: LoopTrial, optimizers: Iterable[Any]) -> None:
 
 
 def scaling(given: float, wanted: float) -> Scale:
-    """Return what scales a value by wanted over given; the one that was given becomes exactly what is wanted."""
+    """Return a function that multiplies by wanted / given, and maps ``given`` to exactly ``wanted``."""
 
     def scale(value: Any) -> Any:
         return wanted if value == given else value * (wanted / given)

@@ -1,4 +1,4 @@
-"""The passes of a loop over its data, and the order of bssearch's own loop for a loader of the user's own."""
+"""Passes over the training data, and the seeded samplers that order it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from bssearch.executors.loops.following import Asked
 
 
 class SeededSampler(Sampler[int]):
-    """The rows of one epoch after the other, each a new permutation; the last, incomplete batch is left out.
+    """Sampler that yields a new permutation for each epoch, without the last incomplete batch.
 
-    Each pass is the next epoch; its length is a whole number of batches. The first one leaves out what the first
-    ``after_steps`` steps of ``batch_size`` samples have seen. Raises `UsageError` where a batch is larger than the
-    data.
+    The first pass skips the samples of the first ``after_steps`` steps.
+
+    Raises:
+        UsageError: If ``batch_size`` exceeds ``samples``.
     """
 
     def __init__(self, samples: int, batch_size: int, seed: int, *, after_steps: int = 0) -> None:
@@ -33,7 +34,7 @@ class SeededSampler(Sampler[int]):
 
     @property
     def is_at_start(self) -> bool:
-        """Return whether the next pass is a whole epoch."""
+        """True if the next pass is a whole epoch."""
         return self._seen == 0
 
     def __len__(self) -> int:
@@ -49,9 +50,9 @@ class SeededSampler(Sampler[int]):
 
 
 class RankSampler(SeededSampler):
-    """One rank's share of what `SeededSampler` yields: of each micro-batch of all ranks ``share`` rows in a row.
+    """One rank's share of `SeededSampler`: ``share`` consecutive rows of each micro-batch.
 
-    So the samples of a batch are the same, however many ranks share it.
+    A batch therefore has the same samples for any number of ranks.
     """
 
     def __init__(
@@ -72,12 +73,13 @@ class RankSampler(SeededSampler):
 
 
 class GrowingSampler(SeededSampler):
-    """The rows from a trial's next step on, one epoch after the other; see `bssearch.training.batches.Growth`.
+    """Sampler for a growing batch; see `bssearch.training.batches.Growth`.
 
-    An epoch ends where what is left of it is less than the next batch. A pass ends with its epoch, or before the first
-    step whose micro-batches have another size; the next pass goes on there. ``steps`` returns those that are done: a
-    pass begins after them, whatever a pass before it has yielded. Raises `UsageError` where the largest batch is larger
-    than the data.
+    An epoch ends when the rest is smaller than the next batch. A pass ends with its epoch, or before the micro-batch
+    size changes. The next pass starts after the ``steps()`` completed, regardless of how many rows were yielded.
+
+    Raises:
+        UsageError: If the largest batch exceeds ``samples``.
     """
 
     def __init__(self, samples: int, stages: LoopStages, seed: int, steps: Callable[[], int]) -> None:
@@ -89,7 +91,7 @@ class GrowingSampler(SeededSampler):
 
     @property
     def is_at_start(self) -> bool:
-        """Return whether the next pass begins with its epoch."""
+        """True if the next pass starts at the start of its epoch."""
         self._catch_up()
         return self._offset == 0
 
@@ -107,7 +109,7 @@ class GrowingSampler(SeededSampler):
 
     @property
     def _end(self) -> int:
-        """Return where the next pass ends in its epoch."""
+        """Offset in the epoch at which the next pass ends."""
         steps, end = self._done, self._offset
         while True:
             end += self._stages.at(steps).batch_size
@@ -116,7 +118,6 @@ class GrowingSampler(SeededSampler):
                 return end
 
     def _catch_up(self) -> None:
-        """Take note of the steps that were done."""
         while self._done < self._steps():
             self._offset += self._stages.at(self._done).batch_size
             self._done += 1
@@ -127,7 +128,7 @@ class GrowingSampler(SeededSampler):
 def sampler_of(
     samples: int, stages: LoopStages, seed: int, steps: Callable[[], int], samples_behind: int
 ) -> SeededSampler:
-    """Return the sampler of a trial; ``steps`` returns those that are done, ``samples_behind`` were seen by them."""
+    """Return a trial's sampler; ``steps`` returns the completed steps, ``samples_behind`` the samples they used."""
     if stages.grows:
         return GrowingSampler(samples, stages, seed, steps)
     size = stages.at(0).batch_size
@@ -141,10 +142,12 @@ Given = Iterable[T] | MakeLoader[T]
 
 
 class Passes(Generic[T]):
-    """The passes over what was ``given`` to `batches`; ``now`` gives the seconds by which waits are timed.
+    """The passes over the loader (or loader function) given to `batches`.
 
-    Where the batch grows a loader keeps its micro-batches. Raises `UsageError` where a later batch is not made of
-    them.
+    ``now`` returns seconds, to time waits for data. A loader keeps its micro-batch size while the batch grows.
+
+    Raises:
+        UsageError: If a later batch is not a multiple of that size.
     """
 
     def __init__(
@@ -172,10 +175,10 @@ class Passes(Generic[T]):
             assignment.stages.keep_micro_batches()
 
     def first(self, size: int, steps: int) -> None:
-        """Begin the first pass, after so many steps; of a trial that was paused in a pass go on where it was.
+        """Begin the first pass; a resumed trial continues within its pass.
 
-        A loader draws random numbers as a pass over it begins: those of the moment of the pause follow that. Where it
-        was paused between two loaders the first one is made once more, for the generators that the two may share.
+        A loader draws random numbers when a pass starts, so the saved random state is restored after that. If the trial
+        was paused between two loaders, the first is made again because both may share generators.
         """
         stages = self._assignment.stages
         if stages.has_new_micro_batches(steps):
@@ -192,7 +195,7 @@ class Passes(Generic[T]):
         self._pass = batches
 
     def batches(self) -> Iterator[T]:
-        """Yield the micro-batches of the pass at hand; the waits for them are noted."""
+        """Yield the micro-batches of the current pass and record the waits for data."""
         entered, self._is_empty = self._now(), True
         for batch in self._pass:
             self._is_empty = False
@@ -201,7 +204,7 @@ class Passes(Generic[T]):
             entered = self._now()
 
     def check(self, size: int) -> None:
-        """Raise `UsageError` where a pass was empty; the rest of one that was begun before a pause may be."""
+        """Raise `UsageError` if a pass was empty; the rest of a resumed pass may be."""
         if self._is_empty and self._pass is self._loader:
             raise UsageError(
                 f"the loader of batches() is empty, at a micro-batch size of {size}",
@@ -209,7 +212,7 @@ class Passes(Generic[T]):
             )
 
     def begin(self, size: int) -> int | None:
-        """Begin another pass, with micro-batches of a size; return how many of them are to be skipped, if any."""
+        """Begin another pass; return the number of micro-batches to skip, or None."""
         if self._make is not None:
             self._asked.note("micro_batch_size")
             if size != self._size:

@@ -1,8 +1,8 @@
-"""A loop in several processes, the ranks of torch.distributed: the first reports, and all stop at the same step.
+"""Trials in several processes, the ranks of torch.distributed.
 
-What the search says comes to the first rank alone. After each evaluation that one tells the others whether the trial is
-over, and after which step the next evaluation is due; between two evaluations the ranks go on without a word. So a stop
-or a limit takes effect at the next evaluation, and no rank waits for one that has left.
+Only rank 0 talks to the search. After each evaluation it broadcasts whether the trial is over and when the next
+evaluation is due; ranks exchange nothing in between. A stop or limit therefore takes effect at the next evaluation, so
+that no rank waits for one that has left.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ T = TypeVar("T")
 
 
 class Ranks(Protocol):
-    """The processes that train together, of which this is the one with the number ``rank``, from 0."""
+    """The processes that train together; ``rank`` is this one's number, from 0."""
 
     rank: int
     size: int
 
     def share(self, said: T | None) -> T | None:
-        """Return to each rank what the first one says."""
+        """Broadcast rank 0's value to all ranks."""
 
     def wait(self) -> None:
         """Wait for all ranks."""
 
     def device_of(self, device: str) -> str:
-        """Return the device of this rank, where the first one's is such."""
+        """Return this rank's device, given rank 0's."""
 
 
 class DistributedRanks:
-    """The ranks of torch.distributed's default group; see `Ranks`."""
+    """The ranks of torch.distributed's default group."""
 
     def __init__(self, local_rank: int) -> None:
         self.rank = distributed.get_rank()
@@ -55,7 +55,7 @@ class DistributedRanks:
             torch.cuda.set_device(local_rank)
 
     def share(self, said: T | None) -> T | None:
-        """Return to each rank what the first one says."""
+        """Broadcast rank 0's value to all ranks."""
         box = [said]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
@@ -65,15 +65,15 @@ class DistributedRanks:
         distributed.barrier(device_ids=[self._local_rank] if self._uses_cuda else None)
 
     def device_of(self, device: str) -> str:
-        """Return the device of this rank: on CUDA the one with its number on this machine."""
+        """Return this rank's device; on CUDA its index is the local rank."""
         return f"cuda:{self._local_rank}" if torch.device(device).type == "cuda" else device
 
 
 def ranks_of(environment: Mapping[str, str]) -> DistributedRanks | None:
-    """Return the ranks that a launcher such as torchrun has started; None where this process trains by itself.
+    """Return the ranks that a launcher such as torchrun started; None for a single process.
 
-    Raises `UsageError` where ``WORLD_SIZE`` or ``LOCAL_RANK`` is no number, and where torch.distributed is not
-    initialised.
+    Raises:
+        UsageError: If ``WORLD_SIZE`` or ``LOCAL_RANK`` is not a number, or torch.distributed is not initialised.
     """
     if _number(environment, "WORLD_SIZE", 1) <= 1:
         return None
@@ -94,10 +94,10 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What the first rank tells the others: how the loop goes on.
+    """Rank 0's message to the other ranks.
 
-    ``due`` are the steps after which the next evaluation is due; the loop may pass over all but the last. ``tests``
-    says that a trial that is over evaluates its test part.
+    ``due`` holds the steps of the next evaluations; the loop may skip all but the last. ``tests`` says whether a
+    finished trial evaluates its test split.
     """
 
     is_over: bool
@@ -106,7 +106,7 @@ class Word:
 
 
 class Follower(Assignment):
-    """The assignment of a rank that is not the first."""
+    """The assignment of every rank except rank 0."""
 
     def __init__(self, assign: Assign, ranks: Ranks) -> None:
         super().__init__(assign.configuration, assign)
@@ -121,35 +121,32 @@ class Follower(Assignment):
         self._ranks.wait()
 
     def is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due, as the first rank has said."""
+        """True if rank 0 announced an evaluation after this step."""
         return step in self._word.due
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Raise `UsageError` where an evaluation was passed over."""
+        """Raise `UsageError` if a due evaluation was skipped."""
         check_evaluated(self._word, self._steps)
         self._steps = step
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Hear whether the trial is over; what this rank has found does not count."""
+        """Receive whether the trial is over; this rank's metrics are ignored."""
         self._ranks.wait()
         self._word = _heard(self._ranks)
         self.is_over = self._word.is_over
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test part with the first rank."""
+        """Evaluate the test split together with rank 0."""
         if self._word.tests:
             evaluate()
 
     def looped(self, step: int, because: str = "") -> None:
-        """The first rank tells of it."""
+        """End the trial; rank 0 reports it."""
         self.is_over = True
 
 
 class Leader(Assignment):
-    """The assignment of the first rank, which does the ``work``.
-
-    The trial ends at an evaluation alone, where all ranks hear of it, and nothing of it is paused.
-    """
+    """The assignment of rank 0. Its trial ends only at an evaluation and is never paused."""
 
     def __init__(self, assign: Assign, line: Line, ranks: Ranks) -> None:
         super().__init__(assign.configuration, assign)
@@ -163,34 +160,34 @@ class Leader(Assignment):
         ranks.share(self._word)
 
     def begin(self) -> None:
-        """Begin the training's time once all ranks do."""
+        """Start the clock once all ranks begin."""
         self._ranks.wait()
         self.work.begin()
 
     def is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due, as the other ranks know it."""
+        """True if an evaluation after this step was announced to the other ranks."""
         return step in self._word.due
 
     def pause(self) -> None:
-        """Leave the training's time."""
+        """Stop the clock."""
         self.work.pause()
 
     def resume(self) -> None:
-        """Go on with the training's time."""
+        """Resume the clock."""
         self.work.resume()
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Count steps; raise `UsageError` where an evaluation was passed over."""
+        """Count steps; raise `UsageError` if a due evaluation was skipped."""
         check_evaluated(self._word, self._steps)
         self._steps = step
         self.work.stepped(step, samples)
 
     def waited(self, seconds: float) -> None:
-        """Count a wait for data within the training."""
+        """Count a wait for data."""
         self.work.waited(seconds)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Take in an evaluation once all ranks have made it, and tell them whether the trial is over."""
+        """Record an evaluation after all ranks made it, and broadcast whether the trial is over."""
         self._ranks.wait()  # within the evaluation's time: the next step would wait for them
         self.work.evaluated(step, metrics, loss)
         self.is_over = self.work.is_over
@@ -199,20 +196,20 @@ class Leader(Assignment):
         self._ranks.share(self._word)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test part, where it is asked for and the others do so too: not after a loop that they left."""
+        """Evaluate the test split if the other ranks do too, which they do not after leaving the loop."""
         if self._word.tests:
             self.work.test(evaluate)
 
     def warned(self, sentence: str) -> None:
-        """Keep a sentence for the outcome."""
+        """Keep a warning for the outcome."""
         self.work.warned(sentence)
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """Take note of what is to stay finite; nothing is saved."""
+        """Register the objects that must stay finite; nothing is saved."""
         return self.work.keep(objects)
 
     def looped(self, step: int, because: str = "") -> None:
-        """Take note that the loop ended by itself."""
+        """Record that the loop ended by itself."""
         self.work.looped(step, because)
         self.is_over = self.work.is_over
 
@@ -221,15 +218,15 @@ class Leader(Assignment):
 
 
 class LedRun(TrialRun):
-    """A trial of several ranks: it ends at an evaluation alone, and is stopped where it would be paused."""
+    """A trial of several ranks: it ends only at an evaluation, and is stopped instead of paused."""
 
     @property
     def awaits_test(self) -> bool:
-        """Return whether the test part is to be evaluated."""
+        """True if the test split is still to be evaluated."""
         return self._is_tested and not self._has_ended
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Take in an evaluation; end the trial where that says so, or where it is asked to or is late."""
+        """Record an evaluation; end the trial if finished, asked to stop or late."""
         super().evaluated(step, metrics, loss)
         self.settle()
 
@@ -238,9 +235,10 @@ class LedRun(TrialRun):
 
 
 class RankTrial(LoopTrial):
-    """The trial of one of several ranks: ``batch_size`` is that of all together, ``micro_batch_size`` its own.
+    """One rank's trial: ``batch_size`` is the total of all ranks, ``micro_batch_size`` this rank's.
 
-    Raises `UsageError` where the ranks cannot share a micro-batch evenly.
+    Raises:
+        UsageError: If the ranks cannot share a micro-batch evenly.
     """
 
     def __init__(
@@ -271,7 +269,7 @@ class RankTrial(LoopTrial):
         return self._ranks.size
 
     def sampler(self, dataset: Any) -> SeededSampler:
-        """Return a sampler of this rank's share of each micro-batch; together the ranks have `LoopTrial.sampler`'s.
+        """Return a sampler of this rank's share of each micro-batch; see `LoopTrial.sampler`.
 
         For a `DataLoader`'s ``sampler``, with ``batch_size=trial.micro_batch_size``.
         """
@@ -288,10 +286,7 @@ class RankTrial(LoopTrial):
 
 
 def check_evaluated(word: Word, step: int) -> None:
-    """Raise `UsageError` if a step follows ``step``, and the evaluation that was due by then was not made.
-
-    The ranks would never hear that the trial is over.
-    """
+    """Raise `UsageError` if an evaluation due by ``step`` was skipped: ranks would never learn of the end."""
     if step >= word.due[-1]:
         raise UsageError(
             f"no evaluation after step {word.due[-1]}, where one was due",
@@ -300,7 +295,7 @@ def check_evaluated(word: Word, step: int) -> None:
 
 
 def _led_work(assign: Assign, line: Line) -> TrialRun | Looked:
-    """Return the work of the first rank; the other ranks count as its own use of the machine."""
+    """Return rank 0's work; the other ranks count as its own machine use."""
     work = work_of(assign, line)
     if isinstance(assign.work, TrialRequest):
         work = LedRun(assign.work, assign, line)

@@ -1,10 +1,9 @@
-"""The process in which a script of the user's own trains: ``python -m bssearch.executors.loops.script_host``.
+"""Process that runs a training script: ``python -m bssearch.executors.loops.script_host``.
 
-Started by a worker. With ``--serve`` it imports what the script imports and then forks a process for each trial, so
-that heavy imports are paid once. A fork is safe only where nothing has begun to compute: no CUDA context, and no thread
-beside the main one. Where it is not this process begins anew, without those imports, and starts a process for each
-trial, which runs the script itself (``--once``). Either way it outlives its worker just long enough to end what it has
-started, in whichever group and session.
+With ``--serve`` it imports the script's packages and forks a process per trial, so that imports are paid once. A fork
+is safe only without a CUDA context and further threads. Otherwise the process re-executes itself without the imports
+and starts a process per trial (``--once``). When its worker ends, it kills all its descendants, in any process group
+and session, and exits.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from bssearch.executors.programs.script import HOST
 from bssearch.records import MAKE_TRAINER
 
 TICK_SECONDS = 0.02
-"""How often a trial's process is looked after: a choice, small beside a trial; a look takes microseconds."""
+"""Interval of the checks on a trial's process; a check takes microseconds."""
 
 _PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def main() -> None:
-    """Serve a worker until it hangs up, or run the script once."""
+    """Serve a worker until it disconnects, or run the script once."""
     parser = argparse.ArgumentParser(description="Runs a training script; started by bssearch itself.")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--serve", type=int, help="descriptor of the socket to the worker")
@@ -65,7 +64,7 @@ def main() -> None:
 
 
 def prepare_to_fork(script: Path) -> str | None:
-    """Import what the trials of a script need; return why they are not to be forked after it, None where they are."""
+    """Import the packages of a script; return why forking is unsafe, or None."""
     import torch._dynamo  # noqa: F401 - the first optimizer would load it, seconds of every trial
 
     import bssearch.executors.loops.current  # noqa: F401 - with torch, which every trial needs
@@ -77,13 +76,13 @@ def prepare_to_fork(script: Path) -> str | None:
 
 
 def begin_anew(worker: socket.socket, reason: str) -> NoReturn:
-    """Let this process begin anew, so that it holds nothing of what it has imported."""
+    """Re-execute this process to drop its imports."""
     worker.set_inheritable(True)
     os.execv(sys.executable, [sys.executable, "-P", "-m", HOST, "--anew", reason, *sys.argv[1:]])
 
 
 def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | None) -> None:
-    """Run a trial for each line that comes, and say how each ended, until the worker hangs up."""
+    """Run a trial for each received line and report its exit, until the worker disconnects."""
     become_subreaper()
     outlive_parent()  # its end is seen on the socket
     worker.set_inheritable(False)
@@ -126,7 +125,7 @@ def _started(script: str, arguments: list[str], line: int) -> int:
 
 
 def _waited_for(child: int, worker: socket.socket) -> int | None:
-    """Wait until a trial's process has ended; return its status, None where the worker has ended before."""
+    """Return the exit status of a trial's process, or None if the worker ended first."""
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -140,9 +139,9 @@ def _tell(worker: socket.socket, message: dict[str, Any]) -> None:
 
 
 def run_script(script: str, arguments: list[str], line: int) -> int:
-    """Run a script as ``python script arguments`` would, with its line to the search; return its exit code.
+    """Run a script as ``python script arguments`` would; return its exit code.
 
-    Of a ``file.py:make_trainer`` the trainer that it makes is fitted.
+    For ``file.py:make_trainer``, fit the trainer that the function returns.
     """
     from bssearch.executors.loops import current
     from bssearch.executors.loops.current import train_made
@@ -177,9 +176,9 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
 
 
 def clean_up() -> None:
-    """Do what an interpreter does at its end: wait for threads, call what `atexit` has, write out files that are open.
+    """Join threads, run `atexit` functions and flush open files, as an interpreter does at exit.
 
-    An end of the interpreter itself would take apart all that is imported, a third of a second of every trial.
+    A real exit would also tear down all modules, which takes a third of a second per trial.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -190,7 +189,7 @@ def clean_up() -> None:
 
 
 def import_packages_of(script: Path) -> None:
-    """Import the installed packages that a script imports at its top; what fails will fail in the script."""
+    """Import a script's installed top-level packages; ignore errors, which the script will raise again."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -208,7 +207,7 @@ def import_packages_of(script: Path) -> None:
 
 
 def why_not_to_fork() -> str | None:
-    """Return why a fork of this process would not be safe; None where it is."""
+    """Return why a fork of this process is unsafe, or None."""
     import torch
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -221,7 +220,7 @@ def why_not_to_fork() -> str | None:
 
 
 def end_descendants(group: int) -> None:
-    """Kill what is left of a process group, and all of this process's descendants."""
+    """Kill the rest of a process group and all descendants of this process."""
     import psutil
 
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""A Hugging Face Trainer as a trial: a callback that counts its steps, has it evaluated and ends it.
+"""Runs a Hugging Face Trainer as a trial.
 
 ::
 
@@ -6,8 +6,6 @@
     args = training_arguments(trial, output_dir="out")
     trainer = Trainer(model, args, ..., callbacks=[TrialCallback(trial)])
     trainer.train()
-
-The name of this module is that of the library within bssearch only: ``import transformers`` is the library everywhere.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ __all__ = ["TrialCallback", "both_names", "fit", "fit_made", "training_arguments
 
 EXTRA = "bssearch[transformers]"
 LEAST_VERSIONS = {"transformers": (5, 22), "accelerate": (1, 15)}
-"""The oldest versions that tests have run: the events of a Trainer and when they come differ in older ones."""
+"""Oldest tested versions; older Trainers have other events."""
 
 
 def check_libraries() -> None:
-    """Raise `UsageError` where transformers or accelerate is missing or too old; nothing is imported."""
+    """Raise `UsageError` if transformers or accelerate is missing or too old, without importing them."""
     for name, least in LEAST_VERSIONS.items():
         wanted = f"{name}>={'.'.join(map(str, least))}"
         try:
@@ -50,7 +48,7 @@ def check_libraries() -> None:
 
 check_libraries()
 
-from transformers import (  # noqa: E402 - what is missing is told first
+from transformers import (  # noqa: E402 - check_libraries reports missing packages first
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -59,23 +57,25 @@ from transformers import (  # noqa: E402 - what is missing is told first
 )
 
 PREFIX = "eval_"
-"""What a Trainer puts before the name of each metric of its evaluations."""
+"""Prefix of a Trainer's evaluation metrics."""
 
 NO_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-"""What a Trainer reports beside the metrics: how fast it evaluates."""
+"""Timings that a Trainer reports beside the metrics."""
 
 
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
-    """Has a Trainer train a trial: its optimizer steps are the trial's, and it is evaluated where the trial says.
+    """Callback that counts a Trainer's optimizer steps as the trial's and runs the due evaluations.
 
-    ``metric`` names the one metric to report, as ``accuracy`` or as ``eval_accuracy``; None reports all. Raises
-    `UsageError` as the training begins where the Trainer's arguments contradict the trial, or its batch grows.
+    The measured time includes data loading, logging and checkpoints, but no evaluations. An epoch ends with its last
+    whole batch. For data without a length, samples are counted in the model's forward pass. With accumulation, the loss
+    must use ``num_items_in_batch`` or not receive it; see `check_counts_items`.
 
-    On the clock is all from the end of an evaluation to the step after which the next is due: the batches, that the
-    Trainer fetches before ``on_step_begin``, its logging and its checkpoints too. Each epoch ends with its last whole
-    batch, so that no step has fewer samples than the others; of data without a length the samples are counted as the
-    model sees them. Where a batch is accumulated the model's loss must count
-    ``num_items_in_batch``, or not be given it; see `check_counts_items`.
+    Args:
+        trial: The trial of this process.
+        metric: The metric to report, such as ``accuracy`` or ``eval_accuracy``; all if None.
+
+    Raises:
+        UsageError: When training begins, if the Trainer's arguments contradict the trial or the trial's batch grows.
     """
 
     def __init__(self, trial: LoopTrial, metric: str | None = None) -> None:
@@ -91,7 +91,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Begin the trial's time; have the model evaluated where that is due before the first step."""
+        """Start the trial, and evaluate before the first step if due."""
         self._trial.check_trainer("a Hugging Face Trainer")
         check(args, self._trial)
         if state.global_step != self._trial.steps:
@@ -111,17 +111,17 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Count the steps of a pass over the data anew."""
+        """Reset the step count of the epoch."""
         self._steps_of_pass = 0
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Count the samples of a micro-batch before a step's last one."""
+        """Count the samples of a micro-batch before the last of a step."""
         self._add_samples()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Count an optimizer step; have the model evaluated where that is due, end where the trial does."""
+        """Count an optimizer step; evaluate if due, and stop when the trial ends."""
         trial = self._trial
         if self._has_ended(control):
             return
@@ -144,7 +144,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         metrics: Mapping[str, Any],
         **others: Any,
     ) -> None:
-        """Report an evaluation that was due; the user's own ones are let be."""
+        """Report an evaluation that was due; ignore the user's own evaluations."""
         if not self._is_training:
             return
         if self._trial.evaluation_due:
@@ -155,31 +155,30 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """End a trial that the Trainer has ended, and say by what."""
+        """Close the trial if the Trainer ended first."""
         self._is_training = False
         self._end_look_at_samples()
         self._trial.close(_what_ended(args))
 
     def _look(self, model: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Note the samples that the model is given; it may be called more than once for a micro-batch."""
+        """Note the samples given to the model, which may be called more than once per micro-batch."""
         if model.training:
             self._micro_batch_samples = self._trial.samples_in(named or given)
 
     def _add_samples(self) -> None:
-        """Count the samples of a micro-batch: of data without a length those that the model was given."""
         found, self._micro_batch_samples = self._micro_batch_samples, None
         trial = self._trial
         trial.add_samples(trial.micro_batch_size if math.isfinite(self._steps_in_pass) else found)
 
     def _has_ended(self, control: TrainerControl) -> bool:
-        """Return whether the trial has ended; the Trainer then ends too."""
+        """Stop the Trainer and return True if the trial has ended."""
         if not self._trial.should_stop:
             return False
         control.should_training_stop = True
         return True
 
     def _reported(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is reported of an evaluation; alone each metric once, as it is printed."""
+        """Return the metrics to report; outside a search each metric once, for printing."""
         _refuse_several(metrics)
         named = both_names(metrics)
         if self._metric is not None:
@@ -193,10 +192,13 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def fit(trainer: Trainer, trial: LoopTrial, metric: str | None = None) -> None:
-    """Train a trial with a Trainer: set what its arguments lack, add the callback where it has none, and train.
+    """Train a trial with a Trainer, filling its default arguments and adding the callback if missing.
 
-    What an argument lacks is what is at its default; see `training_arguments`. ``metric`` is the callback's. Raises
-    `UsageError` for a Trainer without an ``eval_dataset``, and for an argument that contradicts the trial.
+    Args:
+        metric: See `TrialCallback`.
+
+    Raises:
+        UsageError: If the Trainer has no ``eval_dataset`` or an argument contradicts the trial.
     """
     if trainer.eval_dataset is None:
         raise UsageError("the Trainer has no eval_dataset: a trial is evaluated", hint="Trainer(..., eval_dataset=...)")
@@ -212,14 +214,14 @@ def fit(trainer: Trainer, trial: LoopTrial, metric: str | None = None) -> None:
 
 
 def fit_made(trial: LoopTrial, made: Trainer) -> None:
-    """Train a trial with the Trainer that a ``make_trainer`` has returned; see `fit`."""
+    """Train the trial with the Trainer that ``make_trainer`` returned; see `fit`."""
     fit(made, trial)
 
 
 def both_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics of ``trainer.evaluate()``, each as ``accuracy`` and as ``eval_accuracy``.
 
-    For the test part: ``trial.test(lambda: both_names(trainer.evaluate(test_data)))``.
+    For the test split: ``trial.test(lambda: both_names(trainer.evaluate(test_data)))``.
     """
     bare = {name.removeprefix(PREFIX): value for name, value in metrics.items()}
     kept = {name: value for name, value in bare.items() if name not in (*NO_METRICS, "epoch")}
@@ -227,7 +229,7 @@ def both_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_several(metrics: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for the metrics of one of several evaluation sets: it is not known which is the last."""
+    """Raise `UsageError` for several evaluation sets, because the last one is unknown."""
     speeds = [name for name in metrics if name.endswith("_runtime") and name != f"{PREFIX}runtime"]
     if speeds:
         raise UsageError(
@@ -237,7 +239,6 @@ def _refuse_several(metrics: Mapping[str, Any]) -> None:
 
 
 def _what_ended(args: TrainingArguments) -> str:
-    """Return what has ended a Trainer whose trial had not ended."""
     if args.max_steps == MOST_STEPS:
         return "a callback of the Trainer, or the end of its data"
     bound = f"max_steps={args.max_steps}" if args.max_steps > 0 else f"num_train_epochs={args.num_train_epochs:g}"
@@ -245,10 +246,10 @@ def _what_ended(args: TrainingArguments) -> str:
 
 
 MOST_STEPS = 10**9
-"""``max_steps`` where a search ends the trial: a choice, more than any trial takes."""
+"""``max_steps`` when the search ends the trial; more than any trial takes."""
 
 ENDLESS_SCHEDULES = {"constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"}
-"""The schedules whose learning rate at a step does not depend on ``max_steps``."""
+"""Schedules whose learning rate does not depend on ``max_steps``."""
 
 RENAMED = {
     "weight_decay": "weight_decay",
@@ -259,10 +260,10 @@ RENAMED = {
     "beta2": "adam_beta2",
     "epsilon": "adam_epsilon",
 }
-"""The parameters of a study that an argument stands for, by the name of that."""
+"""Training argument by study parameter."""
 
 FILLED = "_filled_for_trial"
-"""The attribute of arguments that `training_arguments` has made."""
+"""Attribute that marks arguments made by `training_arguments`."""
 
 
 def training_arguments(
@@ -272,14 +273,19 @@ def training_arguments(
     arguments_class: type[TrainingArguments] = TrainingArguments,
     **own: Any,
 ) -> TrainingArguments:
-    """Return the arguments of a Trainer that trains a trial: those of the trial, ``own``, and what these leave open.
+    """Return the arguments of a Trainer for a trial.
 
-    The trial decides the sizes of batches, the learning rate, the seed and what its study sets of weight decay, warmup,
-    label smoothing, clipping and the optimizer. ``train_samples`` is the number of training samples; it is asked for
-    where the study sets ``warmup_epochs``. ``arguments_class`` is the class to make, such as
-    ``Seq2SeqTrainingArguments``. Without ``max_steps`` and ``num_train_epochs`` the learning rate is constant after its
-    warmup, and the search ends the trial. Raises `UsageError`, naming the argument, for one of ``own`` that contradicts
-    the trial or needs ``max_steps``, and for an optimizer or a schedule of the study that no argument stands for.
+    The trial sets batch sizes, learning rate and seed, and each hyperparameter that its study sets. Without
+    ``max_steps`` and ``num_train_epochs`` the learning rate is constant after warmup, and the search ends the trial.
+
+    Args:
+        train_samples: Number of training samples; required if the study sets ``warmup_epochs``.
+        arguments_class: The class to create, such as ``Seq2SeqTrainingArguments``.
+        **own: Further arguments.
+
+    Raises:
+        UsageError: If an argument contradicts the trial or needs ``max_steps``, or if no argument can express the
+            study's optimizer or schedule.
     """
     given = {**_lacking(trial, train_samples, own, is_new=True), **own}
     if trial.device == "cpu" and not own.get("use_cpu"):
@@ -294,9 +300,10 @@ def training_arguments(
 
 
 def fill(arguments: TrainingArguments, trial: LoopTrial, train_samples: int | None) -> None:
-    """Set what arguments that were made without `training_arguments` lack: all that is at its default.
+    """Set the default-valued fields of arguments that were made without `training_arguments`.
 
-    Raises `UsageError` as `training_arguments` does.
+    Raises:
+        UsageError: As `training_arguments` does.
     """
     if hasattr(arguments, FILLED):
         return
@@ -311,10 +318,7 @@ def fill(arguments: TrainingArguments, trial: LoopTrial, train_samples: int | No
 
 
 def _lacking(trial: LoopTrial, train_samples: int | None, own: Mapping[str, Any], *, is_new: bool) -> dict[str, Any]:
-    """Return what a trial decides, and what its Trainer has if the user's ``own`` arguments leave that open.
-
-    Raises `UsageError` for one of ``own`` that contradicts the trial, and for what no argument stands for.
-    """
+    """Return the arguments that the trial sets, and defaults for those that ``own`` leaves open."""
     decided = decided_by(trial, train_samples)
     _check_obeys(trial, own)
     for name, value in decided.items():
@@ -328,7 +332,7 @@ def _lacking(trial: LoopTrial, train_samples: int | None, own: Mapping[str, Any]
 
 
 def check(arguments: TrainingArguments, trial: LoopTrial) -> None:
-    """Raise `UsageError` where a Trainer would not train what its trial says, naming the argument."""
+    """Raise `UsageError` if the Trainer's arguments contradict the trial, naming the argument."""
     for name, value in _of_steps(trial).items():
         _check_agrees(name, getattr(arguments, name), value)
     if arguments.n_gpu > 1:
@@ -341,9 +345,10 @@ def check(arguments: TrainingArguments, trial: LoopTrial) -> None:
 
 
 def decided_by(trial: LoopTrial, train_samples: int | None) -> dict[str, Any]:
-    """Return the arguments that a trial decides.
+    """Return the arguments that a trial sets.
 
-    Raises `UsageError` where the study sets ``warmup_epochs`` and the number of training samples is not known.
+    Raises:
+        UsageError: If the study sets ``warmup_epochs`` and ``train_samples`` is None.
     """
     parameters = trial.parameters
     found = {**_of_steps(trial), **{its: parameters[name] for name, its in RENAMED.items() if name in parameters}}
@@ -358,7 +363,6 @@ def decided_by(trial: LoopTrial, train_samples: int | None) -> dict[str, Any]:
 
 
 def _of_steps(trial: LoopTrial) -> dict[str, Any]:
-    """Return what makes the Trainer's steps those of the trial, and has it evaluated where the trial says alone."""
     return {
         "per_device_train_batch_size": trial.micro_batch_size,
         "gradient_accumulation_steps": trial.accumulation_steps,
@@ -370,7 +374,7 @@ def _of_steps(trial: LoopTrial) -> dict[str, Any]:
 
 
 def _of_optimizer(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's optimizer of a study that sets one; nothing for one that the Trainer does not have."""
+    """Return the optimizer arguments of a study; empty if the Trainer lacks its optimizer."""
     if parameters.get("optimizer") == "adamw":
         return {"optim": TrainingArguments.default_optim}
     if parameters.get("optimizer") != "sgd":
@@ -380,7 +384,7 @@ def _of_optimizer(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _open(trial: LoopTrial, *, has_horizon: bool, is_new: bool) -> dict[str, Any]:
-    """Return what a Trainer of a trial has where the user says nothing; ``is_new`` before the Trainer is made."""
+    """Return the defaults of a trial's Trainer; ``is_new`` if the Trainer does not exist yet."""
     found: dict[str, Any] = {"logging_nan_inf_filter": False, "save_strategy": "no"}
     if is_new:
         found |= {"report_to": "none", **({"disable_tqdm": True} if trial.is_searched else {})}
@@ -392,7 +396,7 @@ def _open(trial: LoopTrial, *, has_horizon: bool, is_new: bool) -> dict[str, Any
 
 
 def _check_obeys(trial: LoopTrial, own: Collection[str]) -> None:
-    """Raise `UsageError` for a parameter of the study that no argument stands for, and none of ``own`` is about."""
+    """Raise `UsageError` for an optimizer or schedule that neither an argument nor ``own`` covers."""
     optimizer, schedule = trial.parameters.get("optimizer"), trial.parameters.get("schedule")
     for name, value, known, argument in (
         ("optimizer", optimizer, ("adamw", "sgd"), "optim"),
@@ -416,7 +420,7 @@ def _check_agrees(name: str, given: Any, value: Any) -> None:
 
 
 def _check_needs_no_horizon(given: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for a schedule that goes by ``max_steps`` where there is none."""
+    """Raise `UsageError` if a schedule needs ``max_steps``."""
     schedule, warmup = given["lr_scheduler_type"], given.get("warmup_steps") or 0
     schedule = getattr(schedule, "value", schedule)
     if schedule not in ENDLESS_SCHEDULES:
@@ -432,9 +436,10 @@ def _check_needs_no_horizon(given: Mapping[str, Any]) -> None:
 
 
 def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
-    """Return how many steps of whole batches a pass over a loader has; infinite for one without a length.
+    """Return the number of whole steps in a pass over a loader; infinite if it has no length.
 
-    Raises `UsageError` where it has not one, and where only the search would end a loader without a length.
+    Raises:
+        UsageError: If there is no whole step, or if a loader without a length has no ``max_steps``.
     """
     accumulation = arguments.gradient_accumulation_steps
     size = arguments.per_device_train_batch_size * accumulation
@@ -455,16 +460,16 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
 
 
 LEAST_CHANGE = 1e-3
-"""The share by which a loss must change where it is divided by twice as many items: a choice, far below a half."""
+"""Least relative change of a loss whose item count doubles; far below the expected half."""
 
 
 def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
-    """Have a model's next loss looked at; return what calls that off.
+    """Check the model's next loss; return a function that cancels the check.
 
-    A Trainer hands ``num_items_in_batch``, the items of all micro-batches of a step, to each model that takes further
-    arguments, and leaves it to the model to divide by it. A model that takes it and goes on with the mean over its
-    micro-batch has gradients that are as many times too large as there are micro-batches: `UsageError` is raised in its
-    forward pass. Random numbers stay as they are.
+    A Trainer passes ``num_items_in_batch``, the items of all micro-batches of a step, to each model that accepts
+    further arguments, and expects the model to divide by it. If the model averages over its micro-batch instead, its
+    gradients are too large by the number of micro-batches, and its forward pass raises `UsageError`. The random state
+    is preserved.
     """
 
     def look(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:
