@@ -70,13 +70,14 @@ class TrialCallback(Callback):  # type: ignore[misc]
     - sets ``accumulate_grad_batches`` and runs only the validations that are due, outside the measured time;
     - multiplies all learning rates and weight decays, see `adopt_learning_rate` and `adopt_weight_decay`;
     - drops the incomplete accumulation window at the end of an epoch;
-    - stops the fit when the trial ends, even before ``min_steps``.
+    - stops the fit when the trial ends, even before ``min_steps``. If a limit of the Trainer ends the fit first, the
+      trial's reason names that limit.
 
     Outside a search it only prints the validation metrics.
 
     Args:
         trial: The trial of this process.
-        metric: The logged validation metric to report; all if None.
+        metric: The logged validation metric to report; if None all of them, the study's target among them.
 
     Raises:
         UsageError: If the trial has a state or a growing batch, optimization is manual, another callback chooses the
