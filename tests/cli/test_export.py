@@ -111,10 +111,10 @@ def test_where_no_seconds_are_known_the_figure_of_the_objective_is_named(folder:
 @pytest.mark.slow
 def test_what_makes_the_values_doubtful_is_said_beside_them(folder: Path) -> None:
     moved = bssearch("best", "--export", "yaml", "--target", "0.85", cwd=folder)
-    assert "\n# note: from the curves of trials that ran for accuracy 0.93" in moved.stdout
+    assert "\n# note: the search aimed at accuracy 0.93" in moved.stdout
     for form in get_args(Export):
         said = bssearch("best", "--export", form, "--target", "0.85", cwd=folder)
-        assert "note: from the curves of trials that ran for accuracy 0.93" in said.stderr
+        assert "note: the search aimed at accuracy 0.93" in said.stderr
     assert yaml.safe_load(moved.stdout)["batch_size"] > 0
     answer = awkward(folder)
     doubts = [Notice(code=code, message=f"two\nlines of {code}") for code in ("unconfirmed", "running", "seed_noise")]

@@ -138,7 +138,7 @@ def test_a_database_of_our_own_is_refused(tmp_path: Path, postgres: Postgres) ->
     file = tmp_path / "bssearch.db"
     open_store(f"sqlite:///{file}").close()
     for url in (f"sqlite:///{file}", postgres.create_database()):
-        with pytest.raises(UsageError, match="is a database of bssearch's own"):
+        with pytest.raises(UsageError, match="is a bssearch database"):
             write_study(toy(), optuna_database(url))
 
 

@@ -88,7 +88,7 @@ def test_a_server_that_stays_away_is_given_up(
     add_study(store)
     own_postgres.stop()
     monkeypatch.setattr(patience, "RETRY_FOR_S", 0.5)
-    with pytest.raises(DatabaseError, match=r"cannot be reached.*tried again") as caught:
+    with pytest.raises(DatabaseError, match=r"cannot be reached.*retried") as caught:
         start(store)
     assert "run the same command again" in str(caught.value.hint)
     assert len(told) == 1

@@ -176,7 +176,7 @@ class TestUpgrade:
             # The log of an open store holds what the file does not yet: the copy must have both.
             with monkeypatch.context() as patch:
                 _next_version(patch, tmp_path)
-                with pytest.raises(SchemaError, match=f"at revision {HEAD}, this version needs {LATER}") as caught:
+                with pytest.raises(SchemaError, match=f"at revision {HEAD}; this version needs {LATER}") as caught:
                     open_store(sqlite_url, write=False)
                 assert "bssearch db upgrade" in str(caught.value.hint)
                 assert not list(tmp_path.glob("*.bak"))
@@ -251,7 +251,7 @@ class TestUpgrade:
             start(store)
         with monkeypatch.context() as patch:
             _next_version(patch, tmp_path)
-            for url, message in ((empty, "has no bssearch tables"), (ours, f"at revision {HEAD}, .* needs {LATER}")):
+            for url, message in ((empty, "has no bssearch tables"), (ours, f"at revision {HEAD}; .* needs {LATER}")):
                 for write in (True, False):
                     with pytest.raises(SchemaError, match=message) as caught:
                         open_store(url, write=write)

@@ -218,7 +218,7 @@ class TestWhoMakesThem:
 
     def test_roles_of_another_prefix_are_refused(self, team: Team) -> None:
         migrate.upgrade(team.url("ada"), Roles("own"))
-        with pytest.raises(UsageError, match="has the roles own_reader, own_writer, own_owner already"):
+        with pytest.raises(UsageError, match="already has the roles own_reader, own_writer, own_owner"):
             migrate.upgrade(team.url(), ROLES)
 
 
