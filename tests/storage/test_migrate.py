@@ -186,7 +186,7 @@ class TestUpgrade:
                     assert [trial.number for trial in later.trials("toy")] == [1]
                 assert migrate.current(sqlite_url) == LATER
         copy = path.with_name(f"{path.name}.before-{LATER}.bak")
-        assert told == [f"the schema of {path} went from {HEAD} to {LATER} (the file as it was is kept as {copy})"]
+        assert told == [f"upgraded the schema of {path} from {HEAD} to {LATER} (the file as it was is kept as {copy})"]
         assert copy.exists()
         assert not list(tmp_path.glob("*.part"))
         assert migrate.current(f"sqlite:///{copy}") == HEAD
