@@ -327,7 +327,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
 
 
 def _continue(study: StudyRecord) -> str:
-    return f"`bssearch run {shlex.quote(study.name) if study.name in shipped_studies() else SPEC}` continues it"
+    return f"`bssearch run {_spec_of(study.name)}` continues it"
 
 
 def _easier(trials: Sequence[TrialRecord]) -> str:
@@ -390,12 +390,12 @@ def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
         )
     if sure.settles == "step_times":
         return NextStep(
-            command=f"bssearch probe step-time {_spec_of(spec)}",
+            command=f"bssearch probe step-time {_spec_of(spec.name)}",
             why="step times are too uncertain; each run of this command adds measurements",
         )
     more = max(spec.budget.trials + 1, math.ceil(MORE_TRIALS * max(trials, 1)))
     return NextStep(
-        command=f"bssearch run {_spec_of(spec)} --set budget.trials={more}",
+        command=f"bssearch run {_spec_of(spec.name)} --set budget.trials={more}",
         why="a batch size may not be fully tuned; more search trials would show it",
     )
 
@@ -412,11 +412,12 @@ def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | No
         return None
     sets = f"--set {shlex.quote(f'name={spec.name}-wider')} --set {shlex.quote(f'space.batch_size={wider}')}"
     return NextStep(
-        command=f"bssearch run {_spec_of(spec)} {sets}",
+        command=f"bssearch run {_spec_of(spec.name)} {sets}",
         why=f"batch {best} is the {'largest' if best == max(sizes) else 'smallest'} tried; the optimum may be "
         "beyond it",
     )
 
 
-def _spec_of(spec: StudySpec) -> str:
-    return shlex.quote(spec.name) if spec.name in shipped_studies() else SPEC
+def _spec_of(study: str) -> str:
+    """Return what `bssearch run` takes for a study: its name if it is shipped, else a spec's file."""
+    return shlex.quote(study) if study in shipped_studies() else SPEC
