@@ -1,7 +1,7 @@
 """Records the terminal output of a real `bssearch run` as an animated SVG of text, of at most 400 kB.
 
 The study runs in a pseudo-terminal, in an empty folder. The animation shortens the run to `--seconds` and holds
-the last frame, the answer. Colours follow the reader's dark or light scheme.
+the last frame, the answer. Colours follow the reader's dark or light scheme. Needs the package pyte, a terminal.
 Run: python tests/benchmarks/recording.py studies/digits.yaml --out bssearch/guide/pictures/run.svg
 """
 
@@ -13,9 +13,9 @@ if not __package__:
 import argparse
 import codecs
 import fcntl
+import importlib
 import os
 import pty
-import re
 import struct
 import sys
 import tempfile
@@ -31,7 +31,6 @@ HOLD_SHARE = 0.4
 """Share of the animation for which the last frame stays."""
 
 SIZE_BAR = 400_000
-SEQUENCE = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|\x1b\][^\x07]*\x07|\x1b[=>()][AB0]?")
 
 Chunk = tuple[float, str]
 """Seconds since the start, and what was printed then."""
@@ -57,75 +56,15 @@ def record(command: list[str], folder: str) -> tuple[list[Chunk], int]:
     return chunks, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-class Screen:
-    """The lines of a terminal; understands carriage returns, cursor movements and erasures."""
-
-    def __init__(self) -> None:
-        self.lines: list[list[str]] = [[]]
-        self.row = self.column = 0
-
-    def write(self, text: str) -> None:
-        """Print text with its control sequences."""
-        position = 0
-        for found in SEQUENCE.finditer(text):
-            self._print(text[position : found.start()])
-            self._control(found[1] or "", found[2] or "")
-            position = found.end()
-        self._print(text[position:])
-
-    def visible(self) -> tuple[str, ...]:
-        """Return the last lines that fit."""
-        lines = ["".join(line).rstrip() for line in self.lines]
-        while lines and not lines[-1]:
-            lines.pop()
-        return tuple(lines[-ROWS:])
-
-    def _print(self, text: str) -> None:
-        for char in text:
-            if char == "\r":
-                self.column = 0
-            elif char == "\n":
-                self._to_row(self.row + 1)
-            elif char >= " ":
-                if self.column >= COLUMNS:
-                    self._to_row(self.row + 1)
-                    self.column = 0
-                line = self.lines[self.row]
-                line.extend(" " * (self.column + 1 - len(line)))
-                line[self.column] = char
-                self.column += 1
-
-    def _to_row(self, row: int) -> None:
-        self.row = max(0, row)
-        self.lines.extend([] for _ in range(self.row + 1 - len(self.lines)))
-
-    def _control(self, numbers: str, letter: str) -> None:
-        number = int(numbers) if numbers.isdigit() else 0
-        if letter == "A":
-            self._to_row(self.row - max(1, number))
-        elif letter == "B":
-            self._to_row(self.row + max(1, number))
-        elif letter == "C":
-            self.column += max(1, number)
-        elif letter == "D":
-            self.column = max(0, self.column - max(1, number))
-        elif letter == "G":
-            self.column = max(1, number) - 1
-        elif letter == "K":
-            line = self.lines[self.row]
-            line[self.column if number == 0 else 0 :] = []
-        elif letter == "J" and number == 0:
-            self.lines[self.row][self.column :] = []
-            self.lines[self.row + 1 :] = []
-
-
 def frames(chunks: Iterable[Chunk]) -> list[tuple[float, tuple[str, ...]]]:
     """Return at most `FRAMES` screens that differ, evenly over the run, each with its second; the last one is kept."""
-    screen = Screen()
+    pyte = importlib.import_module("pyte")
+    screen = pyte.Screen(COLUMNS, ROWS)
+    stream = pyte.Stream(screen)
     states: list[tuple[float, tuple[str, ...]]] = []
     for second, text in chunks:
-        screen.write(text)
-        shown = screen.visible()
+        stream.feed(text)
+        shown = tuple("\n".join(line.rstrip() for line in screen.display).rstrip().splitlines())
         if shown and (not states or shown != states[-1][1]):
             states.append((second, shown))
     if len(states) <= FRAMES:
