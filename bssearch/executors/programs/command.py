@@ -1,4 +1,4 @@
-"""User commands in any language: described, measured and trained through their reports."""
+"""User commands, which report their progress."""
 
 from __future__ import annotations
 
@@ -32,15 +32,13 @@ from bssearch.records import (
 )
 from bssearch.spec.command_line import check_places, filled, places_of, values_of
 
-LARGEST_FILE = 2**26
-"""Bytes hashed by content as code; larger files are data and count by size."""
+LARGEST_FILE = 2**26  # bytes hashed as code; larger files are data and count by size
 
-LONGEST_NAME = 1000
-"""Maximum characters of a file name."""
+LONGEST_NAME = 1000  # characters of a file name
 
 
 def revision_of(program: Program, folder: Path) -> str:
-    """Return 12 hex digits of the SHA-256 of a command, its report format and the files it names."""
+    """12 hex digits of the SHA-256 of a command, its report format and its files."""
     told = hashlib.sha256("\0".join(program.command).encode())
     told.update(repr(sorted(program.report.items())).encode())
     for path in files_of(program.command, folder).values():
@@ -50,7 +48,7 @@ def revision_of(program: Program, folder: Path) -> str:
 
 
 def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Map names in a command's arguments, also after "=", to files."""
+    """Map names in arguments, also after "=", to files."""
     names = [
         name for token in command for name in (token, token.partition("=")[2]) if name and len(name) <= LONGEST_NAME
     ]
@@ -58,7 +56,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
 
 
 def digest_of(path: Path) -> str:
-    """Return a digest of a file's content, or of its size above `LARGEST_FILE`."""
+    """Digest of content, or of size above `LARGEST_FILE`."""
     size = path.stat().st_size
     if size > LARGEST_FILE:
         return hashlib.sha256(f"{size} bytes".encode()).hexdigest()
@@ -73,17 +71,13 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-FEW_STEPS, MANY_STEPS = 2, 20
-"""Evaluation interval in steps of the two runs that separate step from evaluation time."""
+FEW_STEPS, MANY_STEPS = 2, 20  # evaluation intervals of the two runs that separate step from evaluation time
 
-MEMORY_STEPS = 3
-"""Steps after which a micro-batch size fits: those of bssearch's own loop."""
+MEMORY_STEPS = 3  # after which a micro-batch size fits, as in bssearch's own loop
 
-UNREAD_LINES = 20
-"""A log of this many lines without a match does not fit ``report``."""
+UNREAD_LINES = 20  # a log of so many lines without a match does not fit ``report``
 
-UNREAD_SHARE = 0.1
-"""Share of ``hang_seconds`` before that check; output before training takes less time."""
+UNREAD_SHARE = 0.1  # of ``hang_seconds`` before that check; output before training takes less time
 
 MOST_METRICS = 100
 
@@ -93,8 +87,8 @@ Reports = Generator[Report, None, None]
 class LoadedCommand(LoadedProgram):
     """A command on a device.
 
-    Raises `WorkloadError` if a named file changed since the run began, `UsageError` for an unknown name in braces,
-    and `LaunchError`.
+    Raises `WorkloadError` if a named file changed since the run began, `UsageError` for an unknown name in braces, and
+    `LaunchError`.
     """
 
     def __init__(self, load: Load) -> None:
@@ -163,7 +157,7 @@ class LoadedCommand(LoadedProgram):
         stop: AskStop,
         on_progress: Callable[[], None] = lambda: None,
     ) -> TrialOutcome:
-        """Run a trial and end its program with it."""
+        """Run a trial; its program ends with it."""
         trial = ReportedTrial(request, on_observation, time.monotonic())
 
         def is_over() -> bool:
@@ -216,7 +210,7 @@ class LoadedCommand(LoadedProgram):
         return CommandProcess(filled(program.command, values), self._folder, program.report, program.metric)
 
     def check_places(self, configuration: Configuration) -> None:
-        """Raise `UsageError` if a command that does not ask for its trial lacks a required placeholder."""
+        """Raise `UsageError` for a missing placeholder."""
         if configuration.grows:
             raise UsageError(
                 f"{BATCH_SCHEDULE} = {configuration.parameters[BATCH_SCHEDULE]!r}: a command is given one batch size, "
@@ -238,10 +232,6 @@ class LoadedCommand(LoadedProgram):
         evaluate_every: int,
         read: Callable[[CommandProcess], Answer],
     ) -> Answer:
-        """Run a piece of work; return the answer, or the result of ``read``.
-
-        Raises as `_until_it_ends`, and if a reporting command lacks a placeholder.
-        """
         with self.started(configuration, seed=0, evaluate_every=evaluate_every, threads=self._threads) as process:
             patience = Patience(self._hang_seconds, process.began)
             if process.connects(lambda: patience.is_over() or self._is_unread(process)):
@@ -256,10 +246,7 @@ class LoadedCommand(LoadedProgram):
             return read(process)
 
     def _until_it_ends(self, process: CommandProcess) -> Reports:
-        """Yield a program's reports; closing the generator ends the program.
-
-        Raises `MemoryError`, or `WorkloadError` if it fails, hangs, ends without a report or its log does not match.
-        """
+        """Yield a program's reports; closing the generator ends it."""
         last, has_reported = process.began, False
         with process:
             while process.goes_on():
@@ -288,7 +275,6 @@ class LoadedCommand(LoadedProgram):
             raise WorkloadError(f"the command ended without a report{self._hint_of_reports(process)}")
 
     def _is_unread(self, process: CommandProcess) -> bool:
-        """True if the log is long enough to show that ``report`` does not match it."""
         is_late = time.monotonic() - process.began > UNREAD_SHARE * self._hang_seconds
         return bool(self._program.report) and is_late and process.log_reader.lines >= UNREAD_LINES
 
@@ -299,7 +285,7 @@ class LoadedCommand(LoadedProgram):
         return WorkloadError(f"the command reports {names}{how_long}; the study's target is of {metric!r}{hint}")
 
     def _reported_step_time(self, configuration: Configuration, process: CommandProcess) -> StepTime:
-        """Time steps from reports; if they include evaluations, use two runs with different intervals."""
+        """Two runs with different intervals separate evaluations."""
         few = self._pace(configuration, process)
         evaluation = 0.0
         seconds = few.seconds / few.steps

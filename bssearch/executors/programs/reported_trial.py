@@ -18,18 +18,16 @@ from bssearch.records import (
 )
 from bssearch.training.course import Course, Ending, not_finite, where
 
-MOST_OBSERVATIONS = 100_000
-"""Maximum evaluations of a trial; all are stored."""
+MOST_OBSERVATIONS = 100_000  # evaluations of a trial, all stored
 
-FEWEST_BURSTS = 4
-"""Reports come in bursts if, of more than 2 x 4, one wait exceeds 1/4 of their total time."""
+FEWEST_BURSTS = 4  # reports come in bursts if, of more than 2 x 4, one wait exceeds 1/4 of their total time
 
 
 class ReportedTrial:
     """Collects a program's reports; ``ending`` is None while the trial runs.
 
-    Uses the program's own training seconds if reported, else the wall clock from the first reported step.
-    Steps before that one count at the pace of later steps.
+    Uses the program's own training seconds, else the wall clock from the first reported step, with earlier steps at the
+    pace of later ones.
     """
 
     def __init__(self, request: TrialRequest, on_observation: Callable[[Observation], None], started: float) -> None:
@@ -51,10 +49,10 @@ class ReportedTrial:
         self._longest_wait = 0.0
 
     def take(self, report: Report, now: float) -> None:
-        """Add a report received at a given time.
+        """Add a report received at ``now``.
 
-        Raises `UsageError` if steps or seconds decrease, seconds are reported only sometimes, or the target metric
-        has more than `MOST_OBSERVATIONS` values.
+        Raises `UsageError` if steps or seconds decrease, seconds come only sometimes, or there are more than
+        `MOST_OBSERVATIONS`.
         """
         if self.ending is not None:
             return
@@ -79,7 +77,7 @@ class ReportedTrial:
             self._observe(report, now - self._zero if report.seconds is None else report.seconds)
 
     def look(self, asked: tuple[TrialState, str] | None, now: float) -> None:
-        """End the trial if a stop is requested or the wall clock exceeds its limit."""
+        """End the trial if asked to or late."""
         if self.ending is not None:
             return
         if asked is not None:
@@ -91,7 +89,7 @@ class ReportedTrial:
             self._end(self._course.limited(now - self._zero))
 
     def left(self, code: int) -> None:
-        """End the trial of a program that exited without failing."""
+        """End the trial of a program that exited well."""
         self._observe_waiting()
         if self.ending is None and code == 0:
             if self._course.progress.last is None:
@@ -99,13 +97,13 @@ class ReportedTrial:
             self._end(Ending(TrialState.EXHAUSTED, f"the command ended at step {self.steps}"))
 
     def failed(self, state: TrialState, reason: str) -> TrialOutcome:
-        """Return the outcome of a failed program, with its observations."""
+        """A failed program's outcome, with its observations."""
         self._observe_waiting()
         self.ending, self._ended = Ending(state, reason, asked=True), time.monotonic()
         return self.outcome()
 
     def outcome(self) -> TrialOutcome:
-        """Return the ended trial's outcome."""
+        """The ended trial's outcome."""
         assert self.ending is not None, "a trial that has ended has an ending"
         progress, wall = self._course.progress, self._ended - self._started
         outcome = TrialOutcome(
@@ -175,7 +173,7 @@ class ReportedTrial:
         self._end(self._course.limited(seconds))
 
     def _observe_waiting(self) -> None:
-        """Record a single report by the time since the program's start."""
+        """Time a single report from the program's start."""
         if self._waiting is not None and self._first is not None:
             waiting, self._waiting = self._waiting, None
             self._observe(waiting, self._first[1] - self._started)

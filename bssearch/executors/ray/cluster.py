@@ -1,4 +1,4 @@
-"""Connection to a Ray cluster, found or started here."""
+"""Connection to a Ray cluster."""
 
 from __future__ import annotations
 
@@ -20,42 +20,39 @@ from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.process import hide_secrets, is_secret
 from bssearch.settings import environment_with
 
-CONNECT_SECONDS = 30.0
-"""Maximum response time of a cluster."""
+CONNECT_SECONDS = 30.0  # for a cluster to answer
 
-STORE_BYTES = 100 * 2**20
-"""Object store size of a local Ray, near its minimum of 75 MiB; actors' replies are not stored there."""
+STORE_BYTES = 100 * 2**20  # near Ray's minimum of 75 MiB; actors' replies are not stored there
 
+# environment of a local Ray
 OWN_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",  # tell nobody
     "RAY_worker_niceness": "0",  # trials run beside other programs as those of the executor local do
     "RAY_memory_monitor_refresh_ms": "0",  # what runs out of memory is the kernel's business, as for the executor local
 }
-"""Environment of a local Ray."""
 
 
-_SIGACTION_BYTES = 512
-"""Above sigaction(2)'s structure size everywhere; 152 on Linux."""
+_SIGACTION_BYTES = 512  # above sigaction(2)'s structure size everywhere; 152 on Linux
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A cluster node with its total CPUs and GPUs, free or not."""
+    """A node's total CPUs and GPUs."""
 
     name: str
     cpus: float
     gpus: float
 
     def slots(self, threads: int, gpus: int) -> int:
-        """Return how many slots with these threads and GPUs fit."""
+        """Slots of these threads and GPUs that fit."""
         return int(min([self.cpus // threads, *([self.gpus // gpus] if gpus else [])]))
 
 
 class Cluster:
-    """A connection to a Ray cluster; without ``address``, a local Ray that ends with this process.
+    """A connection to a Ray cluster; without ``address``, to a local Ray that ends with this process.
 
-    Reuses an existing connection and keeps it open. Raises `UsageError` if Ray is missing or the address is invalid,
-    and `LaunchError` if no cluster answers.
+    Reuses an open connection and keeps it. Raises `UsageError` if Ray is missing or the address is invalid,
+    `LaunchError` if no cluster answers.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -77,7 +74,6 @@ class Cluster:
                 self._connect(address)
 
     def _begin(self) -> None:
-        """Start a local Ray; its processes end with the calling thread."""
         try:
             with environment_with(OWN_RAY):
                 self.ray.init("local", include_dashboard=False, object_store_memory=STORE_BYTES, **_quiet())
@@ -104,7 +100,7 @@ class Cluster:
             )
 
     def nodes(self) -> list[Node]:
-        """Return the live nodes."""
+        """Live nodes."""
         return [
             Node(one["NodeManagerHostname"], one["Resources"].get("CPU", 0.0), one["Resources"].get("GPU", 0.0))
             for one in self.ray.nodes()
@@ -112,7 +108,7 @@ class Cluster:
         ]
 
     def close(self) -> None:
-        """Disconnect and stop a Ray started here. Idempotent."""
+        """Disconnect; stop a local Ray. Idempotent."""
         if self._is_own:
             self._is_own = False
             if self._is_begun:
@@ -122,7 +118,7 @@ class Cluster:
 
 
 def said_by(error: Exception) -> str:
-    """Return a Ray error as one line, the last of its traceback."""
+    """A Ray error as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -130,7 +126,7 @@ def said_by(error: Exception) -> str:
 
 
 def _kill_autoscaler() -> None:
-    """Kill a local Ray's autoscaler monitor, because it delays shutdown by a second."""
+    """A local Ray's autoscaler delays shutdown by a second."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(word.endswith("monitor.py") and "autoscaler" in word for word in child.cmdline()):
@@ -151,7 +147,7 @@ def _imported() -> Any:
 
 
 def _quiet() -> Mapping[str, Any]:
-    """Return settings that keep Ray silent, because stdout is for the answer."""
+    """Keep Ray silent: stdout is for the answer."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     return {"log_to_driver": False, "configure_logging": False}
 
@@ -168,9 +164,9 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _unchanged_by_ray() -> Iterator[None]:
-    """Hide this process's environment, command line and stdout from Ray, and keep its SIGTERM handler.
+    """Hide environment, command line and stdout from Ray; keep the SIGTERM handler.
 
-    Ray's processes inherit the environment, and clusters show each driver's command line; both may hold secrets.
+    Ray's processes inherit the environment, and clusters show command lines; both may hold secrets.
     """
     private = importlib.import_module("ray._private")
     instead = {
@@ -196,10 +192,7 @@ def _unchanged_by_ray() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_as_it_is() -> Iterator[None]:
-    """Restore SIGTERM's handler at the end.
-
-    Ray's core replaces it from any thread, but `signal` can restore it only in the main thread.
-    """
+    """Ray replaces the handler from any thread; `signal` restores it only in the main thread."""
     libc = ctypes.CDLL(None)
     before = ctypes.create_string_buffer(_SIGACTION_BYTES)
     libc.sigaction(signal.SIGTERM, None, before)

@@ -1,4 +1,4 @@
-"""Runs trials on a Ray cluster with one worker process per slot."""
+"""Trials on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -30,17 +30,15 @@ from bssearch.records import (
 )
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATA_DIR_VARIABLE, checkpoint_url
 
-HEAR_SECONDS = 1.0
-"""Maximum wait of an actor before it answers that there is no reply."""
+HEAR_SECONDS = 1.0  # an actor answers after this wait even without a reply
 
-SILENCE_SECONDS = 60.0
-"""Seconds of silence until an actor is lost (network partition); dead processes show within seconds."""
+SILENCE_SECONDS = 60.0  # until an actor is lost (network partition); dead processes show within seconds
 
 
 class ActorWorker:
-    """A worker in an actor on ``machine``, as a `bssearch.executors.slots.Worker`.
+    """A `bssearch.executors.slots.Worker` in an actor on ``machine``.
 
-    One thread sends commands in order, one polls for replies. A dead or silent actor is a lost worker.
+    One thread sends commands in order, one polls for replies. A silent actor is lost.
     """
 
     def __init__(
@@ -73,27 +71,27 @@ class ActorWorker:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the actor itself is gone."""
+        """True if the actor itself is gone."""
         return self._death is not None and self._death.verdict is not None
 
     def send(self, command: Command) -> None:
-        """Implement `Worker.send`."""
+        """See `Worker.send`."""
         self._asked.put(partial(self._actor.tell.remote, encode(command)))
 
     def has_exited(self) -> bool:
-        """Implement `Worker.has_exited`."""
+        """See `Worker.has_exited`."""
         return self._death is not None
 
     def write_stack(self) -> None:
-        """Implement `Worker.write_stack`."""
+        """See `Worker.write_stack`."""
         self._asked.put(self._actor.write_stack.remote)
 
     def kill(self) -> None:
-        """Implement `Worker.kill`."""
+        """See `Worker.kill`."""
         self._asked.put(self._actor.kill.remote)
 
     def bury(self) -> Death:
-        """Implement `Worker.bury`."""
+        """See `Worker.bury`."""
         self._asked.put(None)
         self._listener.join()
         assert self._death is not None, "its end has been told"
@@ -105,7 +103,6 @@ class ActorWorker:
                 self._ray.get(ask(), timeout=SILENCE_SECONDS)
 
     def _listen(self) -> None:
-        """Put replies into the inbox, then None once the worker is dead or lost."""
         try:
             self.pid = self._ray.get(self._start(), timeout=SILENCE_SECONDS)
             self._talker.start()
@@ -138,31 +135,25 @@ class ActorWorker:
         self._death = heard.death
 
     def _end(self, state: TrialState, reason: str) -> None:
-        """Record the loss and end the actor, which may still be alive."""
+        """The actor may still be alive."""
         self._death = Death(0, verdict=(state, reason))
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor, no_restart=True)
 
 
-PLACE_SECONDS = 60.0
-"""Time for Ray to place a slot; takes seconds if there is room."""
+PLACE_SECONDS = 60.0  # for Ray to place a slot; takes seconds if there is room
 
-LEAVE_SECONDS = 3.0
-"""Time for an actor to clean up before it is killed."""
+LEAVE_SECONDS = 3.0  # for an actor to clean up before it is killed
 
-ATTEMPTS = 3
-"""Maximum attempts of a request whose node is lost."""
+ATTEMPTS = 3  # of a request whose node is lost
 
-CALLS_AT_ONCE = 4
-"""Concurrent methods of an actor; one always listens."""
+CALLS_AT_ONCE = 4  # methods of an actor, of which one always listens
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Seat:
-    """A slot's actor, its place and its last worker."""
-
     actor: Any
     asked: Any
     place: Place | None = None
@@ -170,11 +161,11 @@ class _Seat:
 
 
 class RayExecutor(SlotExecutor):
-    """Runs trials on a Ray cluster; see `bssearch.executors.base.Executor`.
+    """`Executor` on a Ray cluster.
 
-    Each slot is an actor with ``threads`` CPUs and one GPU, or none on a CPU cluster or with device ``cpu``. A trial
-    lost with its actor is reported as lost; the next gets a new actor. A slot is dropped if no node has room.
-    Workload, data and checkpoints must have the same paths on all nodes.
+    Each slot is an actor with ``threads`` CPUs and one GPU, or none on a CPU cluster or with device ``cpu``. A trial is
+    lost with its actor; the next gets a new actor. A slot is dropped if no node has room. Workload, data and
+    checkpoints need the same paths on all nodes.
 
     Raises:
         UsageError: Ray is missing, the cluster is too small, or a checkpoint store on several machines is not a folder.
@@ -199,13 +190,13 @@ class RayExecutor(SlotExecutor):
 
     @property
     def slots_apart(self) -> bool:
-        """Whether each slot has its own device; Ray gives a GPU to one actor."""
+        """True with GPUs: Ray gives a GPU to one actor."""
         return self._gpus > 0
 
     def submit(self, request: TrialRequest) -> None:
-        """Start a trial in a free slot; raise `LaunchError` if no worker can start.
+        """See `Executor.submit`.
 
-        If a slot's node is gone, its trial is lost and the slot is dropped, unless it is the last.
+        If a slot's node is gone, its trial is lost and the slot is dropped, unless the last.
         """
         try:
             self._again(partial(super().submit, request))
@@ -218,7 +209,7 @@ class RayExecutor(SlotExecutor):
             self._events.append(TrialEnded(request.number, TrialOutcome(state=TrialState.LOST, reason=str(error))))
 
     def close(self) -> None:
-        """Cancel running trials, release the actors and stop a Ray started here."""
+        """See `Executor.close`; stops a Ray started here."""
         super().close()
         ray = self._cluster.ray
         if self._seats:
@@ -230,7 +221,6 @@ class RayExecutor(SlotExecutor):
         self._cluster.close()
 
     def _again(self, work: Callable[[], T]) -> T:
-        """Retry work whose worker or actor is lost, on another node."""
         for _ in range(ATTEMPTS - 1):
             try:
                 return work()
@@ -275,7 +265,6 @@ class RayExecutor(SlotExecutor):
         return _Seat(actor, actor.place.remote(str(Path.cwd()), str(self._settings.folder)))
 
     def _placed(self, slot: Slot, seat: _Seat) -> Place:
-        """Wait for the actor's node; raise `LaunchError` if none is found or it is unsuitable."""
         ray = self._cluster.ray
         threads = self._settings.threads
         needs = f"{threads} CPU{'s' * (threads > 1)}" + (" and a GPU" if self._gpus else "")
@@ -332,7 +321,6 @@ class RayExecutor(SlotExecutor):
         super()._take(worker, self._of_one_kind(worker, reply) if isinstance(reply, Loaded) else reply)
 
     def _of_one_kind(self, worker: Worker, reply: Loaded) -> Reply:
-        """Return a loaded worker's reply; refuse a device of another kind than the first."""
         assert isinstance(worker, ActorWorker) and reply.device_name is not None
         self._kind = self._kind or (reply.device_name, worker.machine)
         kind, machine = self._kind
@@ -347,7 +335,7 @@ class RayExecutor(SlotExecutor):
 
 
 class _ActorLostError(LaunchError):
-    """An actor was lost before its placement: Ray, the node or the process failed."""
+    """An actor was lost before its placement."""
 
 
 class _NoNodeError(LaunchError):
@@ -359,7 +347,6 @@ class _NoNodeError(LaunchError):
 
 
 def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
-    """Return GPUs per slot; raise `UsageError` for a device that Ray cannot assign."""
     if settings.device not in {"auto", "cpu", "cuda"}:
         raise UsageError(
             f"executor.device = {settings.device!r} must be auto, cpu or cuda with the executor ray: "
@@ -372,7 +359,6 @@ def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
 
 
 def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
-    """Raise `UsageError` if trials on other machines would need a checkpoint store served from here."""
     url = checkpoint_url()
     machines = len({node.name for node in nodes})
     if url is not None and machines > 1:
