@@ -1,4 +1,4 @@
-"""A model in training, one optimizer step after another, without clock or stopping rule."""
+"""A model in training, without clock or stopping rule."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bssearch.workloads.data import Batch, BatchStream, Data, Part
 
 
 class Trainer:
-    """Trains a freshly initialised model; the seed fixes initialisation, data order, augmentation and dropout.
+    """Trains a fresh model; the seed fixes initialisation, data order, augmentation and dropout.
 
     ``now`` is the last step's configuration; ``dropped_samples`` is per epoch, None if the workload makes its batches.
     """
@@ -77,51 +77,51 @@ class Trainer:
 
     @property
     def samples(self) -> int:
-        """Return the number of training samples seen."""
+        """Training samples seen."""
         grows = self.growth.schedule is not None
         return self.growth.samples if grows else self.steps * self._configuration.batch_size
 
     @property
     def position(self) -> int:
-        """Return the steps as the learning rate schedule counts them; see `Growth.position`."""
+        """Steps as the learning rate schedule counts them."""
         return self.steps if self.growth.schedule is None else self.growth.position
 
     @property
     def is_over(self) -> bool:
-        """Return whether the schedule has ended."""
+        """True once the schedule has ended."""
         return self.schedule.is_over(self.position)
 
     def has_seen_again(self, samples: int) -> bool:
-        """Return whether the last step completed another ``samples`` samples, or no step was taken."""
+        """True if the last step completed another ``samples``, or at step 0."""
         return self.samples % samples < self.now.batch_size
 
     @property
     def learning_rate(self) -> float:
-        """Return the last step's learning rate, or the first one's before it has run."""
+        """The last step's learning rate, or the first step's."""
         return self._configuration.learning_rate * (self._factor if self._last_factor is None else self._last_factor)
 
     @property
     def skipped_steps(self) -> int | None:
-        """Return the steps that loss scaling skipped, or None; they count. Waits for the device."""
+        """Counted steps that loss scaling skipped; waits for the device."""
         return None if self.updates.scaler is None else int(self.updates.skipped.item())
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """Return all optimizers."""
+        """All optimizers."""
         return self.updates.optimizers
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return the first optimizer."""
+        """The first optimizer."""
         return self.updates.optimizers[0]
 
     @property
     def has_noise(self) -> bool:
-        """Return whether gradients of arbitrary samples can be computed."""
+        """True if gradients of arbitrary samples can be computed."""
         return self._own_step is None and self._train.has_rows
 
     def step(self) -> None:
-        """Run one optimizer step with all its micro-batches."""
+        """Take an optimizer step."""
         self.now, self._last_factor = self._configurations[self.growth.place], self._factor
         self.updates.begin(self._last_factor)
         if self._own_step is None:
@@ -141,7 +141,7 @@ class Trainer:
             self.updates.apply_each()
 
     def state(self) -> dict[str, Any]:
-        """Return all state but the random state; tensors are not copied."""
+        """State to save, without random state; tensors not copied."""
         model = self.model
         return {
             "steps": self.steps,
@@ -154,11 +154,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a trainer of the same configuration and seed, but not the random state.
-
-        Raises:
-            WorkloadError: The model differs.
-        """
+        """Restore the state; `WorkloadError` for another model."""
         restore_model(self.model, state["model"], state["extra"])
         self.updates.restore(state)
         self._losses.restore(state["losses"])
@@ -171,13 +167,13 @@ class Trainer:
         self._batches = self._micro_batches()
 
     def take_mean_loss(self) -> float | None:
-        """Return the mean training loss since the last call, or None. Waits for the device."""
+        """Mean loss since the last call; waits for the device."""
         mean = self._losses.mean()
         self._losses.clear()
         return mean
 
     def first_step_problem(self) -> str | None:
-        """Return a description of a non-finite loss in the first step; call right after it. Waits for the device."""
+        """Describe a non-finite first loss; waits for the device."""
         loss = self._losses.mean()
         if loss is None or math.isfinite(loss):
             return None
@@ -188,7 +184,7 @@ class Trainer:
         )
 
     def first_non_finite(self) -> str | None:
-        """Return the name of the first non-finite parameter or gradient, or None."""
+        """Name the first non-finite parameter or gradient."""
         named = list(self.model.named_parameters())
         tensors = {f"parameter: {name}": parameter.detach() for name, parameter in named}
         tensors |= {f"gradient: {name}": parameter.grad for name, parameter in named if parameter.grad is not None}
@@ -198,15 +194,11 @@ class Trainer:
         )
 
     def evaluate(self, part: Part, metric: str) -> float:
-        """Return a metric over a whole part."""
+        """A metric over a whole part."""
         return self.metrics(part, [metric])[metric]
 
     def metrics(self, part: Part, names: Sequence[str]) -> dict[str, float]:
-        """Return metrics over a whole part, with averaged weights if there are any.
-
-        Raises:
-            WorkloadError: The workload does not return one of them as a number.
-        """
+        """Metrics over a whole part, by averaged weights if any."""
         weights = nullcontext() if self.updates.average is None else self.updates.average.in_place()
         with weights, self._computation.evaluating():
             found = measure(self._workload, self.model, part)
@@ -280,12 +272,7 @@ def seed_everything(seed: int) -> None:
 
 
 def check_split(configuration: Configuration, train_samples: int) -> None:
-    """Check that a batch consists of its micro-batches and fits the training part.
-
-    Raises:
-        UsageError: The micro-batches do not make up the batch.
-        WorkloadError: The training part is smaller than the batch.
-    """
+    """Raise `UsageError` unless micro-batches fill the batch, `WorkloadError` above the training part."""
     batch_size = configuration.batch_size
     micro, accumulation = configuration.micro_batch_size, configuration.accumulation_steps
     if configuration.world_size != 1:
@@ -302,7 +289,7 @@ Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor | Weighted
 
 
 def loss_of(workload: Workload, configuration: Configuration) -> Loss:
-    """Return a workload's loss of (model, inputs, targets) with the configuration's own parameters."""
+    """The loss of (model, inputs, targets), with its own parameters."""
     own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
     loss: Any = getattr(workload, "loss", _no_loss)
     return partial(loss, label_smoothing=configuration.label_smoothing, **own)
@@ -313,7 +300,7 @@ def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
 
 
 class LossSum:
-    """Sum of micro-batch losses and of their weights; a mean loss weighs one."""
+    """Sums of micro-batch losses and weights; a mean loss weighs one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -331,7 +318,7 @@ class LossSum:
         self._losses = 0
 
     def add(self, loss: torch.Tensor | WeightedLoss) -> None:
-        """Add a micro-batch's loss without waiting for it."""
+        """Add a loss without waiting for it."""
         self._losses += 1
         if isinstance(loss, WeightedLoss):
             self._total += loss.total.detach()
@@ -343,7 +330,7 @@ class LossSum:
             self._weight = self._weight + 1.0
 
     def state(self) -> dict[str, Any]:
-        """Return the sums."""
+        """The sums."""
         weight = self._weight if isinstance(self._weight, torch.Tensor) else float(self._weight)
         return {"total": self._total, "weight": weight, "losses": self._losses}
 
@@ -358,17 +345,13 @@ class LossSum:
         self._losses = state["losses"]
 
     def mean(self) -> float | None:
-        """Return the weighted mean loss, or None. Waits for the device."""
+        """Weighted mean loss. Waits for the device."""
         return (self._total / self._weight).item() if self._losses else None
 
 
 @torch.no_grad()
 def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], extra: dict[str, Any]) -> None:
-    """Copy saved tensors and extra state into a model.
-
-    Raises:
-        WorkloadError: A parameter is missing or has another shape.
-    """
+    """Copy saved tensors and extra state into a model; `WorkloadError` if parameters differ."""
     for name, parameter in model.named_parameters():
         if name not in saved or saved[name].shape != parameter.shape:
             was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"
@@ -398,11 +381,8 @@ def warm_up(
 ) -> None:
     """Run every shape of a trial before its time starts, on a throw-away model.
 
-    It evaluates once and takes two steps per batch size on the trial's own rows, and gives up compiling if only the
-    compiled model fails. The random state changes; the trial's trainer seeds it again.
-
-    Raises:
-        WorkloadError: A batch is larger than the training part.
+    Evaluates once and takes two steps per batch size on the trial's own rows; gives up compiling if only the compiled
+    model fails. Changes the random state. Raises as `check_split`.
     """
     check_split(configuration, len(data.train))
     try:

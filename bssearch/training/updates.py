@@ -1,4 +1,4 @@
-"""Clipping, updates and weight averaging of each step, and a workload's own training step."""
+"""Clipping, updates, weight averaging, and a workload's own training step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bssearch.workloads.data import Batch
 
 
 class AveragedWeights:
-    """Average of a model's parameters and floating-point buffers, starting at their current values.
+    """Average of a model's parameters and floating-point buffers.
 
     After each step: average ← decay · average + (1 − decay) · weights (Polyak & Juditsky 1992; Tarvainen & Valpola
     2017, eq. 2). Integer buffers and buffers with infinities (counters, masks) are not averaged.
@@ -43,7 +43,7 @@ class AveragedWeights:
         _copy(self._weights, self._averages)
 
     def state(self) -> list[torch.Tensor]:
-        """Return the averages, not copied."""
+        """The averages, not copied."""
         return self._averages
 
     def restore(self, averages: list[torch.Tensor]) -> None:
@@ -52,7 +52,7 @@ class AveragedWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Swap the averages into the model within the block, at the same addresses."""
+        """Swap the averages into the model, at the same addresses."""
         kept = [tensor.clone() for tensor in self._weights]
         _copy(self._averages, self._weights)
         try:
@@ -62,11 +62,7 @@ class AveragedWeights:
 
 
 def ema_decay_of(configuration: Configuration) -> float | None:
-    """Return the decay of the weight average, or None.
-
-    Raises:
-        UsageError: It is outside (0, 1).
-    """
+    """Decay of averaged weights; `UsageError` outside (0, 1)."""
     value = configuration.parameters.get("ema_decay")
     if value is None:
         return None
@@ -83,7 +79,7 @@ def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
 class Updates:
     """Optimizers with fp16 loss scaling, clipping and weight averaging.
 
-    ``skipped`` counts, on the device, the steps in which loss scaling skipped an update.
+    ``skipped`` counts, on the device, the updates that loss scaling skipped.
     """
 
     def __init__(
@@ -104,7 +100,7 @@ class Updates:
         self._was_scaled = False
 
     def begin(self, factor: float) -> None:
-        """Clear gradients and set each group's rate to ``factor`` × its initial rate."""
+        """Clear gradients; set rates to ``factor`` × the initial ones."""
         learning_rate = self._peak_learning_rate * factor
         if learning_rate != self._learning_rate:
             self._learning_rate = learning_rate
@@ -115,13 +111,13 @@ class Updates:
             optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a loss, scaled in fp16."""
+        """Add a loss's gradient, scaled in fp16."""
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
     def apply(self) -> None:
-        """Clip the whole gradient and step all optimizers."""
+        """Clip the whole gradient; step all."""
         if self.scaler is not None:
             self._unscale(self.optimizers)
         if self._clip_norm is not None:
@@ -131,7 +127,7 @@ class Updates:
         self.end()
 
     def apply_one(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip and apply the gradients of one optimizer's parameters; call `end` later in the step."""
+        """Clip and step one optimizer; call `end` later."""
         if self.scaler is not None:
             self._unscale([optimizer])
         if self._clip_norm is not None:
@@ -140,14 +136,14 @@ class Updates:
         self._step(optimizer)
 
     def apply_each(self) -> None:
-        """Step each optimizer that has gradients separately."""
+        """Step each optimizer that has gradients."""
         for optimizer in self.optimizers:
             if any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
                 self.apply_one(optimizer)
         self.end()
 
     def end(self) -> None:
-        """Finish a step: update loss scaling and the average."""
+        """Update loss scaling and the average."""
         if self.scaler is not None and self._was_scaled:
             self.scaler.update()
             self.skipped = self.skipped + self._left_out
@@ -165,7 +161,7 @@ class Updates:
                 self._left_out = torch.maximum(self._left_out, found)
 
     def state(self) -> dict[str, Any]:
-        """Return the state; tensors are not copied."""
+        """State to save; tensors are not copied."""
         return {
             "optimizer": states_of(self.optimizers),
             "learning_rate": self._learning_rate,
@@ -175,11 +171,7 @@ class Updates:
         }
 
     def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
-        """Take over another run's optimizer states and average, but not its options.
-
-        Raises:
-            ValueError: The states are of other optimizers or parameters.
-        """
+        """Take over another run's optimizer states and average, not its options; `ValueError` if parameters differ."""
         if optimizer is not None:
             take_over_states(self.optimizers, optimizer, self._model)
         if self.average is not None and average is not None:
@@ -188,7 +180,7 @@ class Updates:
             self.average.begin_again()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a saved state."""
+        """Restore the state."""
         restore_states(self.optimizers, state["optimizer"])
         self._learning_rate = state["learning_rate"]
         if self.average is not None:
@@ -199,11 +191,7 @@ class Updates:
 
 
 def clip_norm_of(configuration: Configuration) -> float | None:
-    """Return the largest gradient norm, or None.
-
-    Raises:
-        UsageError: It is not a number > 0.
-    """
+    """Largest gradient norm; `UsageError` if not > 0."""
     value = configuration.parameters.get("clip_norm")
     if value is None:
         return None
@@ -217,11 +205,7 @@ T = TypeVar("T")
 
 
 def own_training_step(workload: Workload, computation: Computation) -> Take | None:
-    """Return the workload's ``training_step``, or None.
-
-    Raises:
-        UsageError: CUDA graphs are in use; they support only bssearch's step.
-    """
+    """The workload's ``training_step``; `UsageError` with CUDA graphs."""
     step: Take | None = getattr(workload, "training_step", None)
     if step is not None and computation.replays_graphs:
         raise UsageError(
@@ -232,7 +216,7 @@ def own_training_step(workload: Workload, computation: Computation) -> Take | No
 
 
 class OwnStep:
-    """Runs the workload's ``training_step`` with the optimizers that it built."""
+    """Runs the workload's ``training_step``."""
 
     def __init__(
         self,
@@ -251,11 +235,7 @@ class OwnStep:
         self._updates = updates
 
     def run(self, number: int, batches: Iterator[Batch], configuration: Configuration) -> torch.Tensor | WeightedLoss:
-        """Take a step over the next micro-batches; return its loss.
-
-        Raises:
-            WorkloadError: It skips micro-batches, or returns no loss.
-        """
+        """Take a step; `WorkloadError` for skipped micro-batches or no loss."""
         total = configuration.accumulation_steps
         taken = itertools.islice(batches, total)
         step = TrainingStep(

@@ -1,1 +1,1 @@
-"""Measurements of a device and a model in isolation."""
+"""Isolated measurements of a device and a model."""

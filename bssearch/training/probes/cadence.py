@@ -1,4 +1,4 @@
-"""Evaluation cadence: fixed per batch size, in steps, so that a seed repeats its steps to the target."""
+"""Evaluation cadence in steps, fixed per batch size: a seed repeats its steps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FEWEST_EVALUATIONS = 20  # at least, in the full limit: a crossing is then known
 
 
 def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
-    """Return the evaluation cadence in optimizer steps.
+    """The evaluation cadence in optimizer steps.
 
-    Evaluation may take at most `EVALUATION_SHARE`: e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t. The numbers of
-    evaluations, at most `EVALUATIONS_PER_LIMIT` and at least `FEWEST_EVALUATIONS`, take precedence.
+    Evaluation may take at most `EVALUATION_SHARE`: e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t. The bounds
+    `EVALUATIONS_PER_LIMIT` and `FEWEST_EVALUATIONS` take precedence.
     """
     by_number = full_limit / (EVALUATIONS_PER_LIMIT * step_seconds)
     by_share = evaluation_seconds * (1 / EVALUATION_SHARE - 1) / step_seconds
@@ -27,7 +27,7 @@ def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit:
 
 
 def probe_record(measured: StepTime, full_limit: float) -> ProbeRecord:
-    """Return a step-time measurement with its cadence."""
+    """Add the cadence to a step-time measurement."""
     cadence = None
     if measured.step_seconds is not None and measured.evaluation_seconds is not None:
         cadence = eval_every_steps(measured.step_seconds, measured.evaluation_seconds, full_limit)

@@ -1,4 +1,4 @@
-"""Whether a micro-batch size fits into memory, found by running it."""
+"""Whether a micro-batch size fits into memory."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def measure_memory(
     *,
     memory_bytes: int | None = None,
 ) -> MemoryUse:
-    """Run a trial of three steps; return whether memory, capped at ``memory_bytes``, sufficed.
+    """Run three steps; return whether memory, capped at ``memory_bytes``, sufficed.
 
-    A size at which a GPU's allocator must retry after its kernels are chosen does not fit, because it would thrash. The
-    peak excludes workspaces of kernels being benchmarked.
+    A size does not fit if a GPU's allocator must retry after its kernels are chosen: it would thrash. The peak excludes
+    workspaces of kernels being benchmarked.
     """
     device = computation.device
     if memory_bytes is not None:
@@ -65,7 +65,7 @@ def measure_memory(
 
 
 def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int | None:
-    """Return the memory less the reserve; None on a CPU without a limit."""
+    """Memory less the reserve; None on a CPU without a limit."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         return int((1 - RESERVE) * (total if limit_bytes is None else min(limit_bytes, total)))

@@ -1,4 +1,4 @@
-"""The gradient noise scale of a configuration near its target."""
+"""A configuration's gradient noise scale near its target."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ GROWTH = 1.5
 
 
 def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
-    """Train from the seed until the metric is near the target, or training ends; measure the noise scale there.
+    """Train until the metric is near the target, or training ends; measure the noise scale there.
 
-    The interval covers this measurement, not other seeds.
+    Its interval does not cover other seeds.
 
     Raises:
         WorkloadError: The metric is not finite, samples are too few, or the workload makes its own batches or steps.

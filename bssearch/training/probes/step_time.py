@@ -1,4 +1,4 @@
-"""Seconds of an optimizer step, its update and an evaluation, alone on the device."""
+"""Seconds of a step, its update and an evaluation, undisturbed."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ EVALUATION_SECONDS = 0.5
 
 
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
-    """Return the median seconds of a step (with interval), its update and an evaluation.
+    """Median seconds of a step (with interval), its update and an evaluation.
 
     Steps run between evaluations as in a trial, because caches are then cold (10% or more). Short runs (`RUN_SECONDS`)
-    are timed until the median's 95% interval is within the precision or the limit is reached. Runs on a slow core are
-    dropped unless few others remain: contended. A device at its power limit is timed again at its sustained clock. If
-    memory runs out, the result has ``out_of_memory`` and no times.
+    repeat until the median's 95% interval is within the precision, up to the limit. Runs on a slow core are dropped
+    unless few others remain. A device at its power limit is timed again at its sustained clock. If memory runs out, the
+    result has ``out_of_memory`` and no times.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -132,7 +132,7 @@ def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """``count`` repetitions in a row, each in ``seconds``; ``look`` is the core's pace beside them (0: irrelevant)."""
+    """``count`` repetitions of ``seconds`` each; ``look`` is the core's pace (0: irrelevant)."""
 
     seconds: float
     count: int
@@ -141,7 +141,7 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median seconds of some work with its interval; ``count`` repetitions ran at full pace, ``count_all`` in all."""
+    """Median seconds with interval; of ``count_all`` repetitions, ``count`` ran at full pace."""
 
     median: float
     low: float
@@ -153,11 +153,7 @@ class Timing:
 
 
 def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> Timing:
-    """Return the timing of the runs at full pace, or of all runs if fewer than six were.
-
-    Raises:
-        ValueError: There are fewer than six runs.
-    """
+    """Timing at full pace, or of all runs if fewer than six were; `ValueError` below six runs."""
     counted, slow = at_full_pace(runs, core), None
     if len(counted) < RUNS[0]:
         slow = f"the core was slow in {len(runs) - len(counted)} of {len(runs)} timings"
@@ -176,20 +172,20 @@ def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float)
 
 
 def at_full_pace(runs: Sequence[TimedRun], core: CorePace | None) -> list[TimedRun]:
-    """Return the runs on a core that was not slow."""
+    """Runs at full pace."""
     slow_above = math.inf if core is None else core.slow_above
     return [run for run in runs if run.look <= slow_above]
 
 
 def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
-    """Return whether the median's 95% interval is within ``precision``."""
+    """True if the median is known within ``precision``."""
     times = [run.seconds for run in runs]
     low, high = median_interval(times)
     return high - low <= 2 * precision * statistics.median(times)
 
 
 def why_contended(contention: Contention, slow: str | None, clock: Clock, threads: int) -> str | None:
-    """Return why the timed work shared the machine, or None."""
+    """Why timing shared the machine, if so."""
     reasons = [contention.reason, slow]
     if clock.is_contended(threads) and contention.reason is None:
         reasons.append("other work had the processor meanwhile")
@@ -214,10 +210,7 @@ class _Timer:
         between: Callable[[], object] | None = None,
         in_a_row: int | None = None,
     ) -> Timing:
-        """Time runs of work of about ``guess`` seconds until their median is known.
-
-        ``between`` runs, on another ledger, before every ``in_a_row`` repetitions.
-        """
+        """Time runs of about ``guess`` seconds until their median is known; ``between`` precedes every ``in_a_row``."""
         per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
         in_a_row = in_a_row or per_run
         rows = math.ceil(per_run / in_a_row)
@@ -270,13 +263,10 @@ def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a distribution-free 95% interval of the median of independent values.
+    """A distribution-free 95% interval of the median of independent values.
 
-    From the k-th smallest to the k-th largest, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5%
-    (David & Nagaraja, Order Statistics, § 7.1).
-
-    Raises:
-        ValueError: There are fewer than six values.
+    From the k-th smallest to the k-th largest, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5% (David & Nagaraja,
+    Order Statistics, § 7.1). Raises `ValueError` below six values.
     """
     k = _rank(len(values))
     if k < 1:
