@@ -37,11 +37,7 @@ WAYS = f"""any of these brings them:
 
 
 def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path]:
-    """Return the paths of the four files, plain or ``.gz``; download missing files.
-
-    Raises:
-        WorkloadError: A folder lacks a file, or the download fails.
-    """
+    """Find the four files, plain or ``.gz``, or download them; `WorkloadError` if a file is missing."""
     given = os.environ.get(DATA_DIR_VARIABLE)
     if given:
         root = Path(given).expanduser()
@@ -106,11 +102,7 @@ _UNSIGNED_BYTE = 8
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Return the values of an idx file, as a read-only uint8 array.
-
-    Raises:
-        WorkloadError: The file is unreadable or has another format.
-    """
+    """An idx file's read-only uint8 values; `WorkloadError` for another format."""
     content = _content(path)
     magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     if content[:4] != magic:
