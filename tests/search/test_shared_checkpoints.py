@@ -23,8 +23,7 @@ from bssearch.executors.base import Event
 from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
 from bssearch.search import leases
 from bssearch.search.leases import Leases
-from bssearch.search.pruners.checkpoints import CheckpointFolder
-from bssearch.search.waiting import WaitingTrials
+from bssearch.search.pruners.checkpoints import CheckpointFolder, WaitingTrials
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_environment, make_plan, not_none
