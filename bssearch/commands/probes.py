@@ -1,7 +1,7 @@
 """The interface and the result of a probe, and the probes of step times, memory and gradient noise.
 
 ``probe memory`` finds the largest micro-batch that fits, by doubling and bisection, one process per size. A size fits
-if it leaves the reserve of `bssearch.training.probes.memory` free, and does not fit if it exhausts all memory. Sizes
+if it leaves the reserve of `bssearch.training.probes` free, and does not fit if it exhausts all memory. Sizes
 in between are *marginal*, because equal processes differ slightly. If marginal sizes span more than `BRACKET`, both of
 their ends are bisected to `FINE` instead. Only sizes that ran are reported.
 """

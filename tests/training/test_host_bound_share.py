@@ -11,8 +11,7 @@ import pytest
 from bssearch.executors.messages import decode_reply, encode
 from bssearch.records import StepTime, StepTimeRequest, TrialEnded
 from bssearch.training.clock import RUN_AHEAD, CudaClock
-from bssearch.training.probes import step_time
-from bssearch.training.probes.step_time import measure_step_time
+from bssearch.training.probes import measure_step_time, step_time
 from bssearch.training.trainer import Trainer
 from tests.training.fake_cuda import FakeCuda
 from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data
