@@ -70,7 +70,7 @@ def predict(store: Store, study: str, step_times: Path, device_name: str | None 
     The device's name defaults to the file's. Raises the errors of `read_step_times` and `predict_for_device`, and
     `NotFoundError`.
     """
-    from bssearch.analysis.derived import predict_for_device
+    from bssearch.analysis.report import predict_for_device
     from bssearch.exchange.importers.step_times import read_step_times
 
     record = store.study(study)

@@ -30,10 +30,10 @@ from bssearch.spec.parts import (
     PrunerSpec,
     SamplerSpec,
     TargetSpec,
+    TrainingSpec,
     whole_configuration,
 )
 from bssearch.spec.space import OPTIONAL, TRAINING_PARAMETERS, BatchRules, SearchSpace, StrictModel
-from bssearch.spec.space.training import TrainingSpec
 
 OF_PROGRAMS = ("arguments", "command", "report")
 QUESTION_FIELDS = ("workload", "workload_settings", *OF_PROGRAMS, "target", "objective", "space", "default", "training")

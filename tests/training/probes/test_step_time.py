@@ -13,7 +13,7 @@ from bssearch.errors import WorkloadError
 from bssearch.records import Configuration, StepTime, StepTimeRequest
 from bssearch.training.contention import Contention, CorePace
 from bssearch.training.probes import measure_step_time, median_interval, step_time
-from bssearch.training.updates import Updates
+from bssearch.training.trainer import Updates
 from tests.factories import not_none
 from tests.training.toys import FakeTime, Toy, configuration, core_of_pace, on_cpu, toy_data
 
