@@ -29,8 +29,7 @@ from bssearch.records.batch_schedule import (
 from bssearch.search.confirmation import CompletedRuns, confirmation_trials, interleaved, verdict_of
 from bssearch.search.history import History, trial_seed
 from bssearch.spec.space import RETUNED, BatchGrowth, Dimension, Domain, SearchSpace, are_coordinates, bounds
-from bssearch.spec.space.domains import Range
-from bssearch.spec.space.parts import RelativeLearningRate
+from bssearch.spec.space.domains import Range, RelativeLearningRate
 
 BELOW, ABOVE = 8, 16
 """Default range of a schedule: best constant batch size / `BELOW` to × `ABOVE`."""

@@ -14,8 +14,7 @@ from bssearch.analysis.answer import Answer
 from bssearch.analysis.numbers import number
 from bssearch.commands.across.answers import ANSWERED, answered_row, answers_in
 from bssearch.commands.across.answers import in_words as agreement_in_words
-from bssearch.commands.across.databases import found_study
-from bssearch.commands.across.matching import StudyFilter, study_rows
+from bssearch.commands.across.databases import StudyFilter, found_study, study_rows
 from bssearch.commands.report import COMPARED, compare, compared_row, picture_of
 from bssearch.commands.rerun import Reproduction, reproduction
 from bssearch.commands.trials import Status, matching_trials, status

@@ -22,8 +22,8 @@ from bssearch.analysis.law.batch_model import (
     fit_law,
     predict_optimum,
     rising,
-    runnable_steps,
 )
+from bssearch.analysis.report import runnable_steps
 from tests.factories import make_probe, not_none
 
 RCP = Path(__file__).resolve().parents[1] / "data" / "mlperf-rcp"

@@ -18,9 +18,8 @@ from starlette.routing import Route
 
 from bssearch.figures.html import page_style, templates
 from bssearch.web.access import HEADERS, Access
-from bssearch.web.app import create_app
+from bssearch.web.app import Connection, create_app
 from bssearch.web.calculator.page import calculated
-from bssearch.web.server import Connection
 from bssearch.web.views import Databases
 
 KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}

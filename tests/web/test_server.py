@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.cli import report
 from bssearch.errors import UsageError
-from bssearch.web import server
+from bssearch.web import app
 from tests.cli.task import command, environment, refused
 from tests.web.serving import served
 
@@ -108,7 +109,7 @@ class TestServing:
             assert get(port, "/studies")[0] == 200
 
     def test_a_connection_that_asks_nothing_is_closed(self, searched: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bssearch.web.server.FIRST_REQUEST_S", 0.1)
+        monkeypatch.setattr("bssearch.web.app.FIRST_REQUEST_S", 0.1)
         with served(searched) as server:
             port = int(server.address.rpartition(":")[2])
             for sent in (b"", b"GET /studies HTTP/1.1\r\nHost: 127.0."):
@@ -139,13 +140,15 @@ class TestRefusing:
 
     @pytest.mark.parametrize("module", ["uvicorn", "starlette"])
     def test_without_its_extra_it_names_it(self, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+        for name in [one for one in sys.modules if one == "bssearch.web.app" or one.startswith(f"{module}.")]:
+            monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(UsageError, match=module) as refused:
-            server.serve()
+            report.serve()
         assert "bssearch[serve]" in str(refused.value.hint)
 
     def test_a_port_for_the_superuser_is_named(self) -> None:
-        error = server._not_ours(OSError(13, "Permission denied"), "127.0.0.1", 80)
+        error = app._not_ours(OSError(13, "Permission denied"), "127.0.0.1", 80)
         assert "80" in error.message
 
 

@@ -32,7 +32,7 @@ from bssearch.records import (
     WorkloadDescription,
     is_metric,
 )
-from bssearch.spec.command_line import check_places, filled, places_of, values_of
+from bssearch.spec.model import check_places, filled, places_of, values_of
 from bssearch.training.course import Course, Ending, not_finite, where
 
 MOST_OBSERVATIONS = 100_000
