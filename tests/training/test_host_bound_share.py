@@ -10,6 +10,7 @@ import pytest
 
 from bssearch.executors.messages import decode_reply, encode
 from bssearch.records import StepTime, StepTimeRequest, TrialEnded
+from bssearch.training import probes
 from bssearch.training.clock import RUN_AHEAD, CudaClock
 from bssearch.training.probes import measure_step_time
 from bssearch.training.trainer import Trainer

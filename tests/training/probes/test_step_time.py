@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bssearch.errors import WorkloadError
 from bssearch.records import Configuration, StepTime, StepTimeRequest
+from bssearch.training import probes
 from bssearch.training.contention import Contention, CorePace
 from bssearch.training.probes import measure_step_time, median_interval
 from bssearch.training.trainer import Updates
