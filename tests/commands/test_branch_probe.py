@@ -12,8 +12,7 @@ import torch
 import yaml
 
 from bssearch.analysis.law.branches import LocalCriticalBatch, plan_branches
-from bssearch.commands.opening import OpenStudy
-from bssearch.commands.probe.branch import (
+from bssearch.commands.branch_probe import (
     BranchedCheckpoint,
     Branching,
     BranchPoint,
@@ -25,6 +24,7 @@ from bssearch.commands.probe.branch import (
     samples_of,
     sentences,
 )
+from bssearch.commands.opening import OpenStudy
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import Observation, TrialEnded, TrialObserved, TrialOutcome, TrialRequest, TrialState

@@ -11,9 +11,17 @@ import pytest
 
 from bssearch.analysis.law.affine_step_time import fit_memory
 from bssearch.commands.launch import Launch
-from bssearch.commands.probe.memory import BRACKET, FINE, MemoryProbe, next_size, probe_memory
-from bssearch.commands.probe.noise import probe_noise
-from bssearch.commands.probe.step_time import SECONDS_LIMIT, probe_step_times, step_time
+from bssearch.commands.probes import (
+    BRACKET,
+    FINE,
+    SECONDS_LIMIT,
+    MemoryProbe,
+    next_size,
+    probe_memory,
+    probe_noise,
+    probe_step_times,
+    step_time,
+)
 from bssearch.errors import LaunchError
 from bssearch.records import (
     Configuration,

@@ -40,7 +40,7 @@ from bssearch.errors import (
 )
 from bssearch.records import Lease, TrialOutcome, TrialState
 from bssearch.spec import load_spec
-from bssearch.spec.submission import NewSubmission, SubmissionState
+from bssearch.spec.templates import NewSubmission, SubmissionState
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, environment, printed, refused, space_of
 from tests.cli.worker_process import make_node

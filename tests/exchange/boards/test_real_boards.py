@@ -258,7 +258,7 @@ def test_quick_answers_and_probes_start_no_board(tmp_path: Path, monkeypatch: py
     def refuse(*_: object) -> None:
         raise UsageError("a board was started")
 
-    monkeypatch.setattr("bssearch.commands.reporting.BoardProcess", refuse)
+    monkeypatch.setattr("bssearch.exchange.boards.process.BoardProcess", refuse)
     spec = write_task(tmp_path, **SMALL, log=["tensorboard"])
     assert bssearch("probe", "step-time", spec.name, cwd=tmp_path).returncode == 0
     assert "a board was started" in bssearch("run", spec.name, cwd=tmp_path).stderr

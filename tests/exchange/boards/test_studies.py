@@ -86,7 +86,7 @@ def test_a_process_that_cannot_start_fails_no_study(
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no process left")
 
-    monkeypatch.setattr("bssearch.commands.reporting.BoardProcess", refuse)
+    monkeypatch.setattr("bssearch.exchange.boards.process.BoardProcess", refuse)
     _, trials, _ = run(tmp_path, "Keeping")
     assert trials
     assert notebook.calls("Keeping") == []
