@@ -1,1 +1,0 @@
-"""Isolated measurements of a device and a model."""
