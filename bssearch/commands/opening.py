@@ -292,7 +292,7 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
                 remember(spec, store.study(spec.name), Path(launch.folder))
             elif given.in_process is not None and asked.executor.name != INLINE:
                 listener.note(
-                    f"{given.label} lies in no file that a worker process could load: its trials run in this process, "
+                    f"{given.label} is not in a file that a worker process could load: its trials run in this process, "
                     "one at a time, and a crash or a hang is one of this process"
                 )
             with (

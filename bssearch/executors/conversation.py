@@ -136,9 +136,7 @@ class Conversation:
                 else:
                     self._take(reply)
         except ValueError as error:
-            raise UsageError(
-                f"what the program says on its line is no message: {str(error).splitlines()[0]}"
-            ) from error
+            raise UsageError(f"the program sent an invalid message: {str(error).splitlines()[0]}") from error
         return bool(chunk)
 
     def _send(self, command: Assign | TrialStop) -> None:

@@ -40,8 +40,8 @@ def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
         choice = cuda or ["cpu" if wanted == "auto" else "cuda"]
     if choice[0] not in present:
         raise LaunchError(
-            f"device {wanted!r} is not there; this machine has {', '.join(present)}",
-            hint="a device is auto, cpu, cuda or cuda:N",
+            f"no device {wanted!r}; this machine has {', '.join(present)}",
+            hint="choose auto, cpu, cuda or cuda:N",
         )
     return _idle_ones([torch.device(name) for name in choice], allow_busy)
 
@@ -92,7 +92,7 @@ def _idle_ones(devices: list[torch.device], allow_busy: bool) -> list[torch.devi
             f"{device} by " + ", ".join(f"process {pid} ({name})" for pid, name in others[device]) for device in devices
         )
         raise LaunchError(
-            f"in use: {busy}; what is timed on a device that another program computes on is worth little",
-            hint="wait for it to end, choose another device, or time beside it with --allow-busy",
+            f"in use: {busy}; times on a shared device are not reliable",
+            hint="wait for that process, choose another device, or accept a shared one with --allow-busy",
         )
     return idle or devices

@@ -115,16 +115,16 @@ def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> t
 def code_has_changed(what: str, before: str | None, now: str | None) -> WorkloadError:
     """Error for changed code (None: no revision)."""
     return WorkloadError(
-        f"{what} has changed since the run began ({before} → {now or 'no file'}): what it trains now does not compare "
-        "with the trials before",
-        hint="undo the change and run it again, or give the study another name; "
-        "`run --allow-changed-workload` where the change does not matter",
+        f"{what} has changed since the run began ({before} → {now or 'no file'}): later trials would not compare "
+        "with earlier ones",
+        hint="undo the change and run again, or rename the study; "
+        "`run --allow-changed-workload` if the change does not matter",
     )
 
 
 def no_noise_scale(what: str) -> WorkloadError:
     """Error: only workloads have noise scales."""
-    return WorkloadError(f"the gradient noise scale is measured of a workload: {what} keeps its loss to itself")
+    return WorkloadError(f"the gradient noise scale needs a workload: {what} does not expose its loss")
 
 
 def kernel_memory_kills() -> int | None:

@@ -99,8 +99,8 @@ class InlineExecutor:
         self._refuse_while_a_trial_runs()
         if self._settings.given is not None:
             raise UsageError(
-                f"workload {self._settings.workload!r} lies in no file: its memory is measured in a process of its own",
-                hint="put it into a file, and name that in the spec's workload",
+                f"workload {self._settings.workload!r} is not in a file, but memory is measured in another process",
+                hint="put the workload into a file, and name the file in the spec",
             )
         executor = LocalExecutor(replace(self._settings, allow_busy=True, log_folder=None))  # busy with this process
         try:
@@ -169,8 +169,8 @@ class InlineExecutor:
         on_cpu = self._settings.device == "cpu" or not torch.cuda.is_available()
         if self._settings.memory_limit_bytes is not None and on_cpu:
             raise LaunchError(
-                "a memory limit on the CPU would be one of the whole run with the executor inline",
-                hint="executor.name: local, or no memory_limit_gib",
+                "the executor inline has no memory limit on the CPU: the limit would apply to the whole run",
+                hint="set executor.name: local, or remove memory_limit_gib",
             )
 
     def _set_environment(self) -> None:

@@ -49,9 +49,9 @@ class LoopStages:
         """Refuse a schedule by gradient noise."""
         if self._schedule is not None and self._schedule.is_measured:
             raise UsageError(
-                f"{BATCH_SCHEDULE} = {self._schedule.name!r} goes by the gradient noise scale, which is not measured "
-                "in a loop of your own: its gradients are its own",
-                hint="a schedule by samples: geometric, linear or milestones; or a workload",
+                f"{BATCH_SCHEDULE} = {self._schedule.name!r} needs the gradient noise scale, which cannot be measured "
+                "in your own loop",
+                hint="use geometric, linear or milestones, which count samples; or a workload",
             )
 
     def refuse(self, who: str, why: str) -> None:

@@ -61,8 +61,8 @@ class SocketLine:
             line.close()
             raise LaunchError(
                 f"no search listens at {path}: {error}",
-                hint="one program of a command asks for its trial, once, and before it reports any progress; "
-                "where the path is too long, set TMPDIR to a shorter one",
+                hint="only one program of a command may ask for its trial, once, before it reports progress; "
+                "if the path is too long, set TMPDIR to a shorter one",
             ) from error
         return cls(line.detach())
 
@@ -71,7 +71,7 @@ class SocketLine:
         while not self._waiting:
             chunk = self._socket.recv(CHUNK_BYTES)
             if not chunk:
-                raise ValueError("the search has hung up")
+                raise ValueError("the search closed the connection")
             self._waiting += self._lines.feed(chunk)
         found = decode_command(self._waiting.pop(0))
         if not isinstance(found, Assign):
@@ -297,7 +297,7 @@ def fit_made(trial: LoopTrial, made: Any) -> None:
     if found is None:
         known = ", ".join(sorted(".".join(name) for name in FITTERS))
         raise UsageError(
-            f"make_trainer(trial) returned a {type(trainer).__name__} where a trainer must stand",
-            hint=f"the trainers that are known: {known}",
+            f"make_trainer(trial) returned a {type(trainer).__name__}; it must return a trainer",
+            hint=f"known trainers: {known}",
         )
     importlib.import_module(found).fit_made(trial, made)

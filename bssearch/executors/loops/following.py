@@ -204,7 +204,7 @@ class Followed:
                 raise UsageError(
                     "an optimizer of trial.state took a step before the last of the step's micro-batches, in a trial "
                     "whose batch grows",
-                    hint=f"count the micro-batches anew after each step, up to trial.accumulation_steps; {SEE}",
+                    hint=f"count the micro-batches from 0 after each step, up to trial.accumulation_steps; {SEE}",
                 )
 
         for one in self._asked.optimizers if self._stages.grows else ():

@@ -249,8 +249,8 @@ def _refuse_what_decides_for_itself(trainer: Any) -> None:
     for one in trainer.callbacks:
         if DECIDES_FOR_ITSELF & _kinds(one):
             raise UsageError(
-                f"the Trainer has the callback {type(one).__name__}, which decides what the trial is to decide",
-                hint="leave it out, and what adds it: Tuner(trainer).scale_batch_size and lr_find",
+                f"the Trainer has the callback {type(one).__name__}, which chooses a value that the trial sets",
+                hint="remove the callback, and calls of Tuner(trainer).scale_batch_size and lr_find",
             )
 
 
@@ -292,7 +292,7 @@ def adopt_learning_rate(trial: LoopTrial, optimizers: Iterable[Any], schedules: 
     if given is None or trial.has_asked("learning_rate"):
         return
     if not given > 0:
-        raise UsageError(f"current_trial(learning_rate={given}): must be > 0, for the others are scaled by it")
+        raise UsageError(f"current_trial(learning_rate={given}): must be > 0, because other rates are scaled by it")
     scale = scaling(float(given), trial.learning_rate)
     for optimizer in optimizers:
         _scale_groups(optimizer, GROUP_RATES, scale)

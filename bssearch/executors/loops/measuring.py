@@ -71,8 +71,8 @@ class Looked(Assignment):
     def looped(self, step: int, because: str = "") -> None:
         """Raise `UsageError`: the loop ended too early."""
         raise UsageError(
-            f"the loop ended by itself after {step} steps, before it was told to{ended_by(because)}",
-            hint="while not trial.should_stop, or for batch in trial.batches(loader)",
+            f"the loop ended by itself after {step} steps, before the measurement was complete{ended_by(because)}",
+            hint="loop while not trial.should_stop, or over trial.batches(loader)",
         )
 
     def _answer(self, answer: Answer) -> None:

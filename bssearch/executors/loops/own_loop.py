@@ -124,8 +124,8 @@ class LoopTrial:
         """Raise `UsageError` if the Trainer ``who`` cannot train this trial."""
         if self.has_state:
             raise UsageError(
-                "trial.state(...) beside a Trainer: it trains a trial from its start, and cannot go on from a pause",
-                hint="leave trial.state(...) out: the trial is then stopped where others are paused",
+                "trial.state(...) cannot be used with a Trainer, which cannot resume a paused trial",
+                hint="remove trial.state(...); the trial is then stopped instead of paused",
             )
         self._stages.refuse(who, "its loader is made once")
 
@@ -152,7 +152,7 @@ class LoopTrial:
         most = READINGS_PER_MICRO_BATCH * self._now.accumulation_steps
         if self._assignment.cycles and self._readings > most:
             raise UsageError(
-                f"the loop went round {most} times after step {self.steps} without trial.step()",
+                f"the loop read trial.should_stop {most} times after step {self.steps} without trial.step()",
                 hint="call trial.step() after each step of the optimizer",
             )
         return self._assignment.is_over
@@ -191,7 +191,7 @@ class LoopTrial:
             return
         if step is None or self._announced_at != step or self._evaluated_at == step:
             raise UsageError(
-                f"report() after {self.steps} steps, where no evaluation is due",
+                f"report() after {self.steps} steps, but no evaluation is due",
                 hint="if trial.evaluation_due: trial.report(accuracy=...), at the end of the loop's body",
             )
         self._evaluated_at = step
@@ -222,7 +222,7 @@ class LoopTrial:
         if self._is_in_batch:
             raise UsageError("step() in the body of batches(), which counts the steps by itself")
         if self._assignment.is_over:
-            raise TrialStopped("the trial has ended; the loop ends where trial.should_stop is true")
+            raise TrialStopped("the trial has ended; end the loop when trial.should_stop is true")
         if not self._has_begun:
             self._begin()
             self._taken_before -= min(1, self._optimizer_steps.taken)  # the step that this call tells of
@@ -489,11 +489,11 @@ class LoopTrial:
             return
         if self._announced_at == step:
             raise UsageError(
-                f"no report() after step {step}, where trial.evaluation_due was true",
+                f"no report() after step {step}, but trial.evaluation_due was true",
                 hint="if trial.evaluation_due: trial.report(accuracy=...)",
             )
         if step > 0 and self._is_due(step):
             raise UsageError(
-                f"no evaluation after step {step}, where one was due",
+                f"no evaluation after step {step}, but one was due",
                 hint="batches(loader, evaluate=...), or after each step: if trial.evaluation_due: trial.report(...)",
             )

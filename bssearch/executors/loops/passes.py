@@ -198,7 +198,7 @@ class Passes(Generic[T]):
         if self._is_empty and self._pass is self._loader:
             raise UsageError(
                 f"the loader of batches() is empty, at a micro-batch size of {size}",
-                hint="drop_last leaves fewer samples out; an iterator can be gone through once",
+                hint="drop_last may drop all samples; an iterator can be used only once",
             )
 
     def begin(self, size: int) -> int | None:

@@ -283,7 +283,7 @@ def check_evaluated(word: Word, step: int) -> None:
     """Refuse a skipped evaluation: ranks would never learn of the end."""
     if step >= word.due[-1]:
         raise UsageError(
-            f"no evaluation after step {word.due[-1]}, where one was due",
+            f"no evaluation after step {word.due[-1]}, but one was due",
             hint="every rank: batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
         )
 

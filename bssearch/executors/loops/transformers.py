@@ -220,8 +220,8 @@ def _refuse_several(metrics: Mapping[str, Any]) -> None:
     speeds = [name for name in metrics if name.endswith("_runtime") and name != f"{PREFIX}runtime"]
     if speeds:
         raise UsageError(
-            f"eval_dataset is a dict of several, of which {speeds[0].removesuffix('_runtime')} is one; a trial has one",
-            hint="Trainer(..., eval_dataset=...) with the one of the target",
+            f"eval_dataset has several datasets, such as {speeds[0].removesuffix('_runtime')}; a trial has one",
+            hint="pass only the dataset of the target: Trainer(..., eval_dataset=...)",
         )
 
 
@@ -331,7 +331,7 @@ def decided_by(trial: LoopTrial, train_samples: int | None) -> dict[str, Any]:
     if parameters.get("warmup_epochs"):
         if train_samples is None:
             raise UsageError(
-                f"warmup_epochs = {parameters['warmup_epochs']} takes the number of training samples",
+                f"warmup_epochs = {parameters['warmup_epochs']} needs the number of training samples",
                 hint="training_arguments(trial, train_samples=len(train_data), ...)",
             )
         found["warmup_steps"] = warmup_steps(float(str(parameters["warmup_epochs"])), train_samples, trial.batch_size)
@@ -377,7 +377,7 @@ def _check_obeys(trial: LoopTrial, own: Collection[str]) -> None:
     ):
         if value is not None and value not in known and argument not in own:
             raise UsageError(
-                f"space.{name}: {value} has no argument of a Trainer that stands for it; {', '.join(known)} has",
+                f"space.{name}: {value} cannot be passed to a Trainer; it takes {', '.join(known)}",
                 hint=f"leave {name} out of the space, or give {argument}=... beside it",
             )
 
@@ -419,8 +419,8 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     except TypeError:
         if arguments.max_steps >= MOST_STEPS:
             raise UsageError(
-                "the training data has no length, and a trial goes through its data again and again",
-                hint="data with a length, or data without an end and max_steps=...",
+                "the training data has no length, but a trial repeats its data",
+                hint="use data with a length, or endless data with max_steps=...",
             ) from None
         return math.inf
     rows = len(getattr(loader.batch_sampler, "sampler", loader.dataset))
@@ -449,9 +449,9 @@ def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
         once, twice = (_loss(module, args, {**given, "num_items_in_batch": times * items}) for times in (1, 2))
         if abs(once - twice) <= LEAST_CHANGE * abs(once):
             raise UsageError(
-                f"the loss of {type(module).__name__} does not count num_items_in_batch: a batch in several "
-                "micro-batches would have gradients as many times too large",
-                hint="model.accepts_loss_kwargs = False, before the Trainer is made: that divides the loss itself then",
+                f"the loss of {type(module).__name__} ignores num_items_in_batch: the gradients of a batch "
+                "in several micro-batches would be too large by their number",
+                hint="set model.accepts_loss_kwargs = False before making the Trainer, which then divides the loss",
             )
 
     handle = model.register_forward_hook(look, with_kwargs=True)

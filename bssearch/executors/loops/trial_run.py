@@ -276,7 +276,7 @@ def _device_of_generators() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu")
 
 
-NO_STATE = "the script has named no trial.state(...), which one with a Trainer does not"
+NO_STATE = "the script did not call trial.state(...), which a script with a Trainer cannot do"
 
 
 class TrialRun(Assignment):
@@ -326,7 +326,7 @@ class TrialRun(Assignment):
             self.stages.refuse("a branch of a longer run", "it ends after as many steps of one size")
             if not self._has_read_checkpoint:
                 raise UsageError(
-                    f"the script is to go on from {branch.checkpoint}, and has not read trial.checkpoint",
+                    f"the script must continue from {branch.checkpoint}, but did not read trial.checkpoint",
                     hint="if trial.checkpoint is not None: load the model, and the optimizer by trial.load_optimizer()",
                 )
         clock = self._clock.clock
@@ -335,7 +335,7 @@ class TrialRun(Assignment):
             self._device_meter.start()
             self.contention.start()
         if self._request.resumes and not self._objects:
-            raise CheckpointError(f"trial {self._request.number} cannot go on: {NO_STATE}")
+            raise CheckpointError(f"trial {self._request.number} cannot resume: {NO_STATE}")
         self.skipped()
         self._clock.train()
 

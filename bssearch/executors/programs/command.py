@@ -100,7 +100,7 @@ class ReportedTrial:
         if asked is not None:
             state, reason = asked
             if state is TrialState.PAUSED:
-                state, reason = TrialState.PRUNED, f"{reason}; {COULD_NOT_PAUSE}: a command keeps its state to itself"
+                state, reason = TrialState.PRUNED, f"{reason}; {COULD_NOT_PAUSE}: a command cannot be checkpointed"
             self._end(Ending(state, reason, asked=True))
         elif self._basis is SecondsBasis.WALL:
             self._end(self._course.limited(now - self._zero))
@@ -144,8 +144,8 @@ class ReportedTrial:
         if self._longest_wait <= (self._last_came - self._first[1]) / FEWEST_BURSTS:
             return ()
         return (
-            f"the command's reports came in bursts, up to {self._longest_wait:.3g} s apart, and the wall clock is as "
-            "coarse: it must flush each line, or report its own seconds",
+            f"the command's reports came in bursts, up to {self._longest_wait:.3g} s apart, so the times are "
+            "not more precise: let the command flush each line, or report its own seconds",
         )
 
     def _check(self, report: Report) -> None:
@@ -156,7 +156,9 @@ class ReportedTrial:
         if report.step <= self.steps:
             raise UsageError(f"the command reports step {report.step} after step {self.steps}: steps must rise")
         if (report.seconds is None) != (self._basis is SecondsBasis.WALL):
-            raise UsageError(f"the command reports seconds at times: at step {report.step} otherwise than before")
+            raise UsageError(
+                f"the command reports seconds only sometimes: step {report.step} differs from the steps before"
+            )
         if report.seconds is not None and report.seconds < self._seconds:
             raise UsageError(f"the command reports {report.seconds:g} seconds after {self._seconds:g}: they must rise")
 
@@ -429,13 +431,13 @@ class LoadedCommand(LoadedProgram):
                 if not has_reported and self._is_unread(process):
                     raise WorkloadError(
                         f"the command makes no report{self._hint_of_reports(process)}",
-                        hint="where what it prints before its training takes long: a larger executor.hang_seconds, "
-                        "of which it may take a tenth",
+                        hint="if the output before training takes long, raise executor.hang_seconds: it may take a "
+                        "tenth of that",
                     )
                 if time.monotonic() - last > self._hang_seconds:
                     raise WorkloadError(
                         f"the command made no report for {self._hang_seconds:g} s{self._hint_of_reports(process)}",
-                        hint="executor.hang_seconds is how long it may take",
+                        hint="raise executor.hang_seconds if a report may take longer",
                     )
             code = process.end()
         if code:

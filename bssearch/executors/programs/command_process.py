@@ -94,7 +94,7 @@ class Patience:
         if self.is_over():
             raise WorkloadError(
                 f"the command said nothing for {self._seconds:g} s after it had asked for its trial",
-                hint="executor.hang_seconds is how long it may take",
+                hint="raise executor.hang_seconds if the command may be silent longer",
             )
 
 

@@ -90,7 +90,7 @@ class ScriptServer:
                 process_group=0,
             )
         reason = self._told()["anew"]
-        self.notice = None if reason is None else f"each trial imports anew what the script imports: {reason}"
+        self.notice = None if reason is None else f"each trial repeats the script's imports: {reason}"
 
     def start(self) -> ScriptProcess:
         """Start the script; raise `LaunchError` if impossible."""

@@ -486,7 +486,7 @@ class RayExecutor(SlotExecutor):
         if in_a_file and not place.has_folder:
             raise LaunchError(
                 f"slot {slot.index}: {place.machine} has no folder {self._settings.folder}",
-                hint="the workload must lie at the same path on each node, on a file system that they share",
+                hint="put the workload at the same path on each node, on a shared file system",
             )
 
     def _leave(self, slot: Slot) -> None:
@@ -538,7 +538,7 @@ def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
     if settings.device not in {"auto", "cpu", "cuda"}:
         raise UsageError(
             f"executor.device = {settings.device!r} must be auto, cpu or cuda with the executor ray: "
-            "which GPU a slot has is Ray's to say"
+            "Ray chooses the GPU of a slot"
         )
     there_are = any(node.gpus >= 1 for node in nodes)
     if settings.device == "cuda" and not there_are:
@@ -552,7 +552,7 @@ def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
     if url is not None and machines > 1:
         raise UsageError(
             f"{CHECKPOINT_DIR_VARIABLE} = {url.partition('://')[0]}://…: on a Ray cluster of {machines} machines it "
-            "must name a folder: a store's files are sent and brought by the driver's machine alone",
+            "must name a folder: only the driver's machine can use a store",
             hint="name a folder that all machines share",
         )
 
@@ -567,8 +567,8 @@ def _room(settings: ExecutorSettings, nodes: Sequence[Node], gpus: int) -> int:
     if settings.least_slots > room:
         kind = "a GPU and " if gpus else ""
         raise UsageError(
-            f"executor.slots = {settings.slots} must be <= {room}: the Ray cluster has room for so many slots with "
+            f"executor.slots = {settings.slots} must be <= {room}: the Ray cluster has room for no more slots with "
             f"{kind}executor.threads = {settings.threads}",
-            hint="executor.slots = auto takes as many as there are",
+            hint="set executor.slots = auto to use all",
         )
     return room
