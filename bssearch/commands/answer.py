@@ -64,6 +64,6 @@ def predict(store: Store, study: str, step_times: Path, device_name: str | None 
     The device's name defaults to the file's. Raises the errors of `read_step_times` and `predict_for_device`, and
     `NotFoundError`.
     """
-    record = store.study(study)
+    record = store.studies.get(study)
     times = read_step_times(step_times)
-    return predict_for_device(record, spec_of(record), store.trials(study), times, device_name or step_times.stem)
+    return predict_for_device(record, spec_of(record), store.trials.of(study), times, device_name or step_times.stem)

@@ -69,7 +69,7 @@ def compare_page(asked: Asked) -> Answered:
     if len(names) > MOST_COMPARED:
         raise UsageError(f"{len(names)} studies are too many to compare: at most {MOST_COMPARED}")
     with asked.databases.opened() as stores:
-        known = [(store, one.name) for store in stores for one in store.studies() if one.archived_at is None]
+        known = [(store, one.name) for store in stores for one in store.studies.summaries() if one.archived_at is None]
         found = compare([_placed(stores, name) for name in names]) if len(names) > 1 else []
     if asked.text("format") == "json":
         return Document([one.model_dump(mode="json") for one in found])

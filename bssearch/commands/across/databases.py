@@ -44,7 +44,7 @@ def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]
         return _only_study(stores)
     if len(stores) == 1:
         return stores[0], given
-    holders = [store for store in stores if store.find_study(given) is not None]
+    holders = [store for store in stores if store.studies.find(given) is not None]
     if not holders:
         raise _nowhere(stores, given)
     if len(holders) > 1:
@@ -55,7 +55,7 @@ def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]
 
 
 def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
-    listed = [(store, one) for store in stores for one in store.studies()]
+    listed = [(store, one) for store in stores for one in store.studies.summaries()]
     named = [(store, one.name) for store, one in listed if one.archived_at is None]
     where, holds = ("the database", "holds") if len(stores) == 1 else ("the databases", "hold")
     if not named:
@@ -68,7 +68,7 @@ def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
 
 
 def _nowhere(stores: Sequence[Store], name: str) -> NotFoundError:
-    names = sorted({one.name for store in stores for one in store.studies()})
+    names = sorted({one.name for store in stores for one in store.studies.summaries()})
     near = difflib.get_close_matches(name, names, n=3)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return NotFoundError(

@@ -163,8 +163,8 @@ def study_rows(store: Store, asked: StudyFilter, *, archived: bool = False) -> I
     Closes the store.
     """
     with store:
-        records = {one.name: one for one in store.study_records()}
-        for one in store.studies():
+        records = {one.name: one for one in store.studies.all()}
+        for one in store.studies.summaries():
             study = records.get(one.name)  # None if the study was created just now
             if study is None or not asked.matches(study) or (one.archived_at is not None and not archived):
                 continue

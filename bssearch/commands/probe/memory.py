@@ -116,7 +116,7 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
         study.listener.note(f"micro-batch {use.micro_batch_size}: {'fits' if use.fits else use.reason}")
 
     ceiling = executor.describe().train_samples or spec.batch_sizes[-1]
-    uses = store.memory(spec.name, environment)
+    uses = store.probes.memory(spec.name, environment)
     marginal: list[MemoryUse] = []
     smallest = min(spec.batch_sizes)
     while (size := next_size(uses, smallest=smallest, ceiling=ceiling, marginal=sizes_of(marginal))) is not None:
@@ -130,7 +130,7 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
                 tell(use)
                 continue
             use = without_reserve
-        store.save_memory(spec.name, environment, use)
+        store.probes.save_memory(spec.name, environment, use)
         uses.append(use)
         tell(use)
     memory = boundary_of(uses)

@@ -71,20 +71,20 @@ def probe_noise(
             threads=spec.executor.threads,
         )
     )
-    study.store.save_noise(spec.name, study.environment, measurement)
+    study.store.probes.save_noise(spec.name, study.environment, measurement)
     return measurement
 
 
 def _best_known(study: OpenStudy) -> tuple[Configuration, int]:
     spec, store, environment = study.spec, study.store, study.environment
-    trial = fastest(store.trials(spec.name))
+    trial = fastest(store.trials.of(spec.name))
     configuration = spec.default_configuration if trial is None else trial.configuration
     size = configuration.batch_size
-    probe = store.probes(spec.name, environment).get(size)
+    probe = store.probes.by_batch_size(spec.name, environment).get(size)
     if trial is not None:
         micro = configuration.micro_batch_size if probe is None else probe.micro_batch_size
         return configuration.in_micro_batches(micro), trial.eval_every_steps
     if probe is None:
-        probe = step_time_of_default(spec, study.executor, size, store.memory_boundary(spec.name, environment))
+        probe = step_time_of_default(spec, study.executor, size, store.probes.memory_boundary(spec.name, environment))
     assert probe.eval_every_steps is not None, "the default was timed"
     return spec.default_configuration.in_micro_batches(probe.micro_batch_size), probe.eval_every_steps

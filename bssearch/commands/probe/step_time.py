@@ -96,13 +96,13 @@ def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> 
     spec, store, environment = study.spec, study.store, study.environment
 
     def on_too_large(memory: MemoryUse) -> None:
-        store.save_memory(spec.name, environment, memory)
+        store.probes.save_memory(spec.name, environment, memory)
 
     visit: int | None = None
     for size in spec.batch_sizes:
-        memory = store.memory_boundary(spec.name, environment)
+        memory = store.probes.memory_boundary(spec.name, environment)
         probe = measure_step_time_at(spec, study.executor, size, memory, on_too_large, seconds_limit)
         if probe is not None:
-            visit = store.save_probe(spec.name, environment, probe, visit)
+            visit = store.probes.add_step_time(spec.name, environment, probe, visit)
             study.listener.note(f"batch {probe.batch_size}: {probe.steps_timed} steps timed")
-    return list(store.probes(spec.name, environment).values())
+    return list(store.probes.by_batch_size(spec.name, environment).values())
