@@ -25,7 +25,7 @@ from bssearch.records import Configuration, NewStudy, Phase, Target, TrialOutcom
 from bssearch.storage.connection.faults import ConnectionLostError
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial
-from tests.factories import make_environment
+from tests.factories import make_environment, not_none
 from tests.storage.conftest import OUTCOME, add_study, start
 
 MISSED = TrialOutcome(state=TrialState.EXHAUSTED, reason="ended", steps=7, last_miss_step=7)
@@ -82,13 +82,12 @@ class _NotCommittedError(Exception):
 
 
 def as_imported(trial: TrialRecord) -> FinishedTrial:
-    assert trial.outcome is not None
     return FinishedTrial(
         configuration=trial.configuration,
         phase=trial.phase,
         seed=trial.seed,
         train_seconds_limit=trial.train_seconds_limit,
-        outcome=trial.outcome,
+        outcome=not_none(trial.outcome),
     )
 
 
@@ -216,8 +215,7 @@ def figures_of_run(run: Run) -> str:
 
 
 def figures_of_trial(trial: TrialRecord) -> str:
-    outcome = trial.outcome
-    assert outcome is not None
+    outcome = not_none(trial.outcome)
     to_target = (outcome.time_to_target_s, outcome.steps_to_target)
     missed_at = (outcome.last_miss_seconds, outcome.last_miss_step)
     reached = trial.state is TrialState.REACHED
