@@ -49,7 +49,7 @@ def in_main(module: Any) -> Any:
 
 def stored(folder: Path, name: str = "task") -> StudySpec:
     with open_store(f"sqlite:///{folder / 'study.db'}", write=False) as store:
-        return StudySpec.model_validate(store.study(name).spec)
+        return StudySpec.model_validate(store.studies.get(name).spec)
 
 
 def python(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -186,14 +186,14 @@ def test_code_that_fails_before_anything_is_measured_leaves_no_study_and_mended_
         attempt(broken)
     open_store(db).close()
     with open_store(db) as store:
-        assert store.studies() == []
+        assert store.studies.summaries() == []
     # Another question: a study that was left behind would refuse it.
     found = attempt(f"{WORKLOAD}\n# mended\n", target={"metric": "accuracy", "value": 0.85})
     assert (found.study, found.optimal.batch_size) == ("task", 32)
     with pytest.raises(BSSearchError):
         attempt(broken, target={"metric": "accuracy", "value": 0.85})
     with open_store(db) as store:
-        assert len(store.trials("task")) == 2, "what has trials stays"
+        assert len(store.trials.of("task")) == 2, "what has trials stays"
 
 
 def test_a_library_that_an_optimizer_needs_is_asked_for_before_anything_is_stored(
@@ -209,4 +209,4 @@ def test_a_library_that_an_optimizer_needs_is_asked_for_before_anything_is_store
             run()
         assert caught.value.hint == "pip install 'bssearch[optimizers]'"
     with open_store(db) as store:
-        assert store.find_study("task") is None
+        assert store.studies.find("task") is None
