@@ -1,20 +1,15 @@
-"""The web application, its routes and error pages, and the server, which binds before it prints its address."""
+"""The web application: routes and error pages."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import socket
-from asyncio import Transport
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from importlib.metadata import version
 from threading import Lock
 from typing import Any
 
-import uvicorn
 from jinja2 import PackageLoader
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,12 +18,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, TargetNotReachedError, UsageError
 from bssearch.figures.html import page_style, templates
 from bssearch.records.text import in_words, plural, visible, without_passwords
-from bssearch.web.access import Access, Guard, is_loopback, new_token
+from bssearch.web.access import Access, Guard
 from bssearch.web.calculator.page import calculator_page
 from bssearch.web.studies import (
     answer_document,
@@ -186,117 +180,3 @@ class _Pages:
 
     def _page(self, template: str, status: int, values: dict[str, Any]) -> HTMLResponse:
         return HTMLResponse(self._environment.get_template(template).render(self._always | values), status)
-
-
-# Browsers open connections in advance and leave them unused for minutes.
-
-MOST_CONNECTIONS = 400
-"""Maximum open connections, below the default limit of 1,024 files per process. A browser opens up to six."""
-
-FIRST_REQUEST_S = 10.0
-"""Seconds for a connection's first request, enough for a slow network."""
-
-
-class Connection(H11Protocol):
-    """A connection that closes without a timely first request; uvicorn's own limit applies after a response."""
-
-    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Start the request timeout."""
-        super().connection_made(transport)
-        self.loop.call_later(FIRST_REQUEST_S, self._close_unused)
-
-    def _close_unused(self) -> None:
-        if not self.cycle:  # uvicorn: None until a request has come
-            self.transport.close()
-
-
-GRACE_S = 3
-"""Seconds for requests to finish after a stop."""
-
-BACKLOG = 128
-"""The listen backlog."""
-
-
-def serve(
-    urls: Sequence[str] | None = None,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8765,
-    names: Sequence[str] = (),
-    asks_token: bool | None = None,
-    tell: Callable[[str], None] = print,
-) -> None:
-    """Serve database pages until Ctrl-C or SIGTERM.
-
-    A token is required if ``host`` is reachable from other machines or ``asks_token``. ``tell`` gets the
-    address with the token once. ``port`` 0 takes a free one; ``names`` are further host names. Raises `UsageError` if
-    host or port cannot listen or a required token is declined, and as `open_databases`.
-    """
-    databases = Databases(urls)
-    needs_token = not is_loopback(host)
-    if asks_token is False and needs_token:
-        raise UsageError(
-            f"--no-token: other machines reach {host}, so a token is asked for",
-            hint="without one: --host 127.0.0.1, and `ssh -L` from elsewhere",
-        )
-    token = new_token() if asks_token or needs_token else None
-    with _listening(host, port) as listener:
-        port = listener.getsockname()[1]
-        app = create_app(databases, Access.of(host, port, token=token, names=names))
-        for line in _welcome(host, port, token, databases.names):
-            tell(line)
-        config = uvicorn.Config(
-            app,
-            access_log=False,  # it would hold the token
-            log_level="warning",
-            server_header=False,
-            proxy_headers=False,
-            lifespan="off",
-            http=Connection,
-            ws="none",
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_graceful_shutdown=GRACE_S,
-        )
-        with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
-
-
-def _welcome(host: str, port: int, token: str | None, databases: Sequence[str]) -> list[str]:
-    shown = socket.gethostname() if host in {"0.0.0.0", "::"} else f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{port}/"
-    lines = [f"serving {', '.join(databases)}, read-only", address if token is None else f"{address}?token={token}"]
-    if token is not None:
-        lines.append("the token is shown this once; it travels unencrypted: on a network of others use ssh -L")
-    return [*lines, "Ctrl-C ends it"]
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    try:
-        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except (OSError, UnicodeError):
-        raise UsageError(f"--host {host} is no name or address of this machine") from None
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _not_ours(error, host, port) from None
-    return listener
-
-
-def _not_ours(error: OSError, host: str, port: int) -> UsageError:
-    match error.errno:
-        case errno.EADDRINUSE:
-            return UsageError(
-                f"port {port} of {host} is taken by another program", hint="--port 0 takes a free one, --port N another"
-            )
-        case errno.EACCES:
-            return UsageError(f"--port {port} is not for every user", hint="take one from 1024 on")
-        case errno.EADDRNOTAVAIL:
-            return UsageError(f"--host {host} is no address of this machine", hint="0.0.0.0 stands for all it has")
-        case _:
-            return UsageError(f"--host {host} --port {port} cannot be listened on: {error.strerror}")

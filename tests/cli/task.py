@@ -135,11 +135,16 @@ def bssearch(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
     return subprocess.CompletedProcess(words, returncode, out.getvalue(), errors.getvalue())
 
 
-def printed(folder: Path, *words: str | Path) -> str:
-    """Run a command that succeeds; return its standard output."""
+def ran(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command that succeeds."""
     done = bssearch(*words, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
+
+
+def printed(folder: Path, *words: str | Path) -> str:
+    """Run a command that succeeds; return its standard output."""
+    return ran(folder, *words).stdout
 
 
 def read(folder: Path, *words: str | Path) -> Any:

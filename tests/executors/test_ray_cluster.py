@@ -28,6 +28,7 @@ from tests.executors.line_workload import (
     wait_for,
     write_workload,
 )
+from tests.factories import not_none
 from tests.waiting import wait_until_gone
 
 pytestmark = pytest.mark.slow
@@ -61,8 +62,7 @@ def executor(cluster: Any, tmp_path: Path) -> Iterator[RayExecutor]:
 
 
 def pid_of(executor: RayExecutor, slot: int) -> int:
-    worker = executor._slots[slot].worker
-    assert worker is not None
+    worker = not_none(executor._slots[slot].worker)
     return worker.pid
 
 
@@ -97,8 +97,7 @@ def test_an_actor_and_a_node_that_are_killed_are_each_a_lost_trial_and_no_other(
 
     (node,) = cluster.worker_nodes
     (on_it,) = [slot for slot in executor._slots if slot.worker and slot.worker.place == node.node_id]
-    assert on_it.trial is not None
-    lost, worker = on_it.trial.request.number, pid_of(executor, on_it.index)
+    lost, worker = not_none(on_it.trial).request.number, pid_of(executor, on_it.index)
     cluster.remove_node(node, allow_graceful=False)
     ended = outcomes(wait_for(executor, lambda events: lost in outcomes(events), 90))
     assert {number: one.state for number, one in ended.items()} == {lost: TrialState.LOST}

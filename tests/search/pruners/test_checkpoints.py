@@ -229,8 +229,7 @@ def test_a_store_that_was_silent_is_left_alone_for_a_while(
     (tmp_path / "store").mkdir()
     with troubled() as store:
         kept = Checkpoints(make_study_record())
-        file = kept.file_for(1)
-        assert file is not None
+        file = not_none(kept.file_for(1))
         file.write_bytes(b"saved")
         kept.send(1)
         assert kept.has(1) and not file.exists()

@@ -142,9 +142,8 @@ def test_steps_that_scatter_are_timed_until_the_interval_is_narrow_enough(measur
     assert coarse.steps_timed < fine.steps_timed < 1000
     for measured, precision in ((coarse, 0.04), (fine, 0.02)):
         assert measured.settled
-        assert measured.step_seconds is not None
         half_width = (not_none(measured.step_seconds_high) - not_none(measured.step_seconds_low)) / 2
-        assert half_width <= precision * measured.step_seconds
+        assert half_width <= precision * not_none(measured.step_seconds)
 
 
 def test_the_limit_ends_what_does_not_settle(measure: Measure) -> None:
