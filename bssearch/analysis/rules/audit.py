@@ -346,7 +346,7 @@ def audit(
     """
     wanted = spec.confirm.runs if runs is None else runs
     optima = tuned_optima(spec, trials, step_times, memory)
-    found = _cases(spec, trials, answer, optima)
+    found = cases(spec, trials, answer, optima)
     step_seconds = step_seconds_of(step_times, spec.timed_model)
     spent = spent_train_seconds(trials)
     is_spent = train_seconds is not None and spent >= train_seconds
@@ -368,19 +368,9 @@ def audit(
 
 
 def cases(
-    spec: StudySpec,
-    trials: Sequence[TrialRecord],
-    answer: Answer,
-    step_times: Collection[StepTime] = (),
-    memory: MemoryBoundary = UNKNOWN,
-) -> list[Case]:
-    """Return every rule's configuration at the optimum's and the largest confirmed batch size without accumulation."""
-    return _cases(spec, trials, answer, tuned_optima(spec, trials, step_times, memory))
-
-
-def _cases(
     spec: StudySpec, trials: Sequence[TrialRecord], answer: Answer, optima: Mapping[int, Candidate]
 ) -> list[Case]:
+    """Return every rule's configuration at the optimum's and the largest confirmed batch size without accumulation."""
     base = default_configuration(spec, trials)
     largest = max(
         (size for size, one in optima.items() if one.is_confirmed and one.configuration.accumulation_steps == 1),
