@@ -1,4 +1,4 @@
-"""Actions that the engine returns; a driver or simulation executes them."""
+"""Actions of the engine."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from bssearch.records import TrialPlan, TrialState, TrialStop
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a trial. `Engine.started` follows, unless another driver started one first."""
+    """Start a trial; `Engine.started` follows, unless another driver started one first."""
 
     plan: TrialPlan
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Time untimed batch sizes while no trial runs here. `Engine.timed` follows.
-
-    ``to_compare``: use the visits that comparing runs needs.
-    """
+    """Time batch sizes that lack step times, if ``to_compare`` for confirmation; `Engine.timed` follows."""
 
     to_compare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Request the exclusive right to confirm on this host. `Engine.claimed` follows."""
+    """Request this host's right to confirm; `Engine.claimed` follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +35,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """End paused trials in a state.
-
-    Spares trials of other living drivers, unless ``for_disk``: the shared disk is full.
-    """
+    """End paused trials of this driver and of dead ones; with ``for_disk`` (too many bytes), of any driver."""
 
     numbers: Sequence[int]
     state: TrialState
@@ -52,7 +46,7 @@ class Settle:
 class Wait:
     """Ask again when a trial ends or after a while.
 
-    ``for_others``: trials of other drivers, if none runs here; ``for_claim``: another driver confirms.
+    ``for_others``: trials of other drivers. ``for_claim``: another driver confirms.
     """
 
     for_others: tuple[int, ...] = ()
@@ -61,7 +55,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class SearchEnded:
-    """The search ended for this reason."""
+    """The search ended."""
 
     reason: str
 
@@ -80,7 +74,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The run ends with this error."""
+    """The run failed."""
 
     error: BSSearchError
 

@@ -1,7 +1,7 @@
 """Driver of a study: reports events of store and executor to the engine and executes its actions.
 
-Several drivers may share a study. The store rejects a trial if another one started since the driver's decision; a
-rejected driver then locks the study before each decision.
+The store rejects a trial if another driver started one since the decision; the rejected driver then locks the study
+before each decision.
 """
 
 from __future__ import annotations
@@ -66,27 +66,26 @@ from bssearch.storage.revisions import Changes
 NOTHING_SAVED = frozenset[int](), 0
 
 TIMING = "time steps"
-"""Claim for timing steps: one driver of a study at a time."""
+"""Claim to time steps."""
 
 POLL_SECONDS = 0.2
-"""Maximum wait for executor events; delays Ctrl-C."""
+"""Delays Ctrl-C."""
 
 LOOK_SECONDS = 1.0
-"""Interval between looks at the store while idle."""
 
 
 FLUSH_SECONDS = 1.0
-"""Interval between writes of observations; a crash loses at most this."""
+"""A crash loses at most this."""
 
 FINDING_SHARE = 0.02
-"""Maximum share of time that a study's drivers spend on recomputing its answer."""
+"""Maximum share of the drivers' time for the answer."""
 
 FINDING_SECONDS = 0.02
-"""Initial estimate of the time per answer."""
+"""First estimate."""
 
 
 class Recorder:
-    """Writes a driver's observations, outcomes and answers; buffers observations."""
+    """Writes observations, outcomes and answers; buffers observations."""
 
     def __init__(self, store: Store, study: str) -> None:
         self._store, self._study = store, study
@@ -111,10 +110,7 @@ class Recorder:
             self.flush()
 
     def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:
-        """Store an outcome and return the stored trial, LOST if another driver took it over.
-
-        ``step_seconds``: isolated step time, if known.
-        """
+        """Store an outcome and return the stored trial, LOST if another driver took it over."""
         number, outcome, product = ended.number, ended.outcome, None
         if outcome.steps_to_target is not None and step_seconds is not None:
             product = outcome.steps_to_target * step_seconds
@@ -157,15 +153,12 @@ class Recorder:
         self._next_finding = ended + self._finding_seconds / FINDING_SHARE
 
     def keep_last_finding(self, end: SearchEnd | None = None) -> None:
-        """Store the current answer, and the search's end if given."""
+        """Store the current answer and, if given, the search's end."""
         save_finding(self._store, self._study, end)
 
 
 class Driver:
-    """Runs one study. The store holds all state except running trials and buffered observations.
-
-    With a ``shift`` it may yield to other studies.
-    """
+    """Runs one study; the store holds all state except running trials and buffered observations."""
 
     def __init__(
         self,
@@ -205,11 +198,7 @@ class Driver:
         self._shift.join(self.interrupts, executor.kill)
 
     def run(self) -> None:
-        """Search, then confirm.
-
-        Raises:
-            InterruptedRunError: On Ctrl-C or the end of the shift; every trial is stored.
-        """
+        """Search, then confirm; raise `InterruptedRunError` on Ctrl-C or the end of the shift."""
         with self._ready():
             while not self._is_done:
                 if self.interrupts.count and not self._is_stopping:  # first Ctrl-C: stop gracefully
@@ -228,10 +217,7 @@ class Driver:
                 self._raise_if_failed()
 
     def run_planned(self, next_run: NextRun, phase: Phase, *, visits: int = FIRST_VISITS) -> None:
-        """Make only a plan's runs, one at a time, after ``visits`` step-time visits per batch size.
-
-        ``next_run`` is called again after each run. Raises the same errors as `run`.
-        """
+        """Make only the runs of ``next_run``, one at a time, after ``visits`` to each batch size."""
         self._first_visits = visits
         self.engine = self._engine(next_run, phase)
         self.run()
@@ -337,7 +323,6 @@ class Driver:
             self._do(engine.cannot_save(refusal) if engine.pruning.can_wait else engine.can_save())
 
     def _time_steps(self, visits: int) -> None:
-        """Time steps while no trial runs here; visits of other drivers count."""
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
         if missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
@@ -367,11 +352,9 @@ class Driver:
 
     @property
     def _confirming(self) -> str:
-        """Claim for confirmation: one driver of a host at a time."""
         return f"confirm on {self.environment.host}"
 
     def _take_over(self) -> None:
-        """Mark trials of dead drivers as lost; the search retries them."""
         lost = self._leases.mark_lost()
         if lost:
             numbers = ", ".join(map(str, lost))
@@ -413,7 +396,6 @@ class Driver:
             self._take_over()
 
     def _start(self, plan: TrialPlan) -> None:
-        """Start a trial unless another driver changed the study first."""
         trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
         if trial is None:
             self._is_contended = True
@@ -461,7 +443,6 @@ class Driver:
             raise InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)
 
     def _abandon(self) -> None:
-        """Cancel running trials and release claims after an error."""
         if self.engine.running:
             self.executor.kill()
         for number in self.engine.running:

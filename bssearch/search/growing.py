@@ -13,17 +13,17 @@ from bssearch.search.history import History, trial_seed
 from bssearch.search.samplers.batch_schedules import Tuned, in_known_micro_batches, propose
 
 REPEATED = 2
-"""Best schedules repeated with fresh seeds; a single one may be lucky."""
+"""A single one may be lucky."""
 
 ATTEMPTS = 2
-"""Maximum attempts as a multiple of budgeted trials, failed and lost ones included."""
+"""Times the budgeted trials, failed and lost ones included."""
 
 SLACK = 1.5
-"""Trial limit as a multiple of the best constant batch's seconds."""
+"""Times the best constant batch's seconds."""
 
 
 def next_trial(history: History) -> TrialPlan | None:
-    """Return the next schedule trial; enqueued trials come first.
+    """Next schedule trial; enqueued trials come first.
 
     None if the budget is spent, no batch can grow, or no constant batch reached the target.
     """
@@ -42,26 +42,26 @@ def next_trial(history: History) -> TrialPlan | None:
 
 
 def next_repeat(history: History) -> TrialPlan | None:
-    """Return the next repeat of the best schedules, with a confirmation seed; None if done."""
+    """Next repeat of the best schedules, with a confirmation seed."""
     trials = [one for one in history.all_trials if one.phase is Phase.AUDIT and one.configuration.grows]
     made = CompletedRuns.of(history, trials)
     return next(interleaved(history, made, best_schedules(history), history.spec.confirm.runs, Phase.AUDIT), None)
 
 
 def growth_trials(history: History) -> list[TrialRecord]:
-    """Return the schedule search's trials, by number."""
+    """Schedule search's trials, by number."""
     return [trial for trial in history.all_trials if trial.phase is Phase.GROWTH]
 
 
 def best_schedules(history: History) -> list[Configuration]:
-    """Return the distinct schedules that grew and reached the target, best first."""
+    """`REPEATED` best distinct schedules that grew and reached the target."""
     reached = [one for one in growth_trials(history) if one.state is TrialState.REACHED and has_grown(one)]
     ranked = sorted(reached, key=lambda one: (history.value(one), one.number))
     return list({one.configuration.key: one.configuration for one in ranked}.values())[:REPEATED]
 
 
 def tuned_constant(history: History) -> Tuned | None:
-    """Return the best constant-batch configuration; None without a hit."""
+    """Recommended constant-batch configuration and its median samples; None without a hit."""
     verdict = verdict_of(history, confirmation_trials(history))
     if verdict is None or not math.isfinite(verdict.optimal.value):
         return None
@@ -94,7 +94,6 @@ def _plan(
     uncapped: bool,
     earlier: TrialRecord | None = None,
 ) -> TrialPlan:
-    """Return the plan of a trial; ``earlier``: the queued trial, or the one to retry."""
     is_queued = earlier is not None and earlier.state is TrialState.QUEUED
     full = history.spec.budget.trial_train_seconds
     limit = full if uncapped else min(full, SLACK * _seconds_of_best(history, full))

@@ -15,7 +15,7 @@ from bssearch.spec.space import Domain, SearchSpace, bounds
 
 
 def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
-    """Return the next full-length run; seeds, interleaving and retries as in confirmation."""
+    """Plan of ``runs`` full-length runs per finalist, seeded and interleaved as in confirmation."""
 
     def plan(history: History) -> TrialPlan | None:
         limit = history.spec.budget.trial_train_seconds
@@ -27,10 +27,7 @@ def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Return the best configuration of each batch size that reached the target, with its micro-batches.
-
-    Confirmed results precede search trials. The largest batch size also gets its `more_regularised` variant.
-    """
+    """Best configuration of each batch size that reached the target, and the largest one's `more_regularised`."""
     verdict = verdict_of(history, [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM])
     if verdict is None:
         return []
@@ -47,7 +44,7 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def more_regularised(space: SearchSpace, configuration: Configuration, optimum: Configuration) -> Configuration:
-    """Return a configuration with the optimum's regularisation scaled to its batch size, if more.
+    """Configuration with the optimum's regularisation scaled to its batch size.
 
     Dropout, weight decay and label smoothing grow by √(B / B_opt), never shrink, and stay in the space.
     """

@@ -1,4 +1,4 @@
-"""Paused trials of a study and their checkpoints, as one driver sees them."""
+"""Paused trials of a study, as one driver sees them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bssearch.storage.repository import Store
 
 
 class WaitingTrials(Checkpoints):
-    """Paused trials and checkpoints of a study; any driver with the checkpoint may resume a trial.
+    """Paused trials of a study; any driver with the checkpoint may resume one.
 
     While its trials are paused, this driver holds a claim that shows that it is alive.
     """
@@ -28,11 +28,11 @@ class WaitingTrials(Checkpoints):
 
     @property
     def are_saved(self) -> bool:
-        """Return whether trials are checkpointed."""
+        """Whether trials are checkpointed."""
         return self._spec.pruner.checkpoint_gib > 0
 
     def found(self) -> tuple[frozenset[int], int]:
-        """Return the accessible checkpoints and their bytes; report an unreachable store."""
+        """Accessible checkpoints and their bytes; report an unreachable store."""
         held = self.held()
         if self.away and self.away != self._told:
             self._told = self.away
@@ -40,7 +40,7 @@ class WaitingTrials(Checkpoints):
         return held.saved, held.bytes
 
     def saves(self, plan: TrialPlan) -> bool:
-        """Return whether to checkpoint a planned trial."""
+        """True if a planned trial is checkpointed."""
         return plan.phase is Phase.SEARCH and self.are_saved
 
     def stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
@@ -64,7 +64,7 @@ class WaitingTrials(Checkpoints):
         return None
 
     def ended(self, trial: TrialRecord) -> None:
-        """Delete the checkpoint of a trial that ended here, unless paused."""
+        """Delete an ended trial's checkpoint unless paused."""
         if trial.state is TrialState.PAUSED:
             if not self._has_claim:
                 self._has_claim = self._leases.take(_claim_of(self._leases.owner))
@@ -72,7 +72,7 @@ class WaitingTrials(Checkpoints):
             self.forget(trial.number)
 
     def forget_ended(self, trials: Sequence[TrialRecord], running: Collection[int]) -> None:
-        """Delete checkpoints of trials that ended for good, except those running here."""
+        """Delete checkpoints of trials that ended for good elsewhere."""
         over = {one.number for one in trials if one.state.is_finished and one.state is not TrialState.PAUSED}
         for number in over & self.present() - {*running}:
             self.forget(number)
@@ -94,7 +94,7 @@ class WaitingTrials(Checkpoints):
         self._leases.give_back(_claim_of(self._leases.owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:
-        """True if this or a dead driver paused it; claims decide, as a live process may serve other studies."""
+        """Claims decide, because a live process may serve other studies."""
         owner = trial.lease_owner
         if owner is None or owner == self._leases.owner:
             return True

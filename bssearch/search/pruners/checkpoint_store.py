@@ -1,7 +1,7 @@
 """Paused trials in a remote store: any URL that fsspec opens, one object per trial.
 
-An object is a header of `HEADER_BYTES` (JSON with owner and SHA-256 of the rest), then the trial's file. It is written
-under a temporary name and moved when complete. Messages never show secrets of the URL.
+An object is a JSON header of `HEADER_BYTES` and the trial's file; written under a temporary name, then moved. Messages
+hide secrets of the URL.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The saved trials of a place, and their bytes, incomplete ones included."""
+    """Saved trials; ``sizes``, in bytes, includes incomplete ones."""
 
     saved: frozenset[int] = frozenset()
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """Return the total bytes."""
+        """Total bytes."""
         return sum(self.sizes.values())
 
     def without(self, numbers: Collection[int]) -> Held:
-        """Return a copy without some trials."""
+        """Copy without some trials."""
         left = {number: size for number, size in self.sizes.items() if number not in numbers}
         return Held(self.saved.difference(numbers), left)
 
     def beside(self, number: int, size: int) -> Held:
-        """Return a copy with one more saved trial."""
+        """Copy with one more saved trial."""
         return Held(self.saved | {number}, {**self.sizes, number: size})
 
 
 def held_of(files: Iterable[tuple[str, int]]) -> Held:
-    """Return the trials among files, given as names and sizes."""
+    """Trials among files, given as (name, bytes)."""
     saved, sizes = set[int](), Counter[int]()
     for name, size in files:
         if match := _NAME.fullmatch(name):
@@ -81,10 +81,9 @@ class SilentStoreError(CheckpointError):
 
 
 class CheckpointStore:
-    """Checkpoints of one study, in a folder below a URL named by the study's mark.
+    """Checkpoints of one study, in the folder ``mark`` below a URL.
 
-    Methods block, and raise `CheckpointError` if the store fails or stays silent. The constructor raises `UsageError`
-    for an invalid URL or a missing package.
+    Methods block, and raise `CheckpointError` if the store fails or stays silent.
     """
 
     def __init__(self, url: str, mark: str) -> None:
@@ -190,7 +189,6 @@ class CheckpointStore:
 
     @cached_property
     def _opened(self) -> tuple[Any, str]:
-        """Return the file system (creating it may connect) and the study's folder."""
         from fsspec.core import url_to_fs
 
         files, root = url_to_fs(self._url)
@@ -200,7 +198,7 @@ class CheckpointStore:
         return posixpath.join(self._opened[1], name)
 
     def _make_folder(self) -> None:
-        """Make the study's folder if needed, but never the URL's own: a mount may be missing."""
+        """Never make the URL's own folder: a mount may be missing."""
         files, folder = self._opened
         with suppress(FileExistsError):
             files.mkdir(folder, create_parents=False)
@@ -211,7 +209,6 @@ class CheckpointStore:
                 self._opened[0].rm_file(self._path(name))
 
     def _checked(self, number: int, header: bytes) -> dict[str, Any]:
-        """Return the header's content; raise `_UnfitError` for another trial's."""
         try:
             found = json.loads(header)
             kind, study, trial = found["kind"], found["study"], found["trial"]
@@ -228,7 +225,6 @@ class CheckpointStore:
     def _ask(
         self, failure: str, work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool] = lambda: True
     ) -> Result:
-        """Run ``work``; on failure or abort raise a `CheckpointError` that names the store."""
         kind: type[CheckpointError] = CheckpointError
         try:
             return _patiently(work, is_wanted)
@@ -238,7 +234,6 @@ class CheckpointStore:
         raise kind(f"the checkpoint store {self._shown}: {failure}: {said}")
 
     def _told(self, error: Exception) -> str:
-        """Return the first line of an error, without the URL's secrets."""
         said = str(error) if isinstance(error, _UnfitError) else f"{type(error).__name__}: {error}"
         if isinstance(error, FileNotFoundError):
             said = f"it is not there: {error.filename or error}"
@@ -259,10 +254,7 @@ class _SilentError(_UnfitError):
 
 
 def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool]) -> Result:
-    """Run ``work``; abort it without progress for `PATIENCE_SECONDS` or if unwanted.
-
-    Uses a thread, because a blocked library call can only be abandoned; it ends at its next progress.
-    """
+    """Run ``work`` in a thread: a blocked library call can only be abandoned, and ends at its next progress."""
     result: Future[Result] = Future()
     heard, is_given_up = time.monotonic(), False
 
@@ -313,7 +305,6 @@ def _header(mark: str, number: int, size: int, digest: str) -> bytes:
 
 
 def _digest(file: IO[bytes], on_progress: OnProgress) -> str:
-    """Return the SHA-256 of the rest of a file."""
     digest = hashlib.sha256()
     while chunk := file.read(CHUNK_BYTES):
         digest.update(chunk)
@@ -322,7 +313,6 @@ def _digest(file: IO[bytes], on_progress: OnProgress) -> str:
 
 
 def _secrets(url: str) -> list[str]:
-    """Return a URL's password, encoded and decoded."""
     try:
         password = urlsplit(url).password
     except ValueError:

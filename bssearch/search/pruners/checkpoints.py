@@ -16,21 +16,20 @@ from bssearch.search.pruners.checkpoint_store import CheckpointStore, Held, Sile
 from bssearch.settings import checkpoint_folder, checkpoint_url
 
 LOOK_SECONDS = 5.0
-"""Seconds for which a store's listing is cached."""
 
 SILENT_SECONDS = 600.0
-"""Seconds to skip a silent store; each request takes a minute."""
+"""Each request takes a minute."""
 
 
 def check_checkpoint_place() -> None:
-    """Raise `UsageError` if ``BSSEARCH_CHECKPOINT_DIR`` is an invalid URL or its package is missing."""
+    """Raise `UsageError` if the checkpoint URL is invalid or its package is missing."""
     url = checkpoint_url()
     if url is not None:
         check_store_url(url)
 
 
 class CheckpointFolder:
-    """The files of one study, readable by this user or group only (`bssearch.files.make_guarded_folder`)."""
+    """Files of one study, in a guarded folder (`bssearch.files`)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,11 +41,11 @@ class CheckpointFolder:
             file.write(bytes(2**20))
 
     def place(self, number: int) -> Path:
-        """Return the path of a trial's file."""
+        """Path of a trial's file."""
         return self.path / f"trial-{number}.pt"
 
     def look(self) -> Held:
-        """Return the trials in the folder, skipping concurrently deleted files."""
+        """Trials in the folder."""
         found = []
         for file in self._files("trial-*"):
             with suppress(OSError):
@@ -54,7 +53,7 @@ class CheckpointFolder:
         return held_of(found)
 
     def remove(self, number: int) -> None:
-        """Delete a trial's files, incomplete ones included."""
+        """Delete a trial's files."""
         for file in self._files(f"{self.place(number).name}*"):
             with suppress(OSError):
                 file.unlink(missing_ok=True)
@@ -65,7 +64,7 @@ class CheckpointFolder:
         return []
 
     def close(self) -> None:
-        """Delete the folder if it is empty."""
+        """Delete the folder if empty."""
         with suppress(OSError):
             self.path.rmdir()
 
@@ -75,11 +74,10 @@ class CheckpointFolder:
 
 
 class Checkpoints:
-    """Checkpoints of a study, independent of study name and database address.
+    """Checkpoints of a study, independent of its name and the database's address.
 
     Workers write to ``folder``, which is private because its files decide how trials resume. With a remote store, the
-    driver uploads (`send`) before a trial counts as paused and downloads (`bring`) before it resumes. ``refusal``: why
-    checkpoints are impossible; ``away``: why the store cannot be listed. Raises `UsageError` for an invalid store URL.
+    driver uploads (`send`) before a trial counts as paused and downloads (`bring`) before it resumes.
     """
 
     def __init__(self, study: StudyRecord) -> None:
@@ -93,11 +91,11 @@ class Checkpoints:
 
     @property
     def folder(self) -> Path:
-        """Return the local folder."""
+        """Local folder."""
         return self._here.path
 
     def file_for(self, number: int) -> Path | None:
-        """Return the file to save a trial to; None if the folder is unusable."""
+        """File to save a trial to; None if the folder is unusable."""
         if self._is_writable:
             try:
                 make_guarded_folder(self.folder)
@@ -107,7 +105,7 @@ class Checkpoints:
         return self._here.place(number) if self._is_writable else None
 
     def is_writable(self) -> bool:
-        """Test by writing a file, in a remote store too."""
+        """Test by writing, in a remote store too; sets `refusal`."""
         try:
             self._here.try_out()
             if self._store is not None:
@@ -119,11 +117,11 @@ class Checkpoints:
         return True
 
     def has(self, number: int) -> bool:
-        """Return whether a trial is saved."""
+        """True if a trial is saved."""
         return number in self.held().saved
 
     def held(self) -> Held:
-        """Return the saved trials; a remote list may be seconds old, and is empty while unreachable."""
+        """Saved trials; a remote list may be seconds old, and is empty while unreachable."""
         if self._store is None:
             return self._here.look()
         if time.monotonic() >= self._next_look:
@@ -152,11 +150,11 @@ class Checkpoints:
                 self._store.get(number, self._here.place(number), is_wanted)
 
     def present(self) -> frozenset[int]:
-        """Return the trials with any file left, local or remote."""
+        """Trials with any file left."""
         return frozenset({*self.held().sizes, *self._here.look().sizes})
 
     def forget(self, number: int) -> None:
-        """Delete a trial's files; remote failures are ignored."""
+        """Delete a trial's files, remote ones if listed; ignore remote failures."""
         self._here.remove(number)
         if self._store is not None and number in self._known.sizes:
             self._known = self._known.without({number})
@@ -164,7 +162,7 @@ class Checkpoints:
                 self._store.remove(number)
 
     def close(self) -> None:
-        """Delete the folder if it is empty."""
+        """Delete the folder if empty."""
         self._here.close()
 
     def clear(self) -> None:

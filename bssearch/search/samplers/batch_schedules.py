@@ -1,6 +1,6 @@
 """Searches schedules of a growing batch with Optuna's TPE: start, end, timing and initial learning rate.
 
-Other parameters come from the best trial at the starting batch size. Usual schedules come first.
+Other parameters come from the best trial at the starting batch size.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ from bssearch.spec.space.domains import Domain, Range
 from bssearch.spec.space.parts import RelativeLearningRate
 
 BELOW, ABOVE = 8, 16
-"""Default range of a schedule: best constant batch size / `BELOW` to × `ABOVE`."""
+"""Default range about the best constant batch size."""
 
 FIRST = ((0.5, 2.0, 0.5), (1.0, 4.0, 1.0), (0.25, 1.0, 0.25))
-"""First trials: start and end relative to the best constant batch size; share of samples at full growth."""
+"""Start and end relative to the best constant batch size; share of samples at full growth."""
 
 RANDOM_TRIALS = 3
-"""Random trials before TPE."""
+"""Before TPE."""
 
 ASKED_AGAIN = 20
-"""Retries if TPE repeats a configuration."""
 
 MISSED = 1e9
-"""TPE value of a miss; worse than any success."""
+"""Worse than any success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +52,7 @@ class Tuned:
 def propose(
     history: History, tuned: Tuned, tried: Sequence[TrialRecord]
 ) -> tuple[Configuration, dict[str, ParameterValue]] | None:
-    """Return the next configuration and its coordinates; None if no new schedule can grow.
-
-    Raises `UsageError` for impossible milestones.
-    """
+    """Next configuration and its coordinates; None if no new schedule can grow."""
     space = history.spec.space
     if space.batch_schedule is None:
         return None
@@ -79,7 +75,6 @@ def propose(
 
 
 def _grows_in_time(history: History, configuration: Configuration) -> bool:
-    """True if the batch grows within the trial limit, at the first stage's step time."""
     schedule = batch_schedule_of(configuration)
     assert schedule is not None, "its batch grows"
     seconds = history.probes[configuration.batch_size].step_seconds or 0.0
@@ -88,7 +83,7 @@ def _grows_in_time(history: History, configuration: Configuration) -> bool:
 
 
 def in_known_micro_batches(history: History, configuration: Configuration) -> Configuration:
-    """Return the configuration, each stage in current micro-batches."""
+    """Configuration with stages in current micro-batches."""
     schedule = batch_schedule_of(configuration)
     assert schedule is not None, "its batch grows"
     stages = [
@@ -101,7 +96,7 @@ def in_known_micro_batches(history: History, configuration: Configuration) -> Co
 
 
 def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]) -> Configuration:
-    """Return the configuration of coordinates."""
+    """Configuration of coordinates."""
     growth = history.spec.space.batch_schedule
     assert growth is not None, "the space has schedules"
     _, ends = _sizes(history, growth, _names(history, growth), tuned)
@@ -131,7 +126,6 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
 
 
 def _stages(history: History, start: int, changes: Sequence[tuple[int, int]], *, spread: bool) -> list[Stage]:
-    """Return stages; ``spread`` gives each stage at least one step."""
     stages = [Stage(0, start, history.probes[start].micro_batch_size)]
     for samples, size in changes:
         least = stages[-1].start_samples + stages[-1].batch_size if spread else 0
@@ -140,7 +134,6 @@ def _stages(history: History, start: int, changes: Sequence[tuple[int, int]], *,
 
 
 def _thinned(sizes: Sequence[int]) -> Sequence[int]:
-    """Return at most `MOST_STAGES` sizes, first and last included."""
     if len(sizes) <= MOST_STAGES:
         return sizes
     gap = (len(sizes) - 1) / (MOST_STAGES - 1)
@@ -159,7 +152,6 @@ def _names(history: History, growth: BatchGrowth) -> tuple[BatchScheduleName, ..
 def _sizes(
     history: History, growth: BatchGrowth, names: Sequence[BatchScheduleName], tuned: Tuned
 ) -> tuple[list[int], list[int]]:
-    """Return the possible start and end batch sizes, ascending."""
     best, feasible = tuned.configuration.batch_size, history.feasible
     starts = [size for size in growth.starts(feasible) if growth.start or best <= BELOW * size <= BELOW * best]
     ends = [size for size in growth.ends(feasible) if growth.end or size <= ABOVE * best]
@@ -200,7 +192,6 @@ def _dimension(name: str, domain: Domain) -> Dimension:
 def _usual(
     names: Sequence[BatchScheduleName], dimensions: Sequence[Dimension], tuned: Tuned
 ) -> list[dict[str, ParameterValue]]:
-    """Return the coordinates closest to `FIRST`, distinct."""
     best, found = tuned.configuration.batch_size, list[dict[str, ParameterValue]]()
     for place, (start, end, until) in enumerate(FIRST):
         name = names[place % len(names)]
@@ -234,7 +225,6 @@ def _asked(
 
 
 def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configuration:
-    """Return the best configuration of a batch size, else ``tuned`` transferred to it."""
     if batch_size == tuned.batch_size:
         return history.as_run(tuned)
     best = history.best_at(batch_size)

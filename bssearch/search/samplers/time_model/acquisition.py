@@ -1,7 +1,7 @@
 """Knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time-to-target.
 
-It chooses the configuration whose next run should lower the lowest mean of the tried ones most, for its price.
-Repeating a lucky configuration is allowed.
+Chooses the configuration whose next run should lower the lowest mean of the tried ones most, for its price. May repeat
+a lucky configuration.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from bssearch.search.samplers.time_model.extrapolation import ERROR, Extrapolati
 from bssearch.search.samplers.time_model.posterior import LawPrior, Posterior, condition, prior
 
 SLOWEST_FALL = 0.3
-"""Lower bound of an extrapolated step time, as a share of a smaller batch size's."""
+"""Extrapolated step time / a smaller batch size's, at least."""
 
 
 def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
-    """Return the step time, linearly interpolated from the two nearest batch sizes if unknown."""
+    """Step time, linearly interpolated from the two nearest batch sizes if unknown."""
     if batch_size in known or len(known) == 1:
         return known.get(batch_size) or next(iter(known.values()))
     sizes = sorted(known)
@@ -35,31 +35,28 @@ def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
 
 
 MOST_TRIED = 128
-"""Maximum tried points in the model: the best, and a sample of the rest."""
+"""The best, and a sample of the rest."""
 
 PROMISING = 3
-"""Number of best points whose neighbours are candidates."""
+"""Best points with neighbours."""
 
 COST_POWER = 0.5
 LEAST_COST = 0.35
-"""Score: gain / price^`COST_POWER`; the price is at least this share of the incumbent's time."""
+"""Score: gain / price^`COST_POWER`; minimum price as a share of the incumbent's time."""
 
 BEHIND = 0.1
-"""A trial this many nats behind the incumbent will probably be pruned."""
+"""In nats; such a trial will probably be pruned."""
 
 NOT_AGAIN = 1e6
-"""Penalty on tried points; exceeds any gain."""
+"""Exceeds any gain."""
 
 NODES = np.linspace(-4.0, 4.0, 25)
 WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
-"""Quadrature of the standard normal distribution."""
+"""Normal quadrature."""
 
 
 class KnowledgeGradient:
-    """Chooses points of a space, deterministic for a ``seed``; ``default`` comes first.
-
-    ``noise_scale``: measured gradient noise scale in samples.
-    """
+    """Chooses points of a space, deterministic for a ``seed``; ``default`` comes first."""
 
     def __init__(
         self,
@@ -87,12 +84,12 @@ class KnowledgeGradient:
         )
         self._known: tuple[object, Posterior, float] | None = None
         self.expected_improvement = math.inf
-        """Largest expected gain at the last ask, in nats, ignoring running trials; ∞ before a hit."""
+        """Largest expected gain at the last ask, in nats; ∞ before a hit."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """Return the next point; the default if there are no runs.
+        """Next point, by default at any batch size; the default if there are no runs.
 
-        With a ``batch_size``: the best point at the nearest one, at any price.
+        With a ``batch_size``, the price does not count.
         """
         if not runs and batch_size is None:
             return self._default
@@ -109,7 +106,7 @@ class KnowledgeGradient:
         return int(posterior.points[np.argmax(score + 1e-12 * self._rng.random(len(score)))])
 
     def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """Return the point with the lowest mean among those that reached the target."""
+        """Point with the lowest mean among those that reached the target."""
         hits = sorted({run.point for run in runs if run.hit is not None})
         if not hits:
             return None
@@ -118,9 +115,9 @@ class KnowledgeGradient:
         return int(posterior.points[at[np.argmin(posterior.mean[at])]])
 
     def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """Return the batch sizes that may match the incumbent, ascending; all before a hit.
+        """Batch sizes that may match the incumbent, ascending; all before a hit.
 
-        Their mean less one standard deviation is within `FLAT_RATIO` of the incumbent's mean.
+        Their mean less one standard deviation is within `FLAT_RATIO` of the incumbent's.
         """
         incumbent = self.incumbent(runs)
         if incumbent is None:
@@ -178,7 +175,7 @@ class KnowledgeGradient:
 
 @cache
 def _linear_algebra() -> ThreadpoolController:
-    """Return the BLAS thread limiter; BLAS threads stall for seconds if trials use every core."""
+    """Beside trials that use every core, two BLAS threads wait for each other for seconds."""
     return ThreadpoolController()
 
 
@@ -196,9 +193,9 @@ def _after(posterior: Posterior, running: Sequence[int]) -> Posterior:
 
 
 def _improvements(posterior: Posterior, tried: Indices, behind: Numbers) -> Numbers:
-    """Return each point's expected drop, in nats, of the lowest mean among ``tried`` places and itself.
+    """Expected drop, in nats, of the lowest mean among ``tried`` and each point.
 
-    ``behind`` adds noise, because a pruned run is less informative.
+    ``behind`` adds noise: a pruned run says less.
     """
     variance = np.diag(posterior.covariance)
     noise = np.sqrt(np.maximum(variance, 1e-9) + posterior.seed_noise**2 + behind**2)

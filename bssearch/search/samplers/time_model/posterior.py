@@ -1,6 +1,6 @@
 """Gaussian posterior of log times to the target: a mixture over laws, departures from them, and seed noise.
 
-Each part is a Gaussian process around a law with its own level. A bound that a law satisfies has no residual.
+Each part is a Gaussian process around a law with its own level.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from bssearch.search.samplers.time_model.extrapolation import Extrapolation
 
 LAWS = 512
 BEYOND_OCTAVES = 2.0
-"""Margin of B_crit beyond the space's batch sizes."""
+"""Margin of B_crit."""
 
 UNINFORMED = 0.2
-"""Share of laws that ignores the gradient noise scale, a rough estimate of B_crit."""
+"""Share of laws that ignores the gradient noise scale, a rough estimate."""
 
 KNEE_OCTAVES = 2.0
-"""Octaves above B_crit up to which the best learning rate may grow."""
+"""Above B_crit, where the best learning rate may still grow."""
 
 LEFT = (0.4, 1.0)
 RIGHT = (0.7, 4.0)
 """Steps ∝ rate^−left far below the best learning rate, ∝ rate^right far above."""
 
 DEEPEST = 3.0
-"""Maximum cost of a learning rate, in nats; such trials all miss the target."""
+"""In nats; such trials all miss the target."""
 
 LEVEL = 3.0
-"""Prior standard deviation of the overall log time."""
+"""Prior deviation of the overall log time."""
 
 SIDE = 0.2
 SIDE_LENGTH = 0.7
-"""Standard deviation and length scale of other parameters' main effects, on [0, 1]."""
+"""Deviation and length scale of other parameters' effects, on [0, 1]."""
 
 OWN = 0.05
-"""Standard deviation of a configuration's effect."""
+"""A configuration's effect."""
 
 OCTAVES = 2.0
 NATS = 1.2
@@ -65,10 +65,7 @@ class LawPrior:
         seed: int,
         noise_scale: float | None = None,
     ) -> None:
-        """``log_rate_width``: width of the learning-rate range, in nats.
-
-        ``noise_scale``: gradient noise scale near the target, in samples.
-        """
+        """``log_rate_width``: learning-rate range in nats; ``noise_scale``: near the target, in samples."""
         share = latin_hypercube(LAWS, 6, np.random.default_rng(seed)).clip(1e-6, 1 - 1e-6)
         low, high = min(batch_sizes), max(batch_sizes)
         normal = np.array([NormalDist().inv_cdf(one) for one in share[:, 1]])
@@ -83,7 +80,7 @@ class LawPrior:
         self._default_size = default_size
 
     def log_steps(self, points: Points) -> Numbers:
-        """Return log steps, up to a constant per law, shape (points, laws)."""
+        """Log steps, up to a constant per law, shape (points, laws)."""
         sizes, where = np.unique(points.batch_sizes, return_inverse=True)
         size = sizes[:, None]
         shift = self._slope * (np.log1p(self._knee / size) - np.log1p(self._knee / self._default_size))
@@ -96,7 +93,6 @@ class LawPrior:
 
 
 def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) -> Numbers:
-    """Return log2 B_crit at quantiles: uniform, or mostly near the noise scale."""
     if noise_scale is None:
         return low + (high - low) * share
     wide = low + (high - low) * share / UNINFORMED
@@ -105,7 +101,7 @@ def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) 
 
 
 def covariances(points: Points) -> tuple[Numbers, Numbers]:
-    """Return the covariance common to all laws and the correlation of departures, both (points, points)."""
+    """Covariance common to all laws and the correlation of departures, both (points, points)."""
     apart = _squares(points.log2_batch_sizes, OCTAVES) + _squares(points.log_rates, NATS)
     adds = LEVEL**2 + OWN**2 * np.eye(len(points))
     for other in points.others.T:
@@ -120,21 +116,19 @@ def _squares(values: Numbers, length: float) -> Numbers:
 
 
 SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))
-"""Seed-to-seed standard deviations of log time, with prior weights."""
+"""With prior weights."""
 
 DEPARTURES = (0.15, 0.50)
-"""Standard deviations of departures."""
 
 PRIOR_NOISE = 0.15
 PRIOR_DEPARTURE = 0.25
-"""Departure before any trial."""
+"""Before any trial."""
 
 UNCERTAIN = 0.02
-"""Extra variance of a point's mean when it estimates a law's level."""
+"""Extra variance of a mean that estimates a law's level."""
 
 LEAST_WEIGHT = 0.01
 LEAST_LAW = 3e-4
-"""Minimum weights of parts and laws."""
 
 
 @dataclass(frozen=True)
@@ -151,15 +145,15 @@ class Posterior:
         return {point: place for place, point in enumerate(self.points.tolist())}
 
     def place(self, point: int) -> int:
-        """Return a point's position."""
+        """Point's position."""
         return self._places[point]
 
     def places(self, points: Sequence[int]) -> Indices:
-        """Return positions, skipping unknown points."""
+        """Positions, skipping unknown points."""
         return np.array([self._places[point] for point in points if point in self._places], int)
 
     def after(self, place: int) -> Posterior:
-        """Return the posterior after a run that matched its mean."""
+        """Posterior after a run that matched its mean."""
         column = self.covariance[:, place]
         known = np.outer(column, column) / (column[place] + self.seed_noise**2)
         return replace(self, covariance=self.covariance - known)
@@ -167,8 +161,6 @@ class Posterior:
 
 @dataclass(frozen=True)
 class _Data:
-    """Means and weights by point at one seed noise."""
-
     places: Indices
     mean: Numbers
     weight: Numbers
@@ -193,14 +185,14 @@ class _Part:
 
 
 def prior(indices: Indices, points: Points, laws: Numbers) -> Posterior:
-    """Return the prior from log times (points, laws)."""
+    """Prior from log times (points, laws)."""
     adds, departs = covariances(points)
     covariance = np.cov(laws) + adds + PRIOR_DEPARTURE**2 * departs
     return Posterior(indices, laws.mean(axis=1), covariance, PRIOR_NOISE)
 
 
 def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolation) -> Posterior:
-    """Return the posterior given ``found``; ``indices`` must contain its points."""
+    """Posterior given ``found``; ``indices`` must contain its points."""
     adds, departs = covariances(points)
     kept = np.searchsorted(indices, found.points)
     parts = []
@@ -213,7 +205,7 @@ def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolat
 
 
 def _by_point(places: Indices, found: Extrapolation, noise: float) -> _Data:
-    """Merge each point's runs; exact, because repeats differ by noise alone."""
+    """Exact, because repeats differ by noise alone."""
     where, group = np.unique(places, return_inverse=True)
 
     def summed(values: NDArray[Any]) -> Numbers:
@@ -245,7 +237,7 @@ def _part(laws: Numbers, covariance: Numbers, data: _Data, noise: float, log_pri
 
 
 def _residuals(off: Numbers, inverse: Numbers, data: _Data) -> tuple[Numbers, Numbers]:
-    """Return each law's residuals and ``inverse`` times them; bounds count only their shortfall."""
+    """Bounds count only their shortfall."""
     bounds = data.only_bounds
     if not bounds.any():
         return off, inverse @ off
@@ -262,7 +254,6 @@ def _residuals(off: Numbers, inverse: Numbers, data: _Data) -> tuple[Numbers, Nu
 
 
 def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Posterior:
-    """Return the Gaussian with the mixture's mean and covariance."""
     top = max(part.log_weights.max() for part in parts)
     weights = [np.exp(part.log_weights - top) for part in parts]
     total = sum(one.sum() for one in weights)
