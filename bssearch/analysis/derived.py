@@ -1,4 +1,4 @@
-"""Answers derived from a study's trials: for an easier target, and for another device by its step times."""
+"""Answers for an easier target, and for another device by its step times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bssearch.spec import StudySpec
 
 
 def refuse_another_target(objective: Objective) -> None:
-    """Raise `UsageError` if an objective's figure does not depend on a target."""
+    """Raise `UsageError` if figures do not depend on a target."""
     if not objective.stops_at_target:
         raise UsageError(
             f"a study of {objective.name} has no answer for another target: it compares the best metric in equal train "
@@ -38,7 +38,7 @@ def refuse_another_target(objective: Objective) -> None:
 
 
 def easier_target(target: Target, value: float) -> Target:
-    """Return the target with another value; raise `UsageError` if not finite or harder than the study's."""
+    """Target with another value; raises `UsageError` if not finite or harder."""
     if not math.isfinite(value):
         raise UsageError(f"target {value:g} must be a finite number")
     if target.gain(value) > target.gain(target.value):
@@ -54,10 +54,9 @@ def easier_target(target: Target, value: float) -> Target:
 def at_target(
     trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
 ) -> TrialRecord:
-    """Return a trial as it would have ended at an easier target, by its curve.
+    """Trial as it would have ended at an easier target, by its curve; without its test metric.
 
-    The test metric is dropped because it was measured at the end. Raises `UsageError` if the target is met before the
-    first step.
+    Raises `UsageError` if the target is met before the first step.
     """
     if trial.outcome is None or trial.state.is_missing:
         return trial
@@ -95,7 +94,7 @@ def _until(step: int, outcome: TrialOutcome) -> float | None:
 
 
 OF_THE_STUDYS_DEVICE = frozenset({"contended", "step_times_contended", "measurement", "device_slower"})
-"""Codes of notices about the study's own measurement, which do not apply to another device."""
+"""Notices that do not apply to another device."""
 
 
 def predict_for_device(
@@ -105,12 +104,11 @@ def predict_for_device(
     step_times: Mapping[int, ProbeRecord],
     device_name: str,
 ) -> Answer:
-    """Return the answer predicted from a study's steps and another device's step times.
+    """Answer predicted from a study's steps and another device's step times.
 
-    Seconds of a run are its steps × the step time of its batch size. Left out, with a notice: batch sizes without a
-    step time, other models than the default's, and growing batches. The objective is time to target, or cost if the
-    study minimises cost. Raises `UsageError` without a step time of a batch size that ran, `TargetNotReachedError` if
-    no such batch size reached the target.
+    Left out, with a notice: batch sizes without a step time, other models than the default's, and growing batches.
+    Raises `UsageError` without a step time of a batch size that ran, `TargetNotReachedError` if no such batch size
+    reached the target.
     """
     constant = [trial for trial in trials if not trial.configuration.grows]
     grown = len(trials) - len(constant)
@@ -165,7 +163,7 @@ def _of_timed_model(spec: StudySpec, trials: Sequence[TrialRecord]) -> tuple[Seq
 
 
 def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
-    """Return a trial with times of steps × step time; device counters and peak memory are dropped."""
+    """Trial with times of steps × step time, without device counters and peak memory."""
     outcome = trial.outcome
     if outcome is None:
         return trial

@@ -62,10 +62,10 @@ from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 NEXT = 2
-"""The largest batch size counts as bounded by memory if this many times as many samples do not fit; ladders double."""
+"""Memory is the bound if this many times as many samples do not fit; ladders double."""
 
 TOLD = 1.2
-"""An upper limit of 1 in 1.2 or more on the reached share is not worth printing."""
+"""An upper limit of one in fewer says nothing."""
 
 EASIER = (
     "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (`bssearch check "
@@ -83,9 +83,9 @@ def build_answer(
     memory_uses: Sequence[MemoryUse] = (),
     noise: Sequence[NoiseMeasurement] = (),
 ) -> Answer:
-    """Return the answer from a study's records; raise `TargetNotReachedError` if no trial reached the target.
+    """Answer from a study's records; raises `TargetNotReachedError` if no trial reached the target.
 
-    Confirmation runs in micro-batches that no longer fit are left out, because they are repeated in smaller ones.
+    Leaves out confirmation runs in micro-batches that no longer fit: they are repeated in smaller ones.
     """
     everything, trials = trials, [one for one in trials if not one.configuration.grows]
     trials = [one for one in trials if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
@@ -169,7 +169,6 @@ def _surer(by_law: Verdict, by_runs: Verdict, sure_of: Callable[[Verdict], Certa
 
 
 def _told_of(spec: StudySpec, parameters: Parameters) -> Parameters:
-    """Return the parameters that a program's study sets; all parameters for other workloads."""
     if not spec.is_program:
         return parameters
     told = {"learning_rate", *spec.set_parameters}
@@ -208,7 +207,6 @@ def _may_fit(memory: MemoryBoundary, trial: TrialRecord) -> bool:
 
 
 def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory: MemoryBoundary) -> Largest:
-    """Return the largest batch size that ran without accumulation, else the largest that ran."""
     ran = [one for one in verdict.by_batch.values() if one.fits]
     whole = [one for one in ran if one.configuration.accumulation_steps == 1 and _may_fit(memory, one.runs[0])]
     candidate = (whole or ran)[-1]
@@ -351,19 +349,16 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
 
 
 MOST = 2
-"""Most commands proposed at once."""
 
 MORE_TRIALS = 1.5
-"""Factor on the search trials proposed for untuned batch sizes."""
 
 SPEC = "SPEC"
-"""Placeholder for a spec's file name, which is not stored."""
 
 
 def next_steps(
     spec: StudySpec, verdict: Verdict, sure: Certainty | None, largest: Largest, trials: int
 ) -> list[NextStep]:
-    """Return the most useful commands first; ``trials`` counts the search trials."""
+    """Most useful commands; ``trials`` counts the search trials."""
     return list(islice(_proposed(spec, verdict, sure, largest, trials), MOST))
 
 
@@ -419,5 +414,4 @@ def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | No
 
 
 def _spec_of(study: str) -> str:
-    """Return what `bssearch run` takes for a study: its name if it is shipped, else a spec's file."""
     return shlex.quote(study) if study in shipped_studies() else SPEC

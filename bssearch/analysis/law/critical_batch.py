@@ -2,8 +2,8 @@
 
 Samples to the target are E_min (1 + B / B_crit) times a departure, a Gaussian process over log B, because no training
 follows the law exactly. The prior of log B_crit is normal around the noise scale, or flat without one; that of log
-E_min is flat. Draws: B_crit on a grid, then departures given B_crit; missed runs weigh each draw by the probability
-that they need more samples.
+E_min is flat. Draws: B_crit on a grid, then departures given B_crit, weighted by the probability that missed runs need
+more samples.
 """
 
 from __future__ import annotations
@@ -20,25 +20,23 @@ from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.noise_scale import CRITICAL_BATCH_OCTAVES
 
 BEYOND_OCTAVES = 4.0
-"""How far outside the batch sizes that can be run B_crit may lie."""
+"""Of B_crit beyond the runnable batch sizes."""
 
 RUN_DEVIATION = 0.15
 """Standard deviation of log samples between seeds."""
 
 DEPARTURE = 0.25
 DEPARTURE_OCTAVES = 1.5
-"""Standard deviation and length (octaves of batch size) of the departure from the law."""
+"""Standard deviation and length of the departure from the law."""
 
 LEVEL = 100.0
 """Standard deviation of log E_min: practically flat."""
 
 GRID = 400
 NODES_PER_OCTAVE = 4
-"""Departures are drawn at nodes and linear between them."""
 
 DRAWS = 2000
 SEED = 0
-"""The draws are the same for the same measurements."""
 
 CONFIDENCE = 0.90
 
@@ -54,16 +52,16 @@ class CriticalBatchPosterior:
 
     @property
     def estimate(self) -> float:
-        """Return the median of B_crit."""
+        """Median of B_crit."""
         return self._quantile(0.5)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 90 % interval of B_crit."""
+        """90 % interval of B_crit."""
         return self._quantile((1 - CONFIDENCE) / 2), self._quantile((1 + CONFIDENCE) / 2)
 
     def log_steps(self, sizes: Sequence[int]) -> Numbers:
-        """Return log steps to the target by each law, (draws, sizes), up to a constant."""
+        """Log steps to the target by each law, (draws, sizes), up to a constant."""
         logs = np.log(np.array(sizes, dtype=float))
         law = np.logaddexp(0, self.log_b_crit[:, None] - logs)
         steps: Numbers = law + _between(self.log_nodes, self.departures, logs)
@@ -78,7 +76,7 @@ class CriticalBatchPosterior:
 class ExpectedOptimum:
     """The batch size with the least expected time.
 
-    ``interval`` holds the optimum with 90 %, among all sizes. ``relative_times``: expected times over the optimum's.
+    ``interval`` holds the optimum with 90 %. ``relative_times``: expected times over the optimum's.
     """
 
     step: RunnableStep
@@ -90,7 +88,7 @@ class ExpectedOptimum:
 def critical_batch(
     sizes: Sequence[int], noise_scale: float | None, points: Sequence[LawPoint] = ()
 ) -> CriticalBatchPosterior:
-    """Return the posterior of B_crit from the noise scale (samples) and the runs."""
+    """Posterior of B_crit from the noise scale (samples) and the runs."""
     reach = BEYOND_OCTAVES * math.log(2)
     low, high = math.log(min(sizes)), math.log(max(sizes))
     least, most = low - reach, high + reach
@@ -137,7 +135,6 @@ def _between(nodes: Numbers, values: Numbers, at: Numbers) -> Numbers:
 
 
 def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Numbers, departures: Numbers) -> Numbers:
-    """Return the probability of each draw that missed runs need more samples than they had."""
     from scipy.special import ndtr
 
     likely = np.ones(len(log_b_crit))
@@ -152,10 +149,7 @@ def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Number
 def expected_optimum(
     posterior: CriticalBatchPosterior, steps: Sequence[RunnableStep], ladder: Sequence[int]
 ) -> ExpectedOptimum:
-    """Return the size of the ``ladder`` with the least expected log time.
-
-    Raises ValueError if no size of the ladder has a step time.
-    """
+    """Size of the ``ladder`` with the least expected log time; raises ValueError if none is timed."""
     by_size = fastest_by_size(steps)
     sizes = list(by_size)
     choices = [size for size in sizes if size in set(ladder)]

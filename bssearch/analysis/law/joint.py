@@ -16,13 +16,13 @@ from bssearch.records import ProbeRecord
 from bssearch.records.intervals import student_t
 
 SIZES_PER_OCTAVE = 16
-"""Batch sizes tried between neighbouring probes: 4 % apart, below the 5 % that counts."""
+"""4 % apart, below the 5 % that counts."""
 
 
 def fit_and_predict(
     points: Sequence[LawPoint], probes: Collection[ProbeRecord], noise: NoiseAnswer | None
 ) -> tuple[LawFit | None, Fit | None]:
-    """Return the fitted law, and its form in the answer; None without a fit."""
+    """Fitted law, and its form in the answer."""
     law = fit_law(points)
     if law is None:
         return None, None
@@ -42,7 +42,7 @@ def fit_and_predict(
 
 
 def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[RunnableStep]:
-    """Return step times up to ``largest``: measured, and interpolated between sizes without accumulation."""
+    """Step times up to ``largest``: measured, and interpolated between sizes without accumulation."""
     found = [
         RunnableStep(one.batch_size, one.micro_batch_size, one.step_seconds)
         for one in sorted(probes, key=lambda one: one.batch_size)
@@ -66,14 +66,14 @@ def _between(low: RunnableStep, high: RunnableStep) -> list[RunnableStep]:
 def predicted_figures(
     law: LawFit, step_seconds: Mapping[int, float], batch_sizes: Collection[int], objective: Objective
 ) -> dict[int, float]:
-    """Return the objective's figures predicted by the law, by batch size, if law and step time determine them."""
+    """Figures by batch size, if law and step time determine them."""
     sizes = [size for size in batch_sizes if size <= law.largest_batch]
     found = {size: objective.predicted(law.steps(size), size, step_seconds.get(size)) for size in sizes}
     return {size: figure for size, figure in found.items() if figure is not None}
 
 
 def predicted_times(law: LawFit, probes: Collection[ProbeRecord]) -> dict[int, Time]:
-    """Return law × step time of each timed batch size, with both errors."""
+    """Law × step time of each timed batch size, with both errors."""
     found: dict[int, Time] = {}
     for probe in probes:
         size, seconds = probe.batch_size, probe.step_seconds

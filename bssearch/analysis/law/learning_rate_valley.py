@@ -1,7 +1,7 @@
 """How much each batch size could gain from a better learning rate.
 
-Model: log figure = level(B) + κ (x − μ − ρ b)², x and b the octaves of learning rate and batch size. One κ, μ and ρ
-serve all batch sizes, so trials elsewhere inform a size with few. They are integrated over a grid, noise unknown.
+Model: log figure = level(B) + κ (x − μ − ρ b)², x and b the octaves of learning rate and batch size. All batch sizes
+share κ, μ and ρ, so trials elsewhere inform a size with few. They are integrated over a grid, noise unknown.
 """
 
 from __future__ import annotations
@@ -17,30 +17,28 @@ from bssearch.analysis.optimum import Verdict
 from bssearch.records import Phase, TrialRecord
 
 CURVATURES = tuple(0.02 * 2 ** (step / 2) for step in range(11))
-"""Log cost of twice or half the best learning rate: 0.02 to 0.64, evenly likely."""
+"""Log cost of twice or half the best learning rate."""
 
 POWERS = tuple(step / 4 for step in range(-1, 6))
 """Powers of the batch size by which the best learning rate grows."""
 
 BOTTOM_STEP = 0.25
-"""Octaves between the bottoms tried."""
 
 BEYOND = 2.0
-"""Octaves beyond the tried learning rates in which the bottom is sought."""
+"""Octaves beyond the tried learning rates."""
 
 FEWEST_MORE = 4
-"""Trials needed beyond one per batch size: three parameters and the noise."""
+"""Beyond one trial per batch size: three parameters and the noise."""
 
 LEAST_SQUARES = 1e-12
-"""Lower limit of the sum of squares."""
 
 BADLY_TUNED = 0.12
 TUNING_GAP = 0.12
 WELL_TUNED_GAP = 0.01
 """Share of badly tuned batch sizes, and mean log gaps of badly and well tuned ones (exponential).
 
-Measured (``tests/benchmarks/verdicts.py``): a third could be bettered by more than 3 %, by 0.16 on average. The share
-here is lower because only the contenders matter.
+Measured (``tests/benchmarks/verdicts.py``): a third could be bettered by more than 3 %, by 0.16 on average; only
+contenders matter.
 """
 
 Numbers = NDArray[np.float64]
@@ -49,9 +47,9 @@ Numbers = NDArray[np.float64]
 def heights(
     verdict: Verdict, trials: Sequence[TrialRecord], draws: int, rng: np.random.Generator
 ) -> Mapping[int, Numbers]:
-    """Return draws (``draws``,) of each candidate's log height above its valley's bottom; empty with too few trials.
+    """Draws (``draws``,) of each candidate's log height above its valley's bottom; empty with too few trials.
 
-    Candidates with another optimizer than the recommended one are left out. Missed trials count as lower bounds.
+    Only for the recommended optimizer. Missed trials count as lower bounds.
     """
     objective, optimizer = verdict.optimal.objective, verdict.optimal.configuration.optimizer
     counted = [one for one in trials if one.phase is Phase.SEARCH and one.configuration.optimizer == optimizer]
@@ -80,7 +78,6 @@ def heights(
 
 
 def _log_density(height: Numbers) -> Numbers:
-    """Return the log prior density of a height: a mixture of two exponentials."""
     tuned = math.log((1 - BADLY_TUNED) / WELL_TUNED_GAP) - height / WELL_TUNED_GAP
     found: Numbers = np.logaddexp(tuned, math.log(BADLY_TUNED / TUNING_GAP) - height / TUNING_GAP)
     return found
@@ -97,7 +94,7 @@ def _log_likelihoods(
     reached: Sequence[tuple[TrialRecord, float]],
     missed: Sequence[tuple[TrialRecord, float]],
 ) -> Numbers:
-    """Return the log likelihood of each valley up to a constant, noise integrated with prior 1 / σ."""
+    """The noise is integrated with prior 1 / σ."""
     squares = np.zeros(len(valleys))
     for size, octave in octaves.items():
         here = [(one, log) for one, log in reached if one.configuration.batch_size == size]

@@ -31,7 +31,7 @@ class QuickCriticalBatch(Model):
 
 
 class QuickRun(Model):
-    """A run of the quick answer; ``steps`` are null if it missed the target."""
+    """A run; ``steps`` are null if it missed the target."""
 
     trial: int
     batch_size: int
@@ -45,8 +45,7 @@ class QuickAnswer(Model):
 
     ``interval`` holds the optimum with 90 %. ``gain``: the default's expected time over the optimum's.
     ``learning_rate_gain``: time with the rule's rate over time with the recommended one. ``alpha_s`` + ``beta_s`` ×
-    samples: step seconds, null below three batch sizes. ``target`` is easier than the study's if the default missed
-    that.
+    samples: step seconds. ``target`` is easier than the study's if the default missed it.
     """
 
     schema_version: Literal[1] = 1
@@ -73,7 +72,7 @@ class QuickAnswer(Model):
 
 @dataclass(frozen=True, slots=True)
 class QuickPrior:
-    """A quick answer as prior of a search, in samples; intervals are 90 %."""
+    """A quick answer as prior of a search; intervals are 90 %."""
 
     batch_size: int
     interval: tuple[int, int]
@@ -82,21 +81,18 @@ class QuickPrior:
 
     @classmethod
     def of(cls, found: QuickAnswer) -> Self:
-        """Return the prior of a quick answer."""
+        """Prior of a quick answer."""
         low, high = found.interval
         b_crit = found.b_crit.low, found.b_crit.estimate, found.b_crit.high
         return cls(found.optimal.batch_size, (low, high), b_crit, found.noise_scale)
 
     def holds(self, batch_size: int) -> bool:
-        """True if a batch size is within the interval of the optimum."""
+        """True within the optimum's interval."""
         return self.interval[0] <= batch_size <= self.interval[1]
 
 
 class Promise(Model):
-    """The quick answer's batch size and the search's; ``holds`` if its interval meets the flat range found.
-
-    ``time_ratio``: tuned time at the promised batch size over the optimum's; null if unknown.
-    """
+    """The quick answer's batch size and the search's; ``holds`` if its interval meets the flat range found."""
 
     batch_size: int
     interval: list[int]
@@ -108,7 +104,7 @@ class Promise(Model):
 
     @property
     def in_words(self) -> str:
-        """Return the two side by side, for people."""
+        """Both side by side."""
         low, high = self.interval
         kept = "which holds" if self.holds else "which misses it"
         ratio = "" if self.time_ratio is None else f", where the target takes {self.time_ratio:.2g}× as long"
@@ -116,7 +112,7 @@ class Promise(Model):
 
 
 def promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
-    """Return the quick answer beside a confirmed answer; None before confirmation."""
+    """Quick answer beside a confirmed answer; None before confirmation."""
     best = answer.optimal.batch_size
     if not any(row.confirmed and row.batch_size == best for row in answer.batches):
         return None
