@@ -1,4 +1,4 @@
-"""Stored rows: studies, trials and probes."""
+"""Stored rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bssearch.records.requests import Planned, TrialPlan
 class Lease:
     """A driver's claim on a trial; expires ``seconds`` after the last heartbeat.
 
-    ``user`` started the driver; ``spec`` is its `spec_digest`. None if unknown.
+    ``user`` started the driver; ``spec`` is its `spec_digest`.
     """
 
     owner: str
@@ -30,7 +30,7 @@ class Lease:
 class ProbeRecord(StepTime):
     """A stored step time with its evaluation cadence, None if the batch size does not fit.
 
-    ``error`` is set if fitted over several visits (`bssearch.records.step_times`).
+    ``error`` is set if fitted over several visits.
     """
 
     eval_every_steps: int | None
@@ -39,10 +39,9 @@ class ProbeRecord(StepTime):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord(Planned):
-    """A stored trial, without ``outcome`` until it finishes.
+    """A stored trial.
 
-    ``steps_x_step_time_s``: steps to target × isolated step time, from all visits when read. ``started_by`` and
-    ``spec_digest``: its driver's user and spec, None if unknown.
+    ``steps_x_step_time_s``: steps to target × isolated step time, from all visits when read.
     """
 
     number: int
@@ -58,7 +57,7 @@ class TrialRecord(Planned):
 
     @classmethod
     def planned(cls, plan: TrialPlan, *, number: int, lease: Lease | None, created_at: datetime) -> TrialRecord:
-        """Return the new record of a plan: running with a lease, else queued."""
+        """New record: running with a lease, else queued."""
         return cls(
             number=number,
             state=TrialState.QUEUED if lease is None else TrialState.RUNNING,
@@ -75,12 +74,12 @@ class TrialRecord(Planned):
 
     @property
     def is_imported(self) -> bool:
-        """True if the trial was imported: its start equals its end."""
+        """True if start and end are equal."""
         return self.ended_at is not None and self.created_at == self.ended_at
 
     @property
     def is_refused(self) -> bool:
-        """True if the spec forbids the trial's configuration, so that it never trained."""
+        """True if the spec forbids the configuration."""
         return self.state is TrialState.FAILED and self.outcome is not None and self.outcome.reason.startswith(REFUSED)
 
 
@@ -98,10 +97,7 @@ class NewStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord(NewStudy):
-    """A stored study, bound to its ``environment``'s device.
-
-    Archived studies are hidden and accept no trials.
-    """
+    """A stored study, bound to its ``environment``'s device; archived ones are hidden and accept no trials."""
 
     created_at: datetime
     archived_at: datetime | None = None
@@ -109,17 +105,17 @@ class StudyRecord(NewStudy):
 
     @classmethod
     def created(cls, study: NewStudy, created_at: datetime, environment: Environment | None = None) -> StudyRecord:
-        """Return a new study's record."""
+        """New study's record."""
         values = {one.name: getattr(study, one.name) for one in fields(NewStudy)}
         return cls(created_at=created_at, environment=environment, **values)
 
     @property
     def mark(self) -> str:
-        """Return 16 hex digits that survive renaming and moving the database."""
+        """16 hex digits that survive renaming and moving the database."""
         told = f"{self.created_at.isoformat()} {self.created_by} {self.spec_hash}"
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def spec_digest(spec: Mapping[str, object]) -> str:
-    """Return 16 hex digits of a spec's JSON values; equal only if every field is equal."""
+    """16 hex digits of a spec's JSON values."""
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
