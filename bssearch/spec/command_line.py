@@ -1,4 +1,4 @@
-"""A program's command line with placeholders for a trial's values."""
+"""A program's command line with placeholders."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OWN_PLACES = (
 
 
 def places_of(command: Sequence[str]) -> set[str]:
-    """Return the placeholders of a command."""
+    """Placeholders of a command."""
     return {name for token in command for name in PLACE.findall(token)}
 
 
 def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list[str]:
-    """Fill in a command; raise `UsageError` for a name without a value."""
+    """Fill in a command; raise `UsageError` for an unknown name."""
 
     def text(match: re.Match[str]) -> str:
         name = match[1]
@@ -53,8 +53,7 @@ def check_command(
 ) -> None:
     """Raise `ValueError` for an unknown placeholder or inconsistent log settings.
 
-    A command whose log is read needs placeholders for all searched parameters; others are checked by `check_places`
-    once it is known whether they ask for their trial.
+    A command whose log is read needs placeholders for all searched parameters; for others see `check_places`.
     """
     places = places_of(command)
     own = {name.rpartition(".")[2] for name in set_parameters}
@@ -102,7 +101,7 @@ def values_of(
     threads: int,
     device: str,
 ) -> dict[str, ParameterValue]:
-    """Return the values of all placeholders."""
+    """Placeholders' values."""
     return {
         **parameters,
         "batch_size": configuration.batch_size,

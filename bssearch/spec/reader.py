@@ -1,4 +1,4 @@
-"""Read specs from YAML, TOML or dicts; errors name file, line and field."""
+"""Read specs from YAML, TOML or dicts."""
 
 from __future__ import annotations
 
@@ -36,10 +36,7 @@ GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget
 
 
 def find_spec(path_or_name: str | Path) -> Path:
-    """Return a spec's file by path or by shipped name.
-
-    Raises `NotFoundError`, or `UsageError` for a folder.
-    """
+    """Spec's file by path or shipped name; raises `NotFoundError`, or `UsageError` for a folder."""
     path = Path(path_or_name)
     if path.is_file():
         return path
@@ -60,8 +57,8 @@ def find_spec(path_or_name: str | Path) -> Path:
 def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StudySpec:
     """Read a spec from a file, a shipped study's name or a dict; ``overrides`` are like ``a.b=c``.
 
-    ``preset: NAME`` fills missing fields from ``studies/presets``. A dict is not changed. Raises `NotFoundError`,
-    and `SpecError` naming file, line and field.
+    ``preset: NAME`` fills missing fields from ``studies/presets``. Raises `NotFoundError`, and `SpecError` naming file,
+    line and field.
     """
     if isinstance(source, Mapping):
         _check_values(source, IN_PYTHON)
@@ -113,7 +110,6 @@ def _text_of(path: Path) -> str:
 
 
 def _check_values(data: Any, source: str) -> None:
-    """Raise `SpecError` for non-finite numbers, invalid Unicode and deep nesting."""
     left: list[tuple[Any, Location]] = [(data, ())]
     while left:
         value, location = left.pop()
@@ -142,10 +138,7 @@ def _copied(value: Any) -> Any:
 
 
 def checked(spec: StudySpec) -> StudySpec:
-    """Validate a spec made in Python, because pydantic's ``model_copy`` does not.
-
-    Raises `SpecError` naming every wrong field.
-    """
+    """Validate a spec made in Python, because pydantic's ``model_copy`` does not; raise `SpecError`."""
     return _validated(spec.model_dump(warnings=False), {}, IN_PYTHON)
 
 
@@ -181,7 +174,6 @@ def _is_given(data: Any, location: Location) -> bool:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two groups recursively; ``above`` wins."""
     both = {
         field: _over(below[field], value)
         if field in GROUPS and isinstance(below.get(field), Mapping) and isinstance(value, Mapping)
@@ -225,7 +217,7 @@ def _read_toml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
 
 
 def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
-    """Yield the lines of tables and plain keys; keys in inline tables take the table's line."""
+    """Keys in inline tables take the table's line."""
     table: Location = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[+\s*([\w.\-]+)\s*\]+", line):
@@ -236,7 +228,7 @@ def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
 
 
 def parse_value(text: str, origin: str) -> Any:
-    """Parse a command-line value as in a spec; raise `SpecError` naming its origin."""
+    """Parse a command-line value as in a spec; raise `SpecError`."""
     try:
         if len(text) > MOST_BYTES or not is_unicode(text):
             raise SpecError(f"{shortened(origin)}: the value must be a Unicode text of at most {MOST_BYTES:,} bytes")
@@ -263,7 +255,6 @@ def _override(data: dict[str, Any], override: str) -> Location:
 
 
 def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str) -> str:
-    """Return a validation problem as ``field = value: problem (file:line)``."""
     wanted = list(problem["loc"])
     if problem["type"] == UNKNOWN_KEY:
         wanted.append(problem["ctx"]["key"])
@@ -307,7 +298,7 @@ NEWER = "a newer bssearch may have written it: upgrade this one"
 
 
 def spec_of(study: StudyRecord) -> StudySpec:
-    """Return a stored study's spec; raise `DatabaseError` if this version cannot read it."""
+    """Stored study's spec; raises `DatabaseError` if unreadable."""
     try:
         spec = StudySpec.model_validate(study.spec)
     except ValidationError as error:
@@ -325,7 +316,7 @@ def spec_of(study: StudyRecord) -> StudySpec:
 
 
 def changed_fields(old: Any, new: Any, path: str = "") -> dict[str, tuple[object, object]]:
-    """Return the dotted fields that differ between two JSON values, as (old, new)."""
+    """Dotted fields that differ between two JSON values, as (old, new)."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         found: dict[str, tuple[object, object]] = {}
         for key in sorted({*old, *new}):

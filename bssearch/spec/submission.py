@@ -1,4 +1,4 @@
-"""Records of the queue: submissions and workers."""
+"""Records of the queue."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SubmissionState(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether it is done, failed or cancelled."""
+        """True if done, failed or cancelled."""
         return self not in {SubmissionState.WAITING, SubmissionState.PAUSED}
 
 
@@ -52,7 +52,7 @@ class SubmissionState(StrEnum):
 class NewSubmission:
     """A study to run from a worker's template with values.
 
-    Workers need all ``tags``, and serve it from ``not_before`` on. Stored rows may be invalid; `check` is for new ones.
+    Workers need all ``tags``, and serve it from ``not_before`` on. Stored rows are not checked.
     """
 
     name: str
@@ -84,10 +84,7 @@ class NewSubmission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission(NewSubmission):
-    """A stored submission; ``login`` is PostgreSQL's user.
-
-    ``served_seconds`` are slot seconds; ``reason`` explains its state.
-    """
+    """A stored submission; ``login`` is PostgreSQL's user, ``served_seconds`` are slot seconds."""
 
     login: str | None
     submitted_at: datetime
@@ -98,10 +95,9 @@ class Submission(NewSubmission):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """A worker as others see it; for ``name`` see `bssearch.search.leases`.
+    """A worker as others see it.
 
-    ``templates`` are its offers, in the types of `bssearch.spec.templates`. It serves ``serving`` since
-    ``serving_since``. A worker that ended in order has ``left_at``; ``is_here``: seen lately and not left.
+    ``templates`` are its offers. A worker that ended in order has ``left_at``; ``is_here``: seen lately and not left.
     """
 
     name: str
@@ -119,7 +115,7 @@ class WorkerRecord:
 
 
 def is_template_name(name: str) -> bool:
-    """Return whether a template name is valid: not like a path or file of `queue submit`."""
+    """True unless like a path or file of `queue submit`."""
     return _TEMPLATE.fullmatch(name) is not None and not name.endswith(SUFFIXES)
 
 

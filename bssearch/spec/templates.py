@@ -1,7 +1,6 @@
 """A worker's template file: the studies and values that its operator allows others to run.
 
-A queue row gives only a template's name and typed values, never a path, folder, command or code: those are in specs on
-the worker's own disk.
+A queue row gives only a template's name and typed values, never a path, folder, command or code.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class _Type(BaseModel):
 
 
 class NumberType(_Type):
-    """A number or list of numbers in [``low``, ``high``], optionally whole."""
+    """A number or list of numbers in [``low``, ``high``]."""
 
     type: Literal["integer", "number", "integers", "numbers"]
     low: float
@@ -48,7 +47,7 @@ class NumberType(_Type):
 
     @property
     def wanted(self) -> str:
-        """Description of the valid values."""
+        """Valid values in words."""
         what = {
             "integer": "a whole number",
             "number": "a number",
@@ -59,12 +58,12 @@ class NumberType(_Type):
 
     @property
     def example(self) -> Value:
-        """A value of the type."""
+        """A valid value."""
         low = math.ceil(self.low) if self.type.startswith("integer") else self.low
         return [low] if self.type.endswith("s") else low
 
     def takes(self, value: object) -> bool:
-        """Return whether a value is of the type."""
+        """True if valid."""
         if self.type.endswith("s"):
             return isinstance(value, list) and 1 <= len(value) <= MOST_NUMBERS and all(map(self._is_number, value))
         return self._is_number(value)
@@ -81,16 +80,16 @@ class BooleanType(_Type):
 
     @property
     def wanted(self) -> str:
-        """Description of the valid values."""
+        """Valid values in words."""
         return "true or false"
 
     @property
     def example(self) -> Value:
-        """A value of the type."""
+        """A valid value."""
         return True
 
     def takes(self, value: object) -> bool:
-        """Return whether a value is of the type."""
+        """True if valid."""
         return isinstance(value, bool)
 
 
@@ -101,16 +100,16 @@ class ChoiceType(_Type):
 
     @property
     def wanted(self) -> str:
-        """Description of the valid values."""
+        """Valid values in words."""
         return f"one of {', '.join(map(str, self.choices))}"
 
     @property
     def example(self) -> Value:
-        """A value of the type."""
+        """A valid value."""
         return self.choices[0]
 
     def takes(self, value: object) -> bool:
-        """Return whether a value is of the type."""
+        """True if valid."""
         return any(isinstance(one, bool) == isinstance(value, bool) and one == value for one in self.choices)
 
 
@@ -118,7 +117,7 @@ ValueType = NumberType | BooleanType | ChoiceType
 
 
 def value_type(data: object) -> ValueType:
-    """Return the type written in a template file or worker row; raise `ValueError`."""
+    """Type in a template file or worker row; raises `ValueError` if invalid."""
     if not isinstance(data, Mapping):
         raise ValueError("a value's type is a mapping such as {type: integer, low: 1, high: 400}")
     kind: type[ValueType]
@@ -148,7 +147,7 @@ def _problem(problem: Any) -> str:
 
 
 def checked_values(template: str, types: Mapping[str, ValueType], values: Values) -> dict[str, Value]:
-    """Return a template's values; raise `UsageError` naming each rejected one."""
+    """Template's values; raises `UsageError` naming each rejected one."""
     if not isinstance(values, Mapping):  # a row from elsewhere
         raise UsageError(f"values = {shortened(values)} must be a mapping of keys to values")
     problems = []
@@ -187,14 +186,14 @@ class Template:
         load_spec(self.spec, overrides)
 
     def check_keys(self, overrides: tuple[str, ...] = ()) -> None:
-        """Raise `SpecError` for a key without a field; value checks need the other values."""
+        """Raise `SpecError` for a key without a field."""
         for key in self.values:
             problems = [self._unknown(key, given, overrides) for given in self._names_above(key)]
             if all(problems):
                 raise SpecError(f"values.{problems[0]}", hint="bssearch schema spec prints every field")
 
     def _names_above(self, key: str) -> Iterator[tuple[str, ...]]:
-        """Yield (), then the settable names above the key that decide which keys exist."""
+        """Names decide which keys exist."""
         yield ()
         parts = key.split(".")
         for depth in range(1, len(parts)):
@@ -203,7 +202,6 @@ class Template:
                 yield from ((f"{name}={json.dumps(choice)}",) for choice in type_.choices)
 
     def _unknown(self, key: str, given: tuple[str, ...], overrides: tuple[str, ...]) -> str:
-        """Return the problem of a key beside other values; empty if its spec has the field."""
         try:
             load_spec(self.spec, [*given, f"{key}={json.dumps(self.values[key].example)}", *overrides])
         except UnknownFieldError as error:
@@ -215,7 +213,7 @@ class Template:
         return ""
 
     def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
-        """Return a submission's spec; ``overrides`` are the worker's, as for ``--set``.
+        """Submission's spec; ``overrides`` are the worker's.
 
         Raises `UsageError` for a rejected value, `SpecError` for an invalid spec.
         """
@@ -235,7 +233,7 @@ class Templates:
         return self.by_name[name]
 
     def offered(self) -> dict[str, dict[str, object]]:
-        """Return the types of each template's values, as JSON values."""
+        """Types of each template's values, as JSON values."""
         return {
             name: {key: type_.model_dump(mode="json") for key, type_ in template.values.items()}
             for name, template in self.by_name.items()
@@ -243,10 +241,7 @@ class Templates:
 
 
 def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
-    """Read a worker's file; ``overrides`` must be valid for each spec.
-
-    Raises `SpecError` naming file and fields.
-    """
+    """Read a worker's file; ``overrides`` must be valid for each spec. Raises `SpecError`."""
     data = read_file(path, "file of templates", _EXAMPLE)
     if not isinstance(data, Mapping) or set(data) != {"templates"} or not isinstance(data["templates"], Mapping):
         raise SpecError(f"{path}: it must hold `templates` and nothing else", hint=_EXAMPLE)
@@ -256,7 +251,7 @@ def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
 
 
 def read_file(path: Path, what: str, hint: str) -> Any:
-    """Read a YAML file. Raises `NotFoundError` with the hint, else `SpecError`."""
+    """Read a YAML file; raise `NotFoundError` with the hint, else `SpecError`."""
     try:
         content = path.read_bytes()
         if len(content) > MOST_BYTES:

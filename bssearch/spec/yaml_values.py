@@ -1,4 +1,4 @@
-"""YAML restricted to values of bounded size; every error has a line."""
+"""YAML restricted to values of bounded size."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "
 class Loader(yaml.SafeLoader):
     """YAML 1.1 as `yaml.SafeLoader` reads it, but 1e-3 is a number, a date is text, and a duplicate key is an error.
 
-    Also errors: non-scalar keys, other tags, recursive aliases, invalid Unicode, and exceeding `MOST_NODES` or
-    `MOST_LEVELS`. All are `yaml.MarkedYAMLError`.
+    So are non-scalar keys, other tags, recursive aliases, invalid Unicode, and exceeding `MOST_NODES` or `MOST_LEVELS`.
+    All are `yaml.MarkedYAMLError`.
     """
 
     def __init__(self, text: str) -> None:
@@ -34,7 +34,7 @@ class Loader(yaml.SafeLoader):
         self._sizes: dict[int, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose a node and count it."""
+        """Count nodes."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if self.check_event(yaml.AliasEvent):
             node = super().compose_node(parent, index)
@@ -61,7 +61,7 @@ class Loader(yaml.SafeLoader):
             raise ComposerError(None, None, f"it holds more than {MOST_NODES:,} values", event.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping with scalar keys."""
+        """Allow only distinct scalar keys."""
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -72,7 +72,7 @@ class Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Construct a value of a type in `TAGS`."""
+        """Allow only types in `TAGS`."""
         if node.tag not in TAGS:
             raise ConstructorError(None, None, f"the tag {shortened(node.tag)} is not known here", node.start_mark)
         try:
@@ -102,7 +102,7 @@ Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """Return a document's value and node (None if empty); raise `yaml.YAMLError`."""
+    """Document's value and node (None if empty); raises `yaml.YAMLError`."""
     loader = Loader(text)
     try:
         node = loader.get_single_node()
@@ -112,11 +112,11 @@ def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text has no lone surrogates."""
+    """True if a text has no lone surrogates."""
     return not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def shortened(value: object) -> str:
-    """Return a value shortened for an error."""
+    """Value shortened for an error."""
     text = ascii(value) if isinstance(value, str) and not is_unicode(value) else repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

@@ -1,4 +1,4 @@
-"""Domains of parameters: fixed, range or choices, within absolute limits."""
+"""Domains of parameters: fixed, range or choices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Range(StrictModel):
 
     @property
     def is_log(self) -> bool:
-        """Return whether the range is searched on a log scale."""
+        """Whether the scale is logarithmic."""
         return self.low > 0 if self.log is None else self.log
 
 
@@ -58,7 +58,7 @@ Scalar = bool | int | float
 
 
 def domain_kind(value: Any) -> str:
-    """Return the form of a value in a spec: range (a mapping), choices (a list) or fixed."""
+    """Form of a value: range (a mapping), choices (a list) or fixed."""
     if isinstance(value, Mapping | BaseModel):
         return "range"
     return "choices" if isinstance(value, list | tuple) else "fixed"
@@ -93,14 +93,14 @@ OPTIONAL = ("clip_norm", "ema_decay")
 
 
 def bounds(domain: Domain) -> tuple[float, float]:
-    """Return a domain's least and greatest value."""
+    """Domain's least and greatest value."""
     if isinstance(domain, Range):
         return domain.low, domain.high
     return (min(domain), max(domain)) if isinstance(domain, tuple) else (domain, domain)
 
 
 def holds(domain: Any, value: Any) -> bool:
-    """Return whether a domain contains a value, up to rounding at its ends."""
+    """True if a domain contains a value, up to rounding."""
     if isinstance(domain, Range):
         inside = domain.low <= value <= domain.high
         return inside or any(math.isclose(value, end, rel_tol=1e-9) for end in (domain.low, domain.high))
@@ -112,7 +112,7 @@ def holds(domain: Any, value: Any) -> bool:
 
 
 def describe(domain: Any, factor: float = 1.0) -> str:
-    """Return a domain in words; numbers times ``factor``."""
+    """Domain in words; numbers times ``factor``."""
 
     def shown(value: Any) -> str:
         return f"{value * factor:g}" if _is_number(value) else str(value)
@@ -129,7 +129,7 @@ def _is_number(value: Any) -> bool:
 
 
 def within_limits(domain: Domain | None, info: ValidationInfo) -> Domain | None:
-    """Return the domain; raise ValueError outside the parameter's limits."""
+    """Raise ValueError outside the parameter's limits."""
     if domain is not None and info.field_name is not None:
         check_bounds(domain, LIMITS[info.field_name])
     return domain
@@ -155,7 +155,7 @@ class Dimension:
     integer: bool = False
 
     def holds(self, value: object) -> bool:
-        """Return whether a value is inside; booleans never equal numbers."""
+        """True if a value is inside; booleans never equal numbers."""
         if self.choices:
             return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in self.choices)
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -164,11 +164,11 @@ class Dimension:
 
     @property
     def any_value(self) -> ParameterValue:
-        """Return a value for a coordinate that a configuration does not use."""
+        """Value for a configuration without the coordinate."""
         return self.choices[0] if self.choices else self.low
 
     def other_than(self, value: ParameterValue) -> ParameterValue:
-        """Return the farther end of a range, or another choice (the farthest number)."""
+        """Farther end of a range, or another choice (the farthest number)."""
         if not self.choices:
             ends = (self.nearest(self.low), self.nearest(self.high))
             return max(ends, key=lambda end: abs(float(end or 0.0) - float(value or 0.0)))
@@ -178,14 +178,14 @@ class Dimension:
         return max(others, key=lambda choice: abs(float(choice or 0.0) - float(value or 0.0)))
 
     def nearest(self, value: ParameterValue) -> ParameterValue:
-        """Return the value if inside, else the nearest number or the first choice."""
+        """Value if inside, else the nearest number or the first choice."""
         if self.choices:
             return value if value in self.choices else self._nearest_choice(value)
         number = min(max(float(value or 0.0), self.low), self.high)
         return round(number) if self.integer else number
 
     def at_share(self, share: float) -> ParameterValue:
-        """Return the number at a share in [0, 1] of the range, on its scale."""
+        """Number at a share in [0, 1] of the range, on its scale."""
         low, high = self.low, self.high
         return self.nearest(low * (high / low) ** share if self.log else low + (high - low) * share)
 
@@ -203,7 +203,7 @@ class Dimension:
 
 
 def are_coordinates(sampled: Mapping[str, ParameterValue] | None, dimensions: Sequence[Dimension]) -> bool:
-    """Return whether ``sampled`` holds a valid value of each dimension and nothing else."""
+    """True if ``sampled`` holds a valid value of each dimension and nothing else."""
     if not isinstance(sampled, Mapping) or {*sampled} != {one.name for one in dimensions}:
         return False
     return all(one.holds(sampled[one.name]) for one in dimensions)

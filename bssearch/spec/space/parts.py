@@ -1,4 +1,4 @@
-"""Composite parts of a space: batch ladder, relative learning rate, schedule."""
+"""Composite parts of a space."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BatchLadder(StrictModel):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Return the batch sizes, ascending."""
+        """Batch sizes, ascending."""
         powers = (2**exponent for exponent in range(self.high.bit_length()))
         return tuple(power for power in powers if self.low <= power <= self.high)
 
@@ -61,7 +61,7 @@ class Schedule(StrictModel):
     """The learning rate after warmup; see `bssearch.training.schedule.Schedule` for formulas.
 
     Except under ``constant`` it decays to about zero at ``horizon_samples``, where the trial ends; samples, so that all
-    batch sizes see equal data. ``warmup_stable_decay`` decays in the last ``decay_share`` (default `DECAY_SHARE`).
+    batch sizes see equal data. ``warmup_stable_decay`` decays in the last ``decay_share`` (default 0.2).
     """
 
     name: (
@@ -74,7 +74,7 @@ class Schedule(StrictModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the schedules to choose from."""
+        """Schedules to choose from."""
         return (self.name,) if isinstance(self.name, str) else self.name
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""How a study's steps are computed, equal for all trials and probes."""
+"""How steps are computed, equal for all trials and probes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ class TrainingSpec(StrictModel):
     """How the steps are computed.
 
     ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``compile`` is a mode of ``torch.compile``.
-    ``fused``: null means CUDA only. ``data`` is kept on the ``device`` (``auto``: if it fits) or streamed from
-    the ``host`` by ``loader_workers``. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch).
-    ``measure_noise`` measures the gradient noise scale during training.
+    ``fused``: null means CUDA only. ``data`` is kept on the ``device`` (``auto``: if it fits) or streamed from the
+    ``host`` by ``loader_workers``. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch).
     """
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
