@@ -238,7 +238,7 @@ def confirm_out_of_memory(
                 MemoryRequest(configuration=alone, threads=spec.executor.threads, reserve=True)
             )
         except BSSearchError as error:
-            tell(f"whether a micro-batch of {size} fits could not be tried again: {error}")
+            tell(f"could not retry whether a micro-batch of {size} fits: {error}")
             break
         store.save_memory(spec.name, environment, found)
         if found.fits:
@@ -365,17 +365,17 @@ def _devices_that_agree(
     try:
         found = executor.step_times_by_device(request)
     except LaunchError as error:
-        tell(f"step times are taken on one device: on another they cannot be: {error}")
+        tell(f"step times are measured on one device, because another failed: {error}")
         return None
     seconds = {device: one.step_seconds for device, one in found.items() if one.step_seconds and not one.contended}
     if len(seconds) < len(found) or alone.step_seconds is None:
         return None
     usual = statistics.median(seconds.values())
     for device, ratio in _apart(seconds, usual).items():
-        tell(f"step times are taken on one device: a step on {device} takes {ratio:.3g} times as long as on the others")
+        tell(f"step times are measured on one device: a step on {device} takes {ratio:.3g} times as long as on others")
     slower = _apart({"all": usual}, alone.step_seconds)
     if slower:
-        tell(f"step times are taken on one device: with all at work a step takes {slower['all']:.3g} times as long")
+        tell(f"step times are measured on one device: with all at work a step takes {slower['all']:.3g} times as long")
     return None if slower or _apart(seconds, usual) else executor
 
 

@@ -48,7 +48,7 @@ from bssearch.search.pruners.controller import PruningController
 from bssearch.search.samplers.base import Sampler, make_sampler
 from bssearch.spec import StudySpec
 
-CONTINUE = "the same command goes on where this one stopped"
+CONTINUE = "run the same command again to continue"
 
 Evaluations = Sequence[tuple[float, float]]
 """(train seconds, metric) pairs in time order."""
@@ -337,7 +337,7 @@ class Engine:
         if not self.pruning.can_wait:
             return []
         self.pruning.wait_no_more()
-        return [Tell(f"trials are stopped for good from now on where they would have waited: {reason}")]
+        return [Tell(f"trials can no longer be paused and are stopped instead: {reason}")]
 
     def interrupted(self) -> list[Action]:
         """Pause or cancel running trials, then fail with `InterruptedRunError`."""
@@ -413,7 +413,7 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
         return None
     target, best = spec.record_target, outcome.best_metric
     came = "" if best is None else f", its best {target.metric} {best:.4g}"
-    advice = "" if history.incumbent is not None else ": `bssearch check --suggest-target` says what it can reach"
+    advice = "" if history.incumbent is not None else "; `bssearch check --suggest-target` suggests a reachable target"
     return (
         f"the default configuration (batch {trial.configuration.batch_size}) missed {target.metric} {target.goal.sign} "
         f"{target.value:g} in trial {trial.number}{came} after {outcome.train_seconds:.3g} of at most "

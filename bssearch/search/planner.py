@@ -115,8 +115,8 @@ class Planner:
         budget = self.spec.budget
         if self._history.time_share >= 1:
             return (
-                f"budget.wall_seconds = {budget.wall_seconds:g} is spent: search trials have been running for so many "
-                "seconds, over all runs of the study; run it with a larger one to go on"
+                f"budget.wall_seconds = {budget.wall_seconds:g} is spent by the search trials of all runs of the "
+                "study; raise it to continue"
             )
         if self._history.spent >= budget.trials:
             return f"the budget of {budget.trials} trials is spent"

@@ -296,7 +296,7 @@ def check_store_url(url: str) -> None:
         raise UsageError(f"{named} needs a package that is not installed: {error}") from None
     except ValueError:
         known = ", ".join(sorted(fsspec.available_protocols()))
-        raise UsageError(f"{named}: {scheme}:// is none of {known}") from None
+        raise UsageError(f"{named}: unknown protocol {scheme}://; choose from {known}") from None
 
 
 def _header(mark: str, number: int, size: int, digest: str) -> bytes:
