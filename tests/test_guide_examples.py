@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -26,8 +26,8 @@ from bssearch.executors.programs.command import LoadedCommand
 from bssearch.records import SecondsBasis, TrialState
 from bssearch.spec import load_spec
 from tests.cli.conftest import run_by_law
-from tests.cli.task import bssearch, write_task
-from tests.documents import DOCUMENTS, ROOT, blocks, spans
+from tests.cli.task import bssearch, printed, ran, read, write_task
+from tests.documents import DOCUMENTS, OWN_TRAINING, ROOT, blocks, spans
 from tests.executors.own_command import request
 from tests.executors.own_command import run as run_command
 from tests.factories import changed
@@ -66,13 +66,6 @@ def example(kind: str) -> str:
     return (KINDS / f"{kind.removesuffix('s')}.py").read_text(encoding="utf-8")
 
 
-def rows(folder: Path, *words: str) -> Any:
-    """Return what a command prints as JSON."""
-    done = bssearch(*words, "--format", "json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def test_there_is_an_example_of_every_kind() -> None:
     assert set(ADDED) == set(typing.get_args(registry.Kind))
     singular = {kind.removesuffix("s") for kind in ADDED}
@@ -89,12 +82,11 @@ def test_a_study_runs_with_those_that_a_spec_names_and_is_exported(
     monkeypatch.setenv("PYTHONPATH", str(folder / "site"), prepend=os.pathsep)
     named = ["pruner.name=patient", "sampler.name=uniform", "executor.name=noted", "objective=epochs_to_target"]
     changes = [word for one in [*named, "log=[ends]", "budget.trials=4", "confirm.runs=0"] for word in ("--set", one)]
-    done = bssearch("run", "task.yaml", *changes, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    trials = rows(folder, "trial", "list", "task")
+    printed(folder, "run", "task.yaml", *changes)
+    trials = read(folder, "trial", "list", "task")
     assert len(trials) == 4
     assert {f"{trial['number']}" for trial in trials} == set((folder / "trials.txt").read_text().split())
-    answer = rows(folder, "best", "task")
+    answer = read(folder, "best", "task")
     best = next(row for row in answer["batches"] if row["batch_size"] == answer["optimal"]["batch_size"])
     assert answer["objective"] == "epochs_to_target"
     assert best["objective_value"]["median"] == pytest.approx(best["steps_to_target"] * best["batch_size"] / 500)
@@ -124,14 +116,16 @@ def test_the_pruner_of_the_guide_stops_what_is_far_behind(folder: Path) -> None:
 def test_the_importer_and_the_probe_of_the_guide_are_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_by_law(monkeypatch)
     (folder / "lines.txt").write_text("8 2.5\n16 1.5\n")
-    assert rows(folder, "import", "lines", "lines.txt", "--steps", "7") == [{"study": "lines", "runs": 2, "reached": 2}]
-    assert rows(folder, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 3000}
+    assert read(folder, "import", "lines", "lines.txt", "--steps", "7") == [{"study": "lines", "runs": 2, "reached": 2}]
+    assert read(folder, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 3000}
 
 
 def test_the_loop_around_the_sampler_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = (one for one in blocks(DOCUMENTS["team"], "python") if "TimeToTargetSampler" in one)
+    script = (OWN_TRAINING / "optuna_sampler.py").read_text(encoding="utf-8")
+    assert script.endswith(block)
     values: dict[str, Any] = {}
-    exec(compile(block, "team.md", "exec"), values)
+    exec(compile(script, "optuna_sampler.py", "exec"), values)
     study = values["study"]
     assert len(study.trials) == 20
     done = [one for one in study.trials if one.state is optuna.trial.TrialState.COMPLETE]
@@ -144,16 +138,14 @@ ANY_PROGRAM = DOCUMENTS["own-training"].split("## Any program")[1].split("\n## "
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with the guide's programs, and a spec of each; `plain.py` is the one without its diff."""
-    (shell,), specs = (blocks(ANY_PROGRAM, one) for one in ("bash", "yaml"))
-    script = script_of("Any program")
-    (tmp_path / "train.sh").write_text(shell)
-    (tmp_path / "train.py").write_text(script)
+    for name in ("train.sh", "train.py", "toy.yaml", "program.yaml"):
+        assert f"`{name}`" in ANY_PROGRAM or f"/{name}`" in ANY_PROGRAM
+        shutil.copy(OWN_TRAINING / name, tmp_path)
     (tmp_path / "plain.py").write_text(plain("Any program"))
-    for spec in specs:
-        (tmp_path / spec.splitlines()[0].removeprefix("# ")).write_text(spec)
     (report,) = (one for one in spans(ANY_PROGRAM) if one.startswith("report: "))
     values = yaml.safe_load((tmp_path / "program.yaml").read_text())
     words = values["command"]
+    assert yaml.safe_load(blocks(ANY_PROGRAM, "yaml")[0]) == {"command": words}
     every = words.index("--evaluate-every")
     command = ["plain.py" if word == "train.py" else word for word in words[:every] + words[every + 2 :]]
     (tmp_path / "plain.yaml").write_text(yaml.safe_dump({**values, **yaml.safe_load(report), "command": command}))
@@ -194,15 +186,14 @@ def test_the_lightning_script_of_the_guide_is_a_study(tmp_path: Path) -> None:
     script, (spec,) = script_of("Lightning"), blocks(OWN_LOOP, "yaml")
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "own.yaml").write_text(spec)
-    done = bssearch("run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = ran(tmp_path, "run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu")
     assert "Trainer(max_epochs=4) ends a trial there" in done.stderr
-    assert any(trial["state"] == "reached" for trial in rows(tmp_path, "trial", "list", "own-loop"))
+    assert any(trial["state"] == "reached" for trial in read(tmp_path, "trial", "list", "own-loop"))
 
 
 @pytest.mark.slow
 def test_the_loop_of_the_guide_is_a_study(tmp_path: Path) -> None:
-    (script,), (spec,) = blocks(OWN_LOOP, "python"), blocks(OWN_LOOP, "yaml")
+    script, (spec,) = script_of("A loop of your own"), blocks(OWN_LOOP, "yaml")
     script = script.replace(
         "inputs = torch.randn",
         """if trial.batch_size == 16:
@@ -211,31 +202,26 @@ inputs = torch.randn""",
     )
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "own.yaml").write_text(spec)
-    done = bssearch("run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = ran(tmp_path, "run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu")
     assert "batch size 16 is left out of this study" in done.stderr and "sixteen is not for this model" in done.stderr
-    trials = rows(tmp_path, "trial", "list", "own-loop")
+    trials = read(tmp_path, "trial", "list", "own-loop")
     assert any(trial["state"] == "reached" for trial in trials)
     assert {trial["batch_size"] for trial in trials} <= {32, 64}
     again = bssearch("run", "own.yaml", "--set", "budget.trials=7", "--set", "confirm.runs=0", cwd=tmp_path)
     assert again.returncode == 0 and "timing steps" not in again.stderr, "what is refused is known"
 
 
-TRAINER = DOCUMENTS["own-training"].split("## Hugging Face Trainer")[1].split("\n## ")[0]
-
-
 @pytest.mark.slow
 def test_the_trainer_of_the_guide_trains_alone_and_is_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    script, (spec,) = script_of("Hugging Face Trainer"), blocks(TRAINER, "yaml")
+    script, spec = script_of("Hugging Face Trainer"), (OWN_TRAINING / "trainer.yaml").read_text(encoding="utf-8")
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "trainer.yaml").write_text(spec)
     alone = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     (told,) = re.findall(r"step (\d+): (.*)", alone.stderr)
     assert told[0] == "50" and "accuracy " in told[1] and "eval_" not in told[1]
     changes = ["confirm.runs=0", "executor.device=cpu", "budget.trials=3"]
-    done = bssearch("run", "trainer.yaml", *(word for one in changes for word in ("--set", one)), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    trials = rows(tmp_path, "trial", "list", "trainer")
+    printed(tmp_path, "run", "trainer.yaml", *(word for one in changes for word in ("--set", one)))
+    trials = read(tmp_path, "trial", "list", "trainer")
     assert len(trials) == 3 and any(trial["state"] == "reached" for trial in trials)
     assert all(trial["steps_to_target"] > 0 for trial in trials if trial["state"] == "reached")

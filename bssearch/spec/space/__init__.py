@@ -4,12 +4,15 @@ Learning rates are sampled at the reference batch and carried to the trial's by 
 """
 
 from bssearch.spec.space.domains import (
+    DECAY_SHARE,
     OPTIONAL,
     TRAINING_PARAMETERS,
     UNKNOWN_KEY,
     WORKLOAD_PARAMETERS,
     Dimension,
     Domain,
+    RelativeLearningRate,
+    ScheduleName,
     StrictModel,
     are_coordinates,
     bounds,
@@ -26,7 +29,6 @@ from bssearch.spec.space.micro_batches import (
     split_batch,
 )
 from bssearch.spec.space.optimizers import OPTIMIZER_SETTINGS, OPTIMIZERS, AdamW, Optimizer, OptimizerOptions, Sgd
-from bssearch.spec.space.parts import DECAY_SHARE, RelativeLearningRate, ScheduleName
 from bssearch.spec.space.search_space import SearchSpace
 
 __all__ = [
