@@ -38,8 +38,8 @@ TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "
 class Loader(yaml.SafeLoader):
     """YAML 1.1 as `yaml.SafeLoader` reads it, but 1e-3 is a number, a date is text, and a duplicate key is an error.
 
-    Also errors: non-scalar keys, other tags, recursive aliases, invalid Unicode, and exceeding `MOST_NODES` or
-    `MOST_LEVELS`. All are `yaml.MarkedYAMLError`.
+    So are non-scalar keys, other tags, recursive aliases, invalid Unicode, and exceeding `MOST_NODES` or `MOST_LEVELS`.
+    All are `yaml.MarkedYAMLError`.
     """
 
     def __init__(self, text: str) -> None:
@@ -49,7 +49,7 @@ class Loader(yaml.SafeLoader):
         self._sizes: dict[int, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose a node and count it."""
+        """Count nodes."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if self.check_event(yaml.AliasEvent):
             node = super().compose_node(parent, index)
@@ -76,7 +76,7 @@ class Loader(yaml.SafeLoader):
             raise ComposerError(None, None, f"it holds more than {MOST_NODES:,} values", event.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping with scalar keys."""
+        """Allow only distinct scalar keys."""
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -87,7 +87,7 @@ class Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Construct a value of a type in `TAGS`."""
+        """Allow only types in `TAGS`."""
         if node.tag not in TAGS:
             raise ConstructorError(None, None, f"the tag {shortened(node.tag)} is not known here", node.start_mark)
         try:
@@ -117,7 +117,7 @@ Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """Return a document's value and node (None if empty); raise `yaml.YAMLError`."""
+    """Document's value and node (None if empty); raises `yaml.YAMLError`."""
     loader = Loader(text)
     try:
         node = loader.get_single_node()
@@ -127,12 +127,12 @@ def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text has no lone surrogates."""
+    """True if a text has no lone surrogates."""
     return not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def shortened(value: object) -> str:
-    """Return a value shortened for an error."""
+    """Value shortened for an error."""
     text = ascii(value) if isinstance(value, str) and not is_unicode(value) else repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
@@ -153,10 +153,7 @@ GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget
 
 
 def find_spec(path_or_name: str | Path) -> Path:
-    """Return a spec's file by path or by shipped name.
-
-    Raises `NotFoundError`, or `UsageError` for a folder.
-    """
+    """Spec's file by path or shipped name; raises `NotFoundError`, or `UsageError` for a folder."""
     path = Path(path_or_name)
     if path.is_file():
         return path
@@ -188,8 +185,8 @@ def check_study_name(name: str) -> None:
 def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StudySpec:
     """Read a spec from a file, a shipped study's name or a dict; ``overrides`` are like ``a.b=c``.
 
-    ``preset: NAME`` fills missing fields from ``studies/presets``. A dict is not changed. Raises `NotFoundError`,
-    and `SpecError` naming file, line and field.
+    ``preset: NAME`` fills missing fields from ``studies/presets``. Raises `NotFoundError`, and `SpecError` naming file,
+    line and field.
     """
     if isinstance(source, Mapping):
         _check_values(source, IN_PYTHON)
@@ -241,7 +238,6 @@ def _text_of(path: Path) -> str:
 
 
 def _check_values(data: Any, source: str) -> None:
-    """Raise `SpecError` for non-finite numbers, invalid Unicode and deep nesting."""
     left: list[tuple[Any, Location]] = [(data, ())]
     while left:
         value, location = left.pop()
@@ -270,10 +266,7 @@ def _copied(value: Any) -> Any:
 
 
 def checked(spec: StudySpec) -> StudySpec:
-    """Validate a spec made in Python, because pydantic's ``model_copy`` does not.
-
-    Raises `SpecError` naming every wrong field.
-    """
+    """Validate a spec made in Python, because pydantic's ``model_copy`` does not; raise `SpecError`."""
     return _validated(spec.model_dump(warnings=False), {}, IN_PYTHON)
 
 
@@ -309,7 +302,6 @@ def _is_given(data: Any, location: Location) -> bool:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two groups recursively; ``above`` wins."""
     both = {
         field: _over(below[field], value)
         if field in GROUPS and isinstance(below.get(field), Mapping) and isinstance(value, Mapping)
@@ -353,7 +345,7 @@ def _read_toml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
 
 
 def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
-    """Yield the lines of tables and plain keys; keys in inline tables take the table's line."""
+    """Keys in inline tables take the table's line."""
     table: Location = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[+\s*([\w.\-]+)\s*\]+", line):
@@ -364,7 +356,7 @@ def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
 
 
 def parse_value(text: str, origin: str) -> Any:
-    """Parse a command-line value as in a spec; raise `SpecError` naming its origin."""
+    """Parse a command-line value as in a spec; raise `SpecError`."""
     try:
         if len(text) > MOST_BYTES or not is_unicode(text):
             raise SpecError(f"{shortened(origin)}: the value must be a Unicode text of at most {MOST_BYTES:,} bytes")
@@ -391,7 +383,6 @@ def _override(data: dict[str, Any], override: str) -> Location:
 
 
 def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str) -> str:
-    """Return a validation problem as ``field = value: problem (file:line)``."""
     wanted = list(problem["loc"])
     if problem["type"] == UNKNOWN_KEY:
         wanted.append(problem["ctx"]["key"])
@@ -435,7 +426,7 @@ NEWER = "a newer bssearch may have written it: upgrade this one"
 
 
 def spec_of(study: StudyRecord) -> StudySpec:
-    """Return a stored study's spec; raise `DatabaseError` if this version cannot read it."""
+    """Stored study's spec; raises `DatabaseError` if unreadable."""
     try:
         spec = StudySpec.model_validate(study.spec)
     except ValidationError as error:
@@ -453,7 +444,7 @@ def spec_of(study: StudyRecord) -> StudySpec:
 
 
 def changed_fields(old: Any, new: Any, path: str = "") -> dict[str, tuple[object, object]]:
-    """Return the dotted fields that differ between two JSON values, as (old, new)."""
+    """Dotted fields that differ between two JSON values, as (old, new)."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         found: dict[str, tuple[object, object]] = {}
         for key in sorted({*old, *new}):
