@@ -92,12 +92,12 @@ class ParameterBytes:
 
     @property
     def fixed(self) -> int:
-        """Return the bytes between steps, gradients included."""
+        """Bytes between steps, gradients included."""
         return self.weights + self.gradients + self.optimizer_state + self.master_weights
 
     @property
     def least(self) -> int:
-        """Return the least bytes of a step: the fixed ones and autocast's copies."""
+        """Least bytes of a step: fixed ones and autocast's copies."""
         return self.fixed + self.autocast_copies
 
 

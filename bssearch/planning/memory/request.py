@@ -1,4 +1,4 @@
-"""Input of a memory plan: parameters or a model, a device, a transformer's dimensions."""
+"""Input of a memory plan."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _settings(given: Any) -> Any:
 
 
 class MemoryRequest(Request):
-    """Either ``parameters``, with a transformer's dimensions for its activations, or a ``model``."""
+    """``parameters``, with a transformer's dimensions for its activations, or a ``model``."""
 
     parameters: Annotated[
         Parameters,
@@ -197,7 +197,7 @@ class MemoryRequest(Request):
         require(self.mixed != "master", "mixed = master cannot be used with a model; use autocast or pure")
 
     def has(self, name: str) -> bool:
-        """Return whether a field is given."""
+        """True if a field is given."""
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     @property
@@ -257,13 +257,13 @@ class MemoryRequest(Request):
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:
-        """Return the largest and the safe micro-batch, given the largest within some bytes."""
+        """Return the largest and the safe micro-batch; ``largest`` maps bytes to samples."""
         if self.room_bytes is None or self.headroom_bytes is None:
             return None, None
         return largest(self.room_bytes), largest(self.room_bytes - self.headroom_bytes)
 
     def in_plan(self) -> dict[str, Any]:
-        """Return the request's fields that a plan repeats."""
+        """Return the fields that a plan repeats."""
         same = ("precision", "optimizer", "checkpointing", "device", "memory_bytes", "headroom_bytes", "model")
         shards = {"stage": self.stage or 0, "devices": self.devices or 1}
         return {**{name: getattr(self, name) for name in same}, "mixed": self.form.mixed, **shards}

@@ -1,8 +1,8 @@
 """Activations of a transformer from its dimensions (Korthikanti et al. 2022, arXiv 2205.05198, § 4.1).
 
 In 16 bits with dropout and unfused attention, a layer keeps s·h·(34 + 5·a·s/h) bytes per sample, for s tokens, hidden
-size h and a heads (their equation 2). `_layer` generalises the counts; fused attention (Dao et al. 2022, arXiv
-2205.14135) keeps one logarithm per row instead of scores.
+size h and a heads (equation 2). Fused attention (Dao et al. 2022, arXiv 2205.14135) keeps one logarithm per row instead
+of scores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOGIT_BYTES = 3 * FP32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A transformer's dimensions; by default ``kv_heads`` = ``heads`` and ``intermediate`` = 4 × ``hidden``."""
+    """A transformer's dimensions; default ``kv_heads`` = ``heads``, ``intermediate`` = 4 × ``hidden``."""
 
     layers: int
     hidden: int
@@ -47,15 +47,15 @@ class SampleBytes:
 
     @property
     def total(self) -> int:
-        """Return the sum."""
+        """The sum."""
         return self.activations + self.attention_scores + self.logits
 
 
 def sample_bytes(model: Transformer, form: Format, *, checkpointing: bool) -> SampleBytes:
     """Return a sample's bytes at the end of the forward pass.
 
-    With checkpointing each layer keeps only its input (2·s·h in 16 bits: § 5, full recomputation), beside the larger of
-    the logits and one recomputed layer.
+    With checkpointing: each layer's input (2·s·h in 16 bits: § 5), and the larger of the logits and one recomputed
+    layer.
     """
     layer, scores = _layer(model, form), _scores(model, form)
     stream = model.sequence * model.hidden * _stream_bytes(form)
