@@ -11,12 +11,12 @@ from typing import Any, TextIO
 from bssearch.records.text import visible
 
 Row = Mapping[str, Any]
+# First characters of formulas (https://owasp.org/www-community/attacks/CSV_Injection).
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of formulas (https://owasp.org/www-community/attacks/CSV_Injection)."""
 
 
 def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """Write a header and rows; lists and mappings as JSON. Values without a column are dropped."""
+    """Write a header and rows, without unknown columns; lists and mappings as JSON."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(map(_csv_cell, columns))
     for row in rows:
@@ -24,7 +24,6 @@ def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None
 
 
 def _csv_cell(value: Any) -> Any:
-    """Prefix text that looks like a formula with '."""
     if isinstance(value, dict | list | tuple):
         return json.dumps(value, allow_nan=False)
     if isinstance(value, datetime):

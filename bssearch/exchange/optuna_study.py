@@ -1,14 +1,11 @@
 """A stored study as an Optuna study, for Optuna's plots and tools.
 
-Learning curves become intermediate values, in the target's direction. States become:
-
 * reached: COMPLETE with the objective's value (if contended, steps × the step time for seconds);
 * pruned, capped, exhausted, paused, diverged: PRUNED without a value;
 * running: RUNNING; queued: WAITING;
-* failed, lost, cancelled, out of memory: FAIL.
+* failed, lost, cancelled, out of memory: FAIL, also COMPLETE trials without a measured value.
 
-Under metric_in_budget, trials that used the whole budget are COMPLETE with their best metric. A COMPLETE trial without
-a measured value becomes FAIL.
+Under metric_in_budget, trials that used the whole budget are COMPLETE with their best metric.
 """
 
 from __future__ import annotations
@@ -42,8 +39,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-SEARCH = (Phase.SEARCH,)
-"""Without repeats, which Optuna would take for evidence."""
+SEARCH = (Phase.SEARCH,)  # Without repeats, which Optuna would take for evidence
 
 
 def load_optuna_study(
@@ -55,11 +51,9 @@ def load_optuna_study(
 ) -> optuna.Study:
     """Return an in-memory Optuna study: a snapshot of the stored one.
 
-    Its direction is minimize, unless metric_in_budget maximizes. Parameters vary in the space or between trials; the
-    space's distributions are widened to hold all trials. User attributes hold figures, target and objective.
+    It minimizes, unless metric_in_budget maximizes. Distributions are the space's, widened to hold all trials.
 
     Args:
-        name: the study.
         db: the database's URL, ignored if ``store`` is given.
         phases: included phases. Repeats (``"confirm"``, ``"audit"``) count in parameter importances.
         store: an open store.
@@ -135,7 +129,7 @@ def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Optuna's log and its warning about experimental metric names."""
+    """Silence Optuna's log and warnings."""
     import optuna
 
     before = optuna.logging.get_verbosity()
@@ -228,12 +222,11 @@ def _attributes(trial: TrialRecord, value: float | None) -> dict[str, Any]:
 
 
 def _local(moment: datetime) -> datetime:
-    """Return naive local time, as Optuna stores it."""
     return moment.astimezone().replace(tzinfo=None)
 
 
 class _Parameters:
-    """Parameters that vary, each with one distribution: the space's, widened to all configurations."""
+    """Parameters that vary, with the space's distributions widened to all configurations."""
 
     def __init__(self, space: SearchSpace, configurations: Sequence[Configuration]) -> None:
         self._dimensions = {one.name: one for one in space.dimensions() if one.name != REFERENCE_LEARNING_RATE}
@@ -305,7 +298,6 @@ def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
 
 
 def _same(one: ParameterValue, other: ParameterValue) -> bool:
-    """Compare up to rounding; True is not 1."""
     if _is_number(one) and _is_number(other):
         return math.isclose(one, other, rel_tol=1e-9)  # type: ignore[arg-type]
     return type(one) is type(other) and one == other

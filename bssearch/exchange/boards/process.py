@@ -1,4 +1,4 @@
-"""The driver's side of the boards: reports never block, and undelivered ones are counted."""
+"""The driver's side of the boards: reports never block, lost ones are counted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Message = tuple[list[str], str, dict[str, Any]]  # the boards to call, the metho
 class BoardProcess:
     """Reports to boards in another process. Raises `OSError` if it cannot start.
 
-    ``asked`` counts reports, ``delivered`` those taken by each board; ``notes`` are for users.
+    ``asked`` counts reports, ``delivered`` those taken by each board.
     """
 
     def __init__(self, names: Sequence[str], *, capacity: int = CAPACITY) -> None:
