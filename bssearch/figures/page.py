@@ -1,4 +1,4 @@
-"""The page of a study: answer, charts, tables, rules of thumb, and how to reproduce it."""
+"""The page of a study: answer, charts, tables, rules of thumb, reproduction."""
 
 from __future__ import annotations
 
@@ -29,18 +29,15 @@ from bssearch.spec import StudySpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPicture:
-    """The data of a study's page; ``curves`` are by batch size.
-
-    ``audit``: a mapping or model with a list ``rules``. ``grown``: a run of the best growing schedule with its curve.
-    """
+    """The data of a study's page."""
 
     study: StudyRecord
     spec: StudySpec
     answer: Answer
     trials: Sequence[TrialRecord]
-    curves: Mapping[int, Sequence[Observation]]
-    audit: Any | None = None
-    grown: tuple[TrialRecord, Sequence[Observation]] | None = None
+    curves: Mapping[int, Sequence[Observation]]  # by batch size
+    audit: Any | None = None  # a mapping or model with a list rules
+    grown: tuple[TrialRecord, Sequence[Observation]] | None = None  # a run of the best growing schedule with its curve
 
 
 def render(picture: StudyPicture) -> str:
@@ -49,7 +46,7 @@ def render(picture: StudyPicture) -> str:
 
 
 def in_notebook(answer: Answer) -> str:
-    """Return an answer as HTML for a notebook: headline, chart, batch sizes and notices."""
+    """Return an answer as HTML for a notebook."""
     from markupsafe import Markup
 
     return rendered(
@@ -359,7 +356,7 @@ def _slope(slope: Mapping[str, Any]) -> str:
 
 
 def promised_and_found(answer: Answer) -> Section | None:
-    """Return the quick answer beside the search's result; None without a quick answer."""
+    """Return the quick answer beside the search's result; None without one."""
     promise = answer.quick
     if promise is None:
         return None
@@ -404,12 +401,11 @@ def trained_for_the_same_time(answer: Answer) -> Section | None:
     )
 
 
-SHORT_SPEC = 25
-"""Lines of the longest spec that is shown unfolded."""
+SHORT_SPEC = 25  # Lines of the longest spec that is shown unfolded
 
 
 def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
-    """Return the environment, the commands and the spec of a study."""
+    """Return a study's environment, commands and spec."""
     import yaml
 
     name = study.name
