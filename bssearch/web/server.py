@@ -1,4 +1,4 @@
-"""The HTTP server, which binds its socket before printing its address."""
+"""The HTTP server."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from bssearch.errors import UsageError
 
 # Browsers open connections in advance and leave them unused for minutes.
 
+# Maximum open connections, below the default limit of 1,024 files per process. A browser opens up to six.
 MOST_CONNECTIONS = 400
-"""Maximum open connections, below the default limit of 1,024 files per process. A browser opens up to six."""
 
-FIRST_REQUEST_S = 10.0
-"""Seconds for a connection's first request, enough for a slow network."""
+FIRST_REQUEST_S = 10.0  # Seconds for a connection's first request, enough for a slow network
 
 
 class Connection(H11Protocol):
-    """A connection that closes without a timely first request; uvicorn's own limit applies after a response."""
+    """A connection that closes without a timely first request; later uvicorn's own limit applies."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Start the request timeout."""
@@ -35,11 +34,9 @@ class Connection(H11Protocol):
             self.transport.close()
 
 
-GRACE_S = 3
-"""Seconds for requests to finish after a stop."""
+GRACE_S = 3  # Seconds for requests to finish after a stop
 
-BACKLOG = 128
-"""The listen backlog."""
+BACKLOG = 128  # The listen backlog
 
 
 def serve(
@@ -53,9 +50,9 @@ def serve(
 ) -> None:
     """Serve database pages until Ctrl-C or SIGTERM.
 
-    A token is required if ``host`` is reachable from other machines or ``asks_token``. ``tell`` gets the
-    address with the token once. ``port`` 0 takes a free one; ``names`` are further host names. Raises `UsageError` if
-    host or port cannot listen or a required token is declined, and as `open_databases`.
+    A token is required if ``host`` is reachable from other machines or ``asks_token``; ``tell`` gets the address with
+    it once. ``port`` 0 takes a free one; ``names`` are further host names. Raises `UsageError` if it cannot listen or a
+    required token is declined.
     """
     uvicorn = _uvicorn()
     from bssearch.web.access import Access, is_loopback, new_token

@@ -1,4 +1,4 @@
-"""Pages about several studies: list, comparison and best results."""
+"""Pages about several studies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from bssearch.records.text import in_words
 from bssearch.storage.repository import Store
 from bssearch.web.views import Answered, Asked, Document, View, numbered, shortened
 
-FILTERS = ("workload", "device", "target", "objective", "precision")
-"""Study filters, as in `bssearch study list`."""
+FILTERS = ("workload", "device", "target", "objective", "precision")  # Study filters, as in `bssearch study list`
 
 LIVE_SECONDS = 5.0
 
@@ -41,7 +40,7 @@ def studies_page(asked: Asked) -> Answered:
 
 
 def study_filter(asked: Asked) -> StudyFilter:
-    """Return a query's filter. Raises `UsageError`."""
+    """Return a query's filter; raise `UsageError`."""
     return StudyFilter.of(**{name: asked.text(name) for name in FILTERS})
 
 
@@ -56,11 +55,9 @@ def _listed(asked: Asked, row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "db": asked.databases.number_of(row["database"]), "when": f"{created:%Y-%m-%d %H:%M}"}
 
 
-MOST_COMPARED = 20
-"""Maximum compared studies, more than fit side by side."""
+MOST_COMPARED = 20  # Maximum compared studies, more than fit side by side
 
-MOST_TOLD = 5
-"""Maximum disagreements shown; JSON has all."""
+MOST_TOLD = 5  # Maximum disagreements shown; JSON has all
 
 
 def compare_page(asked: Asked) -> Answered:
@@ -93,7 +90,7 @@ def compare_page(asked: Asked) -> Answered:
 
 
 def best_page(asked: Asked) -> Answered:
-    """Show matching studies' results and agreement; only the form if no filter is given."""
+    """Show matching studies' results and agreement; only the form without a filter."""
     wanted = study_filter(asked)
     values: dict[str, Any] = {"filters": {name: asked.text(name) or "" for name in FILTERS}, "found": None}
     if wanted.conditions:
