@@ -21,7 +21,7 @@ UNCAPPED_TRIALS = 4
 
 
 def most_finalists(spec: StudySpec) -> int:
-    """Return the upper bound of `finalists`: the ``top`` batch sizes and five more."""
+    """Return the upper bound of `finalists`."""
     return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 5
 
 
@@ -36,7 +36,7 @@ def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
 def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
     """Return the longest wall seconds of search and of the rest.
 
-    ``trial`` is a full trial's; by default evaluation takes `EVALUATION_SHARE`.
+    ``trial``: a full trial's; by default evaluation takes `EVALUATION_SHARE`.
     """
     trial = trial or spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE)
     search = spec.budget.trials * trial / spec.executor.least_slots
@@ -60,7 +60,7 @@ def schedule_runs(spec: StudySpec) -> int:
 def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
     """Return the study's wall seconds if nothing beats the default.
 
-    Its time-to-target then caps search trials, except `UNCAPPED_TRIALS` with ``trial`` seconds each.
+    Its time then caps all but `UNCAPPED_TRIALS` search trials of ``trial`` seconds.
     """
     full = spec.budget.trial_train_seconds
     capped = min(full, first_slack(spec) * default_seconds) if make_pruner(spec.pruner).caps else full
@@ -71,10 +71,7 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
 
 
 class DryRun(Model):
-    """A study's trials, limits, and longest wall seconds.
-
-    Assumes full trials with evaluation within ``evaluation_share``. ``finalists`` and ``confirmation_runs`` are maxima.
-    """
+    """A study's trials, limits, and longest wall seconds with full trials."""
 
     study: str
     workload: str
@@ -98,10 +95,7 @@ class DryRun(Model):
 
 
 def dry_run(spec: StudySpec) -> DryRun:
-    """Return a run's plan without device, store or workload.
-
-    Raises `SpecError`, or `UsageError` for a part that cannot be loaded.
-    """
+    """Return a run's plan without device, store or workload; raise `SpecError` or `UsageError`."""
     spec = checked(spec)
     check_parts(spec)
     refuse_where_in_no_file(spec)

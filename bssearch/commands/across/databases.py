@@ -1,4 +1,4 @@
-"""Read several databases, and find the one that holds a study."""
+"""Read several databases, and find a study."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from bssearch.storage.repository import Store, open_store
 
 @contextmanager
 def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
-    """Open databases for reading, each once; by default `settings.database_url`.
-
-    All or none, because a partial answer would look complete. Raises as `open_store`.
-    """
+    """Open databases for reading, each once, all or none; by default `settings.database_url`."""
     with ExitStack() as stack:
         stores = []
         for url in _each_once(urls or [database_url()]):
@@ -28,7 +25,7 @@ def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
 
 @contextmanager
 def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[Store, str]]:
-    """Give a study's store and name; see `open_databases` and `found_study`."""
+    """Give a study's store and name; see `found_study`."""
     with open_databases(urls) as stores:
         store, name = found_study(stores, given)
         with store:

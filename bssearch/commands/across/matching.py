@@ -19,10 +19,7 @@ MOST_NAMED = 8  # the most values of a condition that an error lists
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFilter:
-    """Conditions on a study; None matches everything.
-
-    ``workload`` is a name, file, class or shipped workload; ``device`` a case-insensitive part of its name.
-    """
+    """Conditions on a study; None matches everything, ``device`` a part of its name."""
 
     workload: str | None = None
     device: str | None = None
@@ -68,7 +65,7 @@ class StudyFilter:
         return " ".join(f"--{name} {value}" for name, value in values.items())
 
     def matches(self, study: StudyRecord) -> bool:
-        """Return whether a study meets all conditions."""
+        """True if a study meets all conditions."""
         return not self.unmet(study)
 
     def unmet(self, study: StudyRecord) -> set[str]:
@@ -82,10 +79,7 @@ class StudyFilter:
 
 
 def target_of(text: str | float) -> tuple[str | None, float]:
-    """Parse ``VALUE`` or ``METRIC=VALUE``; the metric may be None.
-
-    Raises `UsageError` for a non-finite number.
-    """
+    """Parse ``VALUE`` or ``METRIC=VALUE``; raise `UsageError` for a non-finite number."""
     metric, _, number = str(text).rpartition("=")
     try:
         value = float(number)
@@ -99,8 +93,7 @@ def target_of(text: str | float) -> tuple[str | None, float]:
 def workload_names(study: StudyRecord) -> set[str]:
     """Return the names by which a study's workload may be given.
 
-    ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``; a command
-    has the names of its scripts.
+    ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``.
     """
     named = str(study.spec.get("workload", ""))
     location, _, attribute = named.rpartition(":")

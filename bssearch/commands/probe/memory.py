@@ -1,8 +1,7 @@
-"""``probe memory``: the largest micro-batch that fits, by doubling and bisection, one process per size.
+"""The largest micro-batch that fits, by doubling and bisection, one process per size.
 
 A size fits if it leaves the reserve of `bssearch.training.probes.memory` free, and does not fit if it exhausts all
-memory. Sizes in between are *marginal*, because equal processes differ slightly. If marginal sizes span more than
-`BRACKET`, both of their ends are bisected to `FINE` instead. Only sizes that ran are reported.
+memory. Sizes in between are *marginal*: equal processes differ slightly.
 """
 
 from __future__ import annotations
@@ -31,21 +30,18 @@ COLUMNS = ("micro_batch", "fits", "peak_gib", "reason")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProbe:
-    """The micro-batch sizes that ran, and their boundary.
-
-    ``ceiling`` is the number of training samples. ``fit`` needs three known peaks. ``marginal`` sizes are not stored.
-    """
+    """The micro-batch sizes that ran, and their boundary."""
 
     uses: tuple[MemoryUse, ...]
     largest_that_fits: int
     smallest_that_does_not: int | None
-    ceiling: int
+    ceiling: int  # number of training samples
     fit: MemoryFit | None
-    marginal: tuple[MemoryUse, ...] = ()
+    marginal: tuple[MemoryUse, ...] = ()  # not stored
 
     @property
     def whole_training_part_fits(self) -> bool:
-        """Whether all training samples fit at once."""
+        """True if all training samples fit at once."""
         return self.largest_that_fits >= self.ceiling
 
 
@@ -86,7 +82,7 @@ def memory(
 
 
 def sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
-    """Yield the boundary, the line through peaks, and their meaning."""
+    """Yield the boundary and the line through peaks."""
     if found.whole_training_part_fits:
         yield f"The whole training part fits at once: {found.ceiling} samples."
     else:
@@ -106,9 +102,9 @@ def sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
 
 
 def probe_memory(study: OpenStudy) -> MemoryProbe:
-    """Find and store the largest micro-batch that fits.
+    """Find and store the largest micro-batch that fits; sizes known on an equal device are not repeated.
 
-    Sizes known on an equal device are not repeated. Raises `LaunchError` if one sample does not fit.
+    Raises `LaunchError` if one sample does not fit.
     """
     spec, executor, store, environment = study.spec, study.executor, study.store, study.environment
 
@@ -150,7 +146,7 @@ def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, margina
     """Return the next size in [1, ceiling], None once the boundary is known.
 
     First ``smallest``, then double or halve until one fits and one does not, then bisect to `BRACKET`; with marginal
-    sizes in between, bisect both gaps to `FINE`.
+    sizes wider apart, bisect both gaps to `FINE`.
     """
     memory = boundary_of(uses)
     fits, too_large = memory.fits, memory.too_large

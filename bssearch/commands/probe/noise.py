@@ -1,4 +1,4 @@
-"""``probe noise``: the gradient noise scale near the target."""
+"""The gradient noise scale near the target."""
 
 from __future__ import annotations
 
@@ -53,10 +53,9 @@ def sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
 def probe_noise(
     study: OpenStudy, seconds_limit: float = NOISE_SECONDS, *, train_seconds_limit: float = math.inf
 ) -> NoiseMeasurement:
-    """Measure and store the noise scale near the target.
+    """Measure and store the noise scale near the target, of the best known configuration.
 
-    It depends on the learning rate (Gray et al. 2024): the fastest trial's configuration, else the default. Raises
-    `LaunchError` if it does not fit.
+    It depends on the learning rate (Gray et al. 2024). Raises `LaunchError` if it does not fit.
     """
     spec = study.spec
     configuration, eval_every_steps = _best_known(study)

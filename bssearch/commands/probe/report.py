@@ -24,7 +24,7 @@ class ProbeReport:
 class Probe(Protocol):
     """A registered function that measures and stores.
 
-    Its docstring is its help; keyword-only parameters with a `bssearch.registry.Option` are its options.
+    Its docstring is its help, its keyword-only parameters with `Option` its options.
     """
 
     def __call__(self, spec: StudySpec, launch: Launch) -> ProbeReport:

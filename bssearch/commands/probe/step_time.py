@@ -1,4 +1,4 @@
-"""``probe step-time``: time every batch size alone on the device."""
+"""Time every batch size alone on the device."""
 
 from __future__ import annotations
 
@@ -88,10 +88,8 @@ def _row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any]:
 def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> list[ProbeRecord]:
     """Time the default at every batch size; return the measurements, ascending.
 
-    Each until its median is known within 2 %, or for ``seconds_limit``; in the largest micro-batches that fit, if any.
-    Times pool all visits; trials keep the first visit's evaluation cadence. A later `run` visits
-    only sizes with too few visits. Sizes that run out of memory are stored as such. Raises `LaunchError`,
-    `WorkloadError`.
+    Each until its median is known within 2 %, or for ``seconds_limit``. Times pool all visits; trials keep the first
+    visit's evaluation cadence. Raises `LaunchError`, `WorkloadError`.
     """
     spec, store, environment = study.spec, study.store, study.environment
 
