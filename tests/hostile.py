@@ -25,7 +25,7 @@ from bssearch.exchange.importers.rcp import import_rcp
 from bssearch.exchange.importers.runs import import_runs
 from bssearch.exchange.trial_rows import trial_table
 from bssearch.executors.messages import Lines, decode_reply
-from bssearch.executors.programs.reported_trial import ReportedTrial
+from bssearch.executors.programs.command import ReportedTrial
 from bssearch.executors.programs.reports import ReportReader
 from bssearch.records import Configuration, Observation, Target, TrialRequest, TrialState, to_json
 from bssearch.search.finding import compute_answer

@@ -24,7 +24,7 @@ from bssearch.search.planner import RETUNED, RETUNED_IN_VAIN
 from bssearch.settings import presets, shipped_studies
 from bssearch.spec import load_spec
 from bssearch.spec.model import StudySpec
-from bssearch.spec.space.training import TrainingSpec
+from bssearch.spec.parts import TrainingSpec
 from bssearch.spec.templates import load_templates
 from bssearch.storage.database import RETRY_FOR_S
 from tests.cli.task import bssearch as run

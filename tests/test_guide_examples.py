@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -27,7 +26,7 @@ from bssearch.executors.programs.command import LoadedCommand
 from bssearch.records import SecondsBasis, TrialState
 from bssearch.spec import load_spec
 from tests.cli.conftest import run_by_law
-from tests.cli.task import bssearch, write_task
+from tests.cli.task import bssearch, printed, ran, read, write_task
 from tests.documents import DOCUMENTS, OWN_TRAINING, ROOT, blocks, spans
 from tests.executors.own_command import request
 from tests.executors.own_command import run as run_command
@@ -67,13 +66,6 @@ def example(kind: str) -> str:
     return (KINDS / f"{kind.removesuffix('s')}.py").read_text(encoding="utf-8")
 
 
-def rows(folder: Path, *words: str) -> Any:
-    """Return what a command prints as JSON."""
-    done = bssearch(*words, "--format", "json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def test_there_is_an_example_of_every_kind() -> None:
     assert set(ADDED) == set(typing.get_args(registry.Kind))
     singular = {kind.removesuffix("s") for kind in ADDED}
@@ -90,12 +82,11 @@ def test_a_study_runs_with_those_that_a_spec_names_and_is_exported(
     monkeypatch.setenv("PYTHONPATH", str(folder / "site"), prepend=os.pathsep)
     named = ["pruner.name=patient", "sampler.name=uniform", "executor.name=noted", "objective=epochs_to_target"]
     changes = [word for one in [*named, "log=[ends]", "budget.trials=4", "confirm.runs=0"] for word in ("--set", one)]
-    done = bssearch("run", "task.yaml", *changes, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    trials = rows(folder, "trial", "list", "task")
+    printed(folder, "run", "task.yaml", *changes)
+    trials = read(folder, "trial", "list", "task")
     assert len(trials) == 4
     assert {f"{trial['number']}" for trial in trials} == set((folder / "trials.txt").read_text().split())
-    answer = rows(folder, "best", "task")
+    answer = read(folder, "best", "task")
     best = next(row for row in answer["batches"] if row["batch_size"] == answer["optimal"]["batch_size"])
     assert answer["objective"] == "epochs_to_target"
     assert best["objective_value"]["median"] == pytest.approx(best["steps_to_target"] * best["batch_size"] / 500)
@@ -125,8 +116,8 @@ def test_the_pruner_of_the_guide_stops_what_is_far_behind(folder: Path) -> None:
 def test_the_importer_and_the_probe_of_the_guide_are_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_by_law(monkeypatch)
     (folder / "lines.txt").write_text("8 2.5\n16 1.5\n")
-    assert rows(folder, "import", "lines", "lines.txt", "--steps", "7") == [{"study": "lines", "runs": 2, "reached": 2}]
-    assert rows(folder, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 3000}
+    assert read(folder, "import", "lines", "lines.txt", "--steps", "7") == [{"study": "lines", "runs": 2, "reached": 2}]
+    assert read(folder, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 3000}
 
 
 def test_the_loop_around_the_sampler_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,10 +186,9 @@ def test_the_lightning_script_of_the_guide_is_a_study(tmp_path: Path) -> None:
     script, (spec,) = script_of("Lightning"), blocks(OWN_LOOP, "yaml")
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "own.yaml").write_text(spec)
-    done = bssearch("run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = ran(tmp_path, "run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu")
     assert "Trainer(max_epochs=4) ends a trial there" in done.stderr
-    assert any(trial["state"] == "reached" for trial in rows(tmp_path, "trial", "list", "own-loop"))
+    assert any(trial["state"] == "reached" for trial in read(tmp_path, "trial", "list", "own-loop"))
 
 
 @pytest.mark.slow
@@ -212,10 +202,9 @@ inputs = torch.randn""",
     )
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "own.yaml").write_text(spec)
-    done = bssearch("run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = ran(tmp_path, "run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu")
     assert "batch size 16 is left out of this study" in done.stderr and "sixteen is not for this model" in done.stderr
-    trials = rows(tmp_path, "trial", "list", "own-loop")
+    trials = read(tmp_path, "trial", "list", "own-loop")
     assert any(trial["state"] == "reached" for trial in trials)
     assert {trial["batch_size"] for trial in trials} <= {32, 64}
     again = bssearch("run", "own.yaml", "--set", "budget.trials=7", "--set", "confirm.runs=0", cwd=tmp_path)
@@ -232,8 +221,7 @@ def test_the_trainer_of_the_guide_trains_alone_and_is_a_study(tmp_path: Path, mo
     (told,) = re.findall(r"step (\d+): (.*)", alone.stderr)
     assert told[0] == "50" and "accuracy " in told[1] and "eval_" not in told[1]
     changes = ["confirm.runs=0", "executor.device=cpu", "budget.trials=3"]
-    done = bssearch("run", "trainer.yaml", *(word for one in changes for word in ("--set", one)), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    trials = rows(tmp_path, "trial", "list", "trainer")
+    printed(tmp_path, "run", "trainer.yaml", *(word for one in changes for word in ("--set", one)))
+    trials = read(tmp_path, "trial", "list", "trainer")
     assert len(trials) == 3 and any(trial["state"] == "reached" for trial in trials)
     assert all(trial["steps_to_target"] > 0 for trial in trials if trial["state"] == "reached")

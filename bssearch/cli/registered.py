@@ -28,7 +28,7 @@ from bssearch.records import TrialState
 from bssearch.registry import Option
 
 if TYPE_CHECKING:
-    from bssearch.commands.probe.report import Probe
+    from bssearch.commands.probes import Probe
     from bssearch.exchange.importers.importer import Importer, Studies, WholeStudies
 
 

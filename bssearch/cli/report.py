@@ -125,8 +125,12 @@ def serve(
     ] = None,
 ) -> None:
     """Show live studies and a calculator in a browser."""
-    from bssearch.web.server import serve as serve_pages
-
+    try:
+        from bssearch.web.server import serve as serve_pages
+    except ImportError as error:
+        raise UsageError(
+            f"bssearch serve needs {error.name}, which is not installed", hint="pip install 'bssearch[serve]'"
+        ) from None
     serve_pages(
         db,
         host=host,

@@ -53,8 +53,7 @@ def list_studies(
     precision: PrecisionFilter = None,
 ) -> None:
     """List the studies of one or more databases."""
-    from bssearch.commands.across.databases import open_databases
-    from bssearch.commands.across.matching import StudyFilter, study_rows
+    from bssearch.commands.across.databases import StudyFilter, open_databases, study_rows
 
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
     with open_databases(db) as stores:

@@ -20,7 +20,7 @@ from bssearch.search.history import History, trial_seed
 from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store, open_store
-from bssearch.training.probes.cadence import probe_record
+from bssearch.training.course import probe_record
 
 FULL_TRIALS = 20  # default budget in trials of full length, about that of a small search
 

@@ -41,7 +41,7 @@ from bssearch.search.history import trial_seed
 from bssearch.spec import StudySpec
 from bssearch.spec.space import WORKLOAD_PARAMETERS, bounds, split_batch
 from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
-from bssearch.training.probes.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
+from bssearch.training.course import EVALUATION_SHARE, FEWEST_EVALUATIONS
 
 STEPS = 3  # optimizer steps per run; dropout and label smoothing change the loss at the first step
 

@@ -14,7 +14,7 @@ from bssearch.search.growing import REPEATED
 from bssearch.search.pruners.base import make_pruner
 from bssearch.search.pruners.controller import first_slack
 from bssearch.spec import StudySpec, checked
-from bssearch.training.probes.cadence import EVALUATION_SHARE
+from bssearch.training.course import EVALUATION_SHARE
 
 # About how many search trials run to the full limit under any pruner; see `bssearch.search.samplers.allocation`.
 UNCAPPED_TRIALS = 4

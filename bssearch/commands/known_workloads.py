@@ -14,7 +14,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from bssearch.errors import UsageError
-from bssearch.executors.programs.command import digest_of, files_of
 from bssearch.files import make_private_folder
 from bssearch.records import MAKE_TRAINER, StudyRecord
 from bssearch.settings import state_folder
@@ -127,6 +126,8 @@ def _text(spec: StudySpec, folder: Path) -> str:
     if spec.executor.address is not None:
         told["address"] = spec.executor.address
     if spec.is_program:
+        from bssearch.executors.programs.command import digest_of, files_of
+
         told |= {name: getattr(spec, name) for name in OF_PROGRAMS}
         told["files"] = {name: digest_of(file) for name, file in files_of(spec.command, folder).items()}
     return json.dumps(told, sort_keys=True) + "\n"

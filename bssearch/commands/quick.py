@@ -9,24 +9,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from bssearch.analysis.derived import at_target
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.analysis.law.batch_model import LawPoint, law_point
-from bssearch.analysis.law.critical_batch import (
+from bssearch.analysis.law.quick import (
     CriticalBatchPosterior,
     ExpectedOptimum,
+    Promise,
+    QuickAnswer,
+    QuickCriticalBatch,
+    QuickOptimum,
+    QuickRun,
     critical_batch,
     expected_optimum,
 )
-from bssearch.analysis.law.joint import runnable_steps
-from bssearch.analysis.law.quick import Promise, QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
 from bssearch.analysis.objectives.samples_to_target import samples_after
 from bssearch.analysis.objectives.time_to_target import TimeToTarget
+from bssearch.analysis.report import at_target, runnable_steps
 from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.enqueue import any_configuration_of, configuration_of
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened
-from bssearch.commands.probe.noise import probe_noise
+from bssearch.commands.probes import probe_noise
 from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError
 from bssearch.records import (
     Configuration,

@@ -28,7 +28,7 @@ from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRe
 from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.spec.space import Dimension, SearchSpace
-from bssearch.spec.space.parts import RelativeLearningRate
+from bssearch.spec.space.domains import RelativeLearningRate
 from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
 from bssearch.storage.repository import Store, open_store
 

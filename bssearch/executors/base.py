@@ -26,8 +26,8 @@ from bssearch.records import (
     TrialStop,
     WorkloadDescription,
 )
+from bssearch.spec.parts import TrainingSpec
 from bssearch.spec.space import TRAINING_PARAMETERS
-from bssearch.spec.space.training import TrainingSpec
 
 AskStop = Callable[[], tuple[TrialState, str] | None]
 """Returns (state, reason) once a running trial should end, else None."""

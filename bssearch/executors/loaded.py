@@ -124,9 +124,12 @@ class LoadedWorkload:
         """Measure a request. The workload's own exceptions pass through."""
         import torch
 
-        from bssearch.training.probes.memory import bytes_within_reserve, measure_memory
-        from bssearch.training.probes.noise_scale import measure_noise
-        from bssearch.training.probes.step_time import measure_step_time
+        from bssearch.training.probes import (
+            bytes_within_reserve,
+            measure_memory,
+            measure_noise,
+            measure_step_time,
+        )
 
         torch.set_num_threads(request.threads)
         loaded = self._workload, self._data, self._computation

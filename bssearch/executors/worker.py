@@ -18,7 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from bssearch.executors.devices import name_of, uuid_of
 from bssearch.executors.lifeline import Watcher, die_with_parent, end_group
@@ -37,8 +37,6 @@ from bssearch.executors.messages import (
     decode_command,
     encode,
 )
-from bssearch.executors.programs.command import LoadedCommand
-from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import (
     MemoryRequest,
     NoiseRequest,
@@ -50,7 +48,11 @@ from bssearch.records import (
     TrialStop,
 )
 
-Trainable = LoadedWorkload | LoadedScript | LoadedCommand
+if TYPE_CHECKING:
+    from bssearch.executors.programs.command import LoadedCommand
+    from bssearch.executors.programs.script import LoadedScript
+
+    Trainable = LoadedWorkload | LoadedScript | LoadedCommand
 
 
 class Channel:
@@ -169,8 +171,14 @@ class Worker:
         if settings.program is None:  # another process trains a program
             _import_torch()
             self._loaded = LoadedWorkload(load)
+        elif settings.program.command:
+            from bssearch.executors.programs.command import LoadedCommand
+
+            self._loaded = LoadedCommand(load)
         else:
-            self._loaded = LoadedCommand(load) if settings.program.command else LoadedScript(load)
+            from bssearch.executors.programs.script import LoadedScript
+
+            self._loaded = LoadedScript(load)
         gc.freeze()  # what the workload imported and loaded stays, too
         device = self._loaded.device
         return Loaded(

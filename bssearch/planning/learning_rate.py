@@ -217,13 +217,13 @@ class LearningRateRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedRule:
-    """An audit's verdict on a rule; ``regret`` is None if unknown."""
+    """An audit's verdict on a rule."""
 
     study: str
     rule: str
     batch_size: int | None
     verdict: str
-    regret: float | None
+    regret: float | None  # None if unknown
     reason: str
 
 

@@ -49,21 +49,19 @@ from bssearch.records.question import (
 )
 from bssearch.records.requests import (
     Branch,
+    Lease,
     MemoryRequest,
     MetricInfo,
     ModelDescription,
+    NewStudy,
     NoiseRequest,
+    ProbeRecord,
     StepTimeRequest,
+    StudyRecord,
     TrialPlan,
+    TrialRecord,
     TrialRequest,
     WorkloadDescription,
-)
-from bssearch.records.stored import (
-    Lease,
-    NewStudy,
-    ProbeRecord,
-    StudyRecord,
-    TrialRecord,
     spec_digest,
 )
 

@@ -1,12 +1,15 @@
-"""Plans of trials, requests to workers, and workload descriptions."""
+"""Plans of trials, requests to workers, workload descriptions, and stored studies, trials and probes."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
 from typing import Any
 
-from bssearch.records.measured import Environment
+from bssearch.records.measured import REFUSED, Environment, StepTime, StepTimeError, TrialOutcome
 from bssearch.records.question import Configuration, ParameterValue, Phase, Target, TrialState
 
 
@@ -185,3 +188,115 @@ class WorkloadDescription:
     model: ModelDescription
     tokens_per_sample: int | None = None
     notice: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A driver's claim on a trial; expires ``seconds`` after the last heartbeat.
+
+    ``user`` started the driver; ``spec`` is its `spec_digest`. None if unknown.
+    """
+
+    owner: str
+    seconds: float
+    user: str | None = None
+    spec: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRecord(StepTime):
+    """A stored step time with its evaluation cadence, None if the batch size does not fit.
+
+    ``error`` is set if fitted over several visits (`bssearch.records.step_times`).
+    """
+
+    eval_every_steps: int | None
+    error: StepTimeError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord(Planned):
+    """A stored trial, without ``outcome`` until it finishes.
+
+    ``steps_x_step_time_s``: steps to target × isolated step time, from all visits when read. ``started_by`` and
+    ``spec_digest``: its driver's user and spec, None if unknown.
+    """
+
+    number: int
+    state: TrialState
+    lease_owner: str | None
+    lease_expires_at: datetime | None
+    created_at: datetime
+    ended_at: datetime | None
+    steps_x_step_time_s: float | None
+    outcome: TrialOutcome | None
+    started_by: str | None = None
+    spec_digest: str | None = None
+
+    @classmethod
+    def planned(cls, plan: TrialPlan, *, number: int, lease: Lease | None, created_at: datetime) -> TrialRecord:
+        """Return the new record of a plan: running with a lease, else queued."""
+        return cls(
+            number=number,
+            state=TrialState.QUEUED if lease is None else TrialState.RUNNING,
+            lease_owner=None if lease is None else lease.owner,
+            lease_expires_at=None if lease is None else created_at + timedelta(seconds=lease.seconds),
+            created_at=created_at,
+            ended_at=None,
+            steps_x_step_time_s=None,
+            outcome=None,
+            started_by=None if lease is None else lease.user,
+            spec_digest=None if lease is None else lease.spec,
+            **plan.kept,
+        )
+
+    @property
+    def is_imported(self) -> bool:
+        """True if the trial was imported: its start equals its end."""
+        return self.ended_at is not None and self.created_at == self.ended_at
+
+    @property
+    def is_refused(self) -> bool:
+        """True if the spec forbids the trial's configuration, so that it never trained."""
+        return self.state is TrialState.FAILED and self.outcome is not None and self.outcome.reason.startswith(REFUSED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewStudy:
+    """A study to store: its spec as JSON values, and its question's digest."""
+
+    name: str
+    spec: Mapping[str, object]
+    spec_hash: str
+    objective: str
+    target: Target
+    created_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord(NewStudy):
+    """A stored study, bound to its ``environment``'s device.
+
+    Archived studies are hidden and accept no trials.
+    """
+
+    created_at: datetime
+    archived_at: datetime | None = None
+    environment: Environment | None
+
+    @classmethod
+    def created(cls, study: NewStudy, created_at: datetime, environment: Environment | None = None) -> StudyRecord:
+        """Return a new study's record."""
+        values = {one.name: getattr(study, one.name) for one in fields(NewStudy)}
+        return cls(created_at=created_at, environment=environment, **values)
+
+    @property
+    def mark(self) -> str:
+        """Return 16 hex digits that survive renaming and moving the database."""
+        told = f"{self.created_at.isoformat()} {self.created_by} {self.spec_hash}"
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def spec_digest(spec: Mapping[str, object]) -> str:
+    """Return 16 hex digits of a spec's JSON values; equal only if every field is equal."""
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]

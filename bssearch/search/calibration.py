@@ -30,7 +30,7 @@ from bssearch.spec import StudySpec
 from bssearch.spec.admission import problem_with
 from bssearch.spec.space import MemoryBoundary, choose_micro_batch
 from bssearch.storage.repository import Store
-from bssearch.training.probes.cadence import probe_record
+from bssearch.training.course import probe_record
 
 SECONDS_LIMIT = 0.25
 """Maximum seconds of steps per visit."""

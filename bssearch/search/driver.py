@@ -30,19 +30,6 @@ from bssearch.records import (
     TrialState,
     TrialStop,
 )
-from bssearch.search.actions import (
-    Action,
-    Claim,
-    Failed,
-    Finished,
-    Release,
-    SearchEnded,
-    Settle,
-    Start,
-    Tell,
-    TimeSteps,
-    Wait,
-)
 from bssearch.search.calibration import (
     COMPARING_VISITS,
     FIRST_VISITS,
@@ -51,12 +38,27 @@ from bssearch.search.calibration import (
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
-from bssearch.search.engine import CONTINUE, Engine, NextRun
+from bssearch.search.engine import (
+    CONTINUE,
+    Action,
+    Claim,
+    Engine,
+    Failed,
+    Finished,
+    NextRun,
+    Release,
+    SearchEnded,
+    Settle,
+    Start,
+    Tell,
+    TimeSteps,
+    Wait,
+)
 from bssearch.search.finding import SearchEnd, quick_prior, save_finding
 from bssearch.search.leases import HEARTBEAT_SECONDS, LEASE_SECONDS, Leases
 from bssearch.search.listener import Listener
+from bssearch.search.pruners.checkpoints import WaitingTrials
 from bssearch.search.shift import Interrupts, Shift
-from bssearch.search.waiting import WaitingTrials
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import admitted

@@ -28,25 +28,92 @@ from bssearch.records import (
     TrialStop,
 )
 from bssearch.search import confirmation
-from bssearch.search.actions import (
-    Action,
-    Claim,
-    Failed,
-    Finished,
-    Release,
-    SearchEnded,
-    Settle,
-    Start,
-    Tell,
-    TimeSteps,
-    Wait,
-)
 from bssearch.search.history import FAILURES, INTERRUPTED, History, is_interrupted
 from bssearch.search.planner import Planner
 from bssearch.search.pruners.base import Pruner
 from bssearch.search.pruners.controller import PruningController
 from bssearch.search.samplers.base import Sampler, make_sampler
 from bssearch.spec import StudySpec
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a trial. `Engine.started` follows, unless another driver started one first."""
+
+    plan: TrialPlan
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSteps:
+    """Time untimed batch sizes while no trial runs here. `Engine.timed` follows.
+
+    ``to_compare``: use the visits that comparing runs needs.
+    """
+
+    to_compare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Request the exclusive right to confirm on this host. `Engine.claimed` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Release the right to confirm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """End paused trials in a state.
+
+    Spares trials of other living drivers, unless ``for_disk``: the shared disk is full.
+    """
+
+    numbers: Sequence[int]
+    state: TrialState
+    for_disk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Ask again when a trial ends or after a while.
+
+    ``for_others``: trials of other drivers, if none runs here; ``for_claim``: another driver confirms.
+    """
+
+    for_others: tuple[int, ...] = ()
+    for_claim: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SearchEnded:
+    """The search ended for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Show a line to the user."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The run ends with this error."""
+
+    error: BSSearchError
+
+
+Action = Start | TimeSteps | Claim | Release | TrialStop | Settle | Wait | SearchEnded | Tell | Finished | Failed
+
 
 CONTINUE = "the same command goes on where this one stopped"
 

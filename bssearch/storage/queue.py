@@ -27,7 +27,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.records import TrialState
-from bssearch.spec.submission import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
+from bssearch.spec.templates import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
 from bssearch.storage.columns import Sentences, are_finite, enum, not_negative, now, positive
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.database import Database, patiently

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.records import WITH_CUDA_GRAPHS, ParameterValue
-from bssearch.spec.space.training import TrainingSpec
+from bssearch.spec.parts import TrainingSpec
 from bssearch.training.contention import CorePace
 from bssearch.workloads.base import Workload
 from bssearch.workloads.data import mapped

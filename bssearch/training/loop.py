@@ -36,7 +36,6 @@ from bssearch.records import (
     is_metric,
 )
 from bssearch.spec.space.micro_batches import batch_norm_caveats
-from bssearch.training.branch import continue_from
 from bssearch.training.clock import Clock
 from bssearch.training.computation import NO_PARAMETERS, Computation
 from bssearch.training.contention import Contention, ContentionMeter, ReferenceKernel
@@ -150,6 +149,8 @@ class Trial:
             self._memory.start()
             self._trainer = Trainer(workload, plan.configuration, self._data.train, computation, plan.seed)
             if request.branch is not None:
+                from bssearch.training.branch import continue_from
+
                 continue_from(self._trainer, request.branch, plan.configuration.batch_size)
             given = request, workload, computation, self._trainer, self._data.train
             self._noise, self._noise_growth = noise_meter(*given, self._noise_budget), noise_growth(*given)

@@ -4,34 +4,75 @@ from __future__ import annotations
 
 import errno
 import socket
-from asyncio import Transport
+from asyncio import TimerHandle, Transport
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bssearch.errors import UsageError
+from bssearch.web.access import ADMITTED, Access, is_loopback, new_token
 
 # Browsers open connections in advance and leave them unused for minutes.
 
 # Maximum open connections, below the default limit of 1,024 files per process. A browser opens up to six.
 MOST_CONNECTIONS = 400
 
-FIRST_REQUEST_S = 10.0  # Seconds for a connection's first request, enough for a slow network
+MOST_STRANGERS = 100  # Maximum open connections without an admitted request. A further one replaces the oldest.
+
+REQUEST_S = 10.0  # Seconds to send a whole request, head and body; enough for a slow network
 
 
 class Connection(H11Protocol):
-    """A connection that closes without a timely first request; later uvicorn's own limit applies."""
+    """A connection that must send each request in time, and gives way to newer ones until `Guard` admits a request."""
+
+    opened_at: float
+    _is_admitted = False
+    _deadline: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Start the request timeout."""
+        """Start the first request's deadline; close the oldest stranger if there are too many."""
         super().connection_made(transport)
-        self.loop.call_later(FIRST_REQUEST_S, self._close_unused)
+        self.opened_at = self.loop.time()
+        strangers = [one for one in self.connections if isinstance(one, Connection) and one.is_stranger]
+        if len(strangers) > MOST_STRANGERS:
+            min(strangers, key=lambda one: one.opened_at).transport.abort()
+        self._deadline = self.loop.call_later(REQUEST_S, transport.abort)
 
-    def _close_unused(self) -> None:
-        if not self.cycle:  # uvicorn: None until a request has come
-            self.transport.close()
+    def data_received(self, data: bytes) -> None:
+        """Start or stop the request's deadline."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Start the deadline of a request that has partly arrived; uvicorn's keep-alive limit closes idle ones."""
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the deadline."""
+        super().connection_lost(exc)
+        self._stop_deadline()
+
+    @property
+    def is_stranger(self) -> bool:
+        """True if open and `Guard` has admitted no request yet."""
+        self._is_admitted = self._is_admitted or (self.scope is not None and ADMITTED in self.scope["state"])
+        return not (self._is_admitted or self.transport.is_closing())
+
+    def _watch(self) -> None:
+        awaits_head = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        if not (awaits_head or self.conn.their_state is h11.SEND_BODY):
+            self._stop_deadline()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(REQUEST_S, self.transport.abort)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 GRACE_S = 3  # Seconds for requests to finish after a stop
@@ -55,7 +96,6 @@ def serve(
     required token is declined.
     """
     uvicorn = _uvicorn()
-    from bssearch.web.access import Access, is_loopback, new_token
     from bssearch.web.app import create_app
     from bssearch.web.views import Databases
 

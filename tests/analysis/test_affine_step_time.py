@@ -63,7 +63,6 @@ def test_throughput_levels_off_at_nine_tenths_of_the_largest() -> None:
 
 
 def test_a_micro_batch_that_was_not_timed_is_predicted() -> None:
-    fit = fit_step_time(line(0.001, 1e-5))
-    assert fit is not None
+    fit = not_none(fit_step_time(line(0.001, 1e-5)))
     assert fit.predict(300, 300, update_seconds=0.0005) == pytest.approx(0.004)
     assert fit.predict(600, 300, update_seconds=0.0005) == pytest.approx(2 * 0.0035 + 0.0005)

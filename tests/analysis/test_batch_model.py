@@ -23,7 +23,7 @@ from bssearch.analysis.law.batch_model import (
     predict_optimum,
     rising,
 )
-from bssearch.analysis.law.joint import runnable_steps
+from bssearch.analysis.report import runnable_steps
 from tests.factories import make_probe, not_none
 
 RCP = Path(__file__).resolve().parents[1] / "data" / "mlperf-rcp"
@@ -160,9 +160,8 @@ def test_the_interval_ends_where_the_sum_of_squares_is_too_large_by_student() ->
     fit = fitted(points)
     quantile = 1.7459  # of t, 16 degrees of freedom, 95 %
     bound = squares(points, fit.b_crit) + (quantile * fit.deviation) ** 2
-    assert fit.b_crit_low is not None and fit.b_crit_high is not None
-    assert squares(points, fit.b_crit_low) == pytest.approx(bound, rel=1e-4)
-    assert squares(points, fit.b_crit_high) == pytest.approx(bound, rel=1e-4)
+    assert squares(points, not_none(fit.b_crit_low)) == pytest.approx(bound, rel=1e-4)
+    assert squares(points, not_none(fit.b_crit_high)) == pytest.approx(bound, rel=1e-4)
 
 
 def test_a_residual_beyond_a_tenth_and_beyond_noise_is_poor() -> None:

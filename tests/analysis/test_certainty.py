@@ -32,9 +32,8 @@ def spread(seconds: float, apart: float, count: int) -> list[float]:
 
 
 def test_far_apart_is_sure_and_near_is_not() -> None:
-    far = certainty(verdict_over(*runs(32, *spread(1.0, 0.05, 5)), *runs(64, *spread(3.0, 0.05, 5))), {})
-    near = certainty(verdict_over(*runs(32, *spread(1.0, 0.2, 5)), *runs(64, *spread(1.1, 0.2, 5))), {})
-    assert far is not None and near is not None
+    far = not_none(certainty(verdict_over(*runs(32, *spread(1.0, 0.05, 5)), *runs(64, *spread(3.0, 0.05, 5))), {}))
+    near = not_none(certainty(verdict_over(*runs(32, *spread(1.0, 0.2, 5)), *runs(64, *spread(1.1, 0.2, 5))), {}))
     assert far.within_5_percent > 0.97 and not far.is_provisional
     assert 0.4 < near.within_5_percent < ENOUGH and near.is_provisional
     assert near.by_batch.keys() == {32, 64}

@@ -140,10 +140,9 @@ def test_whether_more_regularisation_closed_the_gap_of_the_largest(regularised: 
     answer = not_none(found(*trials, harder))
     assert answer.closed is closed
     assert [row.batch_size for row in answer.batches] == [32, 128]
-    more = answer.more_regularised
-    assert more is not None and more.gap is not None
+    more = not_none(answer.more_regularised)
     assert (more.parameters["dropout"], more.final_metric) == (0.4, regularised)
-    assert more.gap.value == pytest.approx(0.95 - regularised)
+    assert not_none(more.gap).value == pytest.approx(0.95 - regularised)
     how = "More regularisation (weight_decay 0.001, dropout 0.4)"
     verb = (
         f"closes the gap (accuracy {regularised:g}); use it at this batch size, or stay"

@@ -122,11 +122,8 @@ def test_the_answers_noise_scale_is_pooled_over_the_trials_of_the_optimums_batch
 def on_device(number: int, device: str | None, pace: float, batch_size: int = 32, **changes: Any) -> TrialRecord:
     """Return a trial whose steps took ``pace`` times as long as on any other device."""
     trial = make_trial(number, batch_size=batch_size)
-    assert trial.outcome is not None
     seconds = pace * 0.01 * batch_size * 100
-    return replace(
-        trial, outcome=replace(trial.outcome, device_uuid=device, steps=100, train_seconds=seconds, **changes)
-    )
+    return with_outcome(trial, device_uuid=device, steps=100, train_seconds=seconds, **changes)
 
 
 def node(pace: float, device: str | None = "GPU-7", trials: int = 2, **changes: Any) -> list[TrialRecord]:

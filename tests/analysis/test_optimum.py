@@ -114,8 +114,9 @@ def test_the_least_of_several_that_are_as_good_looks_faster_than_it_is() -> None
     near = [0.9, 1.0, 1.12, 1.0]
     alone = verdict({32: near, 64: [2 * one for one in near]}).optimal.estimate
     flat = verdict({size: [one * (1 + size / 1e5) for one in near] for size in (32, 64, 128, 256)})
-    assert alone.high is not None and flat.least.estimate.high is not None
     assert flat.least.selection > 0.01
-    assert flat.least.estimate.high == pytest.approx(alone.high * math.exp(flat.least.selection), rel=0.01)
+    assert not_none(flat.least.estimate.high) == pytest.approx(
+        not_none(alone.high) * math.exp(flat.least.selection), rel=0.01
+    )
     assert flat.least.estimate.low == pytest.approx(alone.low, rel=0.01)
     assert flat.by_batch[256].selection == 0.0

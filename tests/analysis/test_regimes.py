@@ -9,7 +9,7 @@ import pytest
 from bssearch.analysis.law.regimes import Slope, slopes
 from bssearch.analysis.optimum import Candidate
 from bssearch.records import Phase, TrialState
-from tests.factories import make_trial
+from tests.factories import make_trial, not_none
 
 
 def candidate(batch_size: int, *steps: int, missed: int = 0) -> Candidate:
@@ -67,8 +67,7 @@ def test_the_interval_holds_the_slope_nineteen_times_in_twenty() -> None:
     for _ in range(400):
         drawn = [[round(10_000 * (2**-place) * math.exp(rng.gauss(0, 0.2))) for _ in range(5)] for place in range(2)]
         (slope,) = of(candidate(8, *drawn[0]), candidate(16, *drawn[1])).values()
-        assert slope.low is not None and slope.high is not None
-        held += slope.low <= -1 <= slope.high
+        held += not_none(slope.low) <= -1 <= not_none(slope.high)
     assert 0.93 <= held / 400 <= 0.985
 
 

@@ -116,9 +116,8 @@ def test_at_the_defaults_own_batch_size_there_is_nothing_to_audit() -> None:
 )
 def test_the_interval_of_the_regret_decides(seconds: tuple[float, ...], verdict: str, regret: float) -> None:
     one = by_rule(Rule.LINEAR_RATE, *seconds, configuration={"learning_rate": 0.8})
-    assert one.regret is not None
     assert one.verdict == verdict
-    assert one.regret.value == pytest.approx(regret, rel=1e-3)
+    assert not_none(one.regret).value == pytest.approx(regret, rel=1e-3)
     assert one.reason == "paired by 3 seeds; learning rate 0.8 for 0.3"
     assert one.trial_numbers == [100, 101, 102]
 

@@ -128,7 +128,8 @@ def multiply(file: Path, trials: int) -> None:
             for table in ("bss_trial", "bss_observation")
         }
         columns = [name for name in names["bss_trial"] if name != "id"]
-        values = ", ".join("n.i" if name == "number" else name for name in columns)
+        replaced = {"number": "n.i", "plan_id": "NULL"}
+        values = ", ".join(replaced.get(name, name) for name in columns)
         connection.execute(
             f"WITH RECURSIVE n(i) AS (SELECT {TEMPLATES + 1} UNION ALL SELECT i + 1 FROM n WHERE i < {trials}) "
             f"INSERT INTO bss_trial ({', '.join(columns)}) "

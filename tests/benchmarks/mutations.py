@@ -1,7 +1,7 @@
 """How many of a hundred seeded mutations of the package the default tests catch.
 
 Run as ``python tests/benchmarks/mutations.py TREE [--seed 0] [--count 100] [--jobs 1] [--only FILE]``, with
-``coverage`` installed beside the tests' own packages. TREE is any checkout; it is copied, never touched. First its
+``pytest-cov`` installed beside the tests' own packages. TREE is any checkout; it is copied, never touched. First its
 default tests run once under coverage, subprocesses too, which tells what test executes which line and how long each
 takes (kept in ``--work`` and used again for the same tree). Then each mutant runs the tests that execute the mutated
 line, quickest first, until one fails; a line that runs at import time, or in no test, gets the tests of its file. What
@@ -35,7 +35,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from types import FrameType
 from typing import Annotated, Any
 
 import psutil
@@ -63,22 +62,17 @@ HEAVY = (
 MARK = "BSSEARCH_MUTATIONS"
 """The environment variable by which the processes a mutant leaves behind are known, and ended."""
 
-COVERED_TEST = "BSSEARCH_MUTATIONS_TEST"
-"""The environment variable that names the running test to subprocesses under coverage."""
-
-SITE = """
-import os
-if os.environ.get("BSSEARCH_MUTATIONS_TEST") and os.environ.get("BSSEARCH_MUTATIONS_DATA"):
-    import atexit, coverage
-    measured = coverage.Coverage(
-        data_file=os.environ["BSSEARCH_MUTATIONS_DATA"], data_suffix=True, config_file=False, messages=False,
-        source=[os.environ["BSSEARCH_MUTATIONS_SOURCE"]], context="child|" + os.environ["BSSEARCH_MUTATIONS_TEST"],
-    )
-    measured.set_option("run:sigterm", True)
-    measured._warn_no_data = measured._warn_unimported_source = False
-    measured.start()
-    atexit.register(lambda: (measured.stop(), measured.save()))
+MEASURED = """
+[run]
+parallel = true
+sigterm = true
+source = {copy}/bssearch
+data_file = {data}/coverage
+context = ${{PYTEST_CURRENT_TEST-}}
 """
+"""How coverage measures a copy of the tree: a subprocess gives what it runs to the test that is running then."""
+
+OPTIONS = ["-n", "0", "--dist", "no", "-q", "-p", "no:cacheprovider", "--disable-warnings"]
 
 
 @dataclass(frozen=True)
@@ -217,132 +211,87 @@ class Coverage:
     wall_seconds: float = 0.0
 
 
-class Recorder:
-    """A pytest plugin that tells coverage which test runs, and keeps what each took."""
+class Results:
+    """A pytest plugin that keeps how long each test took, and what failed."""
 
-    def __init__(self, measured: Any) -> None:
-        self._measured = measured
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self.failed: set[str] = set()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        """Count what fixtures run for the whole file: another of its tests may be the one that looks."""
-        os.environ[COVERED_TEST] = item.nodeid
-        self._measured.switch_context(f"file|{item.nodeid}")
-        return (yield)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """Count what the test itself runs for it alone."""
-        self._measured.switch_context(f"test|{item.nodeid}")
-        return (yield)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
-        """Count what ends a fixture for the whole file."""
-        self._measured.switch_context(f"file|{item.nodeid}")
-        return (yield)
+        self.failed: list[str] = []
+        self.skipped: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep seconds and failures."""
         if report.when != "teardown":
             self.seconds[report.nodeid] += report.duration
-        if report.outcome != "passed":
-            self.failed.add(report.nodeid)
+        if report.skipped:
+            self.skipped.append(report.nodeid)
+        if report.failed:
+            self.failed.append(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep the files that cannot be collected."""
         if report.failed:
-            self.failed.add(report.nodeid)
+            self.failed.append(f"{report.nodeid} (import)")
 
 
 def measure_coverage(tree: Path, work: Path, jobs: int) -> Coverage:
     """Run the default tests of a tree under coverage, in as many processes as there are jobs."""
     began = time.monotonic()
-    data = work / "data"
-    shutil.rmtree(data, ignore_errors=True)
-    data.mkdir(parents=True)
-    site = work / "site"
-    site.mkdir(exist_ok=True)
-    (site / "sitecustomize.py").write_text(SITE)
     files = sorted(file.relative_to(tree).as_posix() for file in (tree / "tests").rglob("test_*.py"))
     forked = []
     for job in range(jobs):
+        data = work / f"data{job}"
+        shutil.rmtree(data, ignore_errors=True)
+        data.mkdir(parents=True)
         copy = copy_of(tree, work / f"tree{job}")
-        measuring = partial(_measure, copy, data, site, files[job::jobs], job)
-        forked.append(fork(copy, work / f"coverage{job}.log", measuring))
+        forked.append(fork(copy, work / f"coverage{job}.log", partial(_measure, copy, data, files[job::jobs])))
     for process in forked:
         ended(process, None)
     result = Coverage(wall_seconds=time.monotonic() - began)
     for job in range(jobs):
-        told = json.loads((data / f"tests{job}.json").read_text())
+        told = json.loads((work / f"data{job}" / "tests.json").read_text())
         result.seconds.update(told["seconds"])
         result.failed += told["failed"]
-    _read_lines(result, data)
+        _read_lines(result, work / f"data{job}" / "coverage")
     return result
 
 
-def _measure(copy: Path, data: Path, site: Path, files: Sequence[str], job: int) -> int:
+def _measure(copy: Path, data: Path, files: Sequence[str]) -> None:
     """Run test files under coverage."""
-    coverage = importlib.import_module("coverage")
-    os.environ["BSSEARCH_MUTATIONS_DATA"] = str(data / f"child{job}")
-    os.environ["BSSEARCH_MUTATIONS_SOURCE"] = str(copy / "bssearch")
-    os.environ["PYTHONPATH"] = f"{copy}{os.pathsep}{site}"
-    os.environ[COVERED_TEST] = ""
-    measured = coverage.Coverage(data_file=str(data / f"own{job}"), config_file=False, source=[str(copy / "bssearch")])
-    recorder = Recorder(measured)
-    measured.start()
-    pytest.main([*files, *OPTIONS], plugins=[recorder])
-    measured.stop()
-    measured.save()
-    told = {"seconds": recorder.seconds, "failed": sorted(recorder.failed)}
-    (data / f"tests{job}.json").write_text(json.dumps(told))
-    return 0
-
-
-OPTIONS = ["-n", "0", "-q", "-p", "no:cacheprovider", "--disable-warnings"]
+    settings = data / "settings"
+    settings.write_text(MEASURED.format(copy=copy, data=data))
+    os.environ["COVERAGE_PROCESS_START"] = str(settings)
+    results = Results()
+    measuring = ["--cov", "--cov-context=test", f"--cov-config={settings}", "--cov-report="]
+    pytest.main([*files, *OPTIONS, *measuring], plugins=[results])
+    told = {"seconds": results.seconds, "failed": sorted({*results.failed, *results.skipped})}
+    (data / "tests.json").write_text(json.dumps(told))
 
 
 def _read_lines(result: Coverage, data: Path) -> None:
-    """Fill in which tests run which line, from all of coverage's files."""
-    coverage = importlib.import_module("coverage")
-    lines: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for file in sorted(data.iterdir()):
-        if file.suffix == ".json":
-            continue
-        kept = coverage.CoverageData(str(file))
-        try:
-            kept.read()
-        except coverage.exceptions.CoverageException:  # of a process that was killed while it wrote
-            continue
-        for path in kept.measured_files():
-            name = "bssearch/" + path.rpartition("/bssearch/")[2]
-            for line, contexts in kept.contexts_by_lineno(path).items():
-                for context in contexts:
-                    how, _, test = context.partition("|")
-                    if test:
-                        lines[name][str(line)].add(test if how == "test" else test.partition("::")[0])
-    result.lines = {name: {line: sorted(tests) for line, tests in by.items()} for name, by in sorted(lines.items())}
+    """Fill in which tests run which line: for fixtures and subprocesses, all tests of the file."""
+    kept = importlib.import_module("coverage").CoverageData(str(data))
+    kept.read()
+    for path in kept.measured_files():
+        by_line = result.lines.setdefault("bssearch/" + path.rpartition("/bssearch/")[2], {})
+        for line, contexts in kept.contexts_by_lineno(path).items():
+            own = {context.removesuffix("|run") for context in contexts if context.endswith("|run")}
+            others = {context.partition("::")[0] for context in contexts if not context.endswith("|run")}
+            by_line[str(line)] = sorted({*by_line.get(str(line), []), *own, *others} - {""})
 
 
 def tests_for(mutation: Mutation, coverage: Coverage) -> list[str]:
     """Return the tests that may catch a mutation, the likeliest first, within the budget."""
-    by_file = defaultdict(list)
-    for test in coverage.seconds:
-        if test not in coverage.failed:
-            by_file[test.partition("::")[0]].append(test)
+    passed = [test for test in coverage.seconds if test not in coverage.failed]
+    files = {test.partition("::")[0] for test in passed}
     lines = coverage.lines.get(mutation.path, {})
     found = {test for line in range(mutation.line, mutation.last_line + 1) for test in lines.get(str(line), ())}
-    own = {file for file in by_file if _is_test_of(file, mutation.path)}
+    own = {file for file in files if _is_test_of(file, mutation.path)}
+    room = PurePosixPath(mutation.path).parent.name
     if not found:  # it runs at import time, or in no test at all
         found = {test.partition("::")[0] for tests in lines.values() for test in tests}
-        found |= {
-            file for file in by_file if PurePosixPath(file).parent.name == PurePosixPath(mutation.path).parent.name
-        }
+        found |= {file for file in files if PurePosixPath(file).parent.name == room}
     found |= own
-    named = {test for name in found for test in (by_file.get(name, []) if "::" not in name else [name])}
-    room = PurePosixPath(mutation.path).parent.name
 
     def rank(test: str) -> tuple[bool, bool, bool, str, float]:
         file = test.partition("::")[0]
@@ -350,7 +299,7 @@ def tests_for(mutation: Mutation, coverage: Coverage) -> list[str]:
         return is_slow, file not in own, PurePosixPath(file).parent.name != room, file, coverage.seconds[test]
 
     chosen, spent = [], 0.0
-    for test in sorted((test for test in named if test in coverage.seconds and test not in coverage.failed), key=rank):
+    for test in sorted((test for test in passed if {test, test.partition("::")[0]} & found), key=rank):
         if spent + coverage.seconds[test] <= BUDGET_SECONDS:
             chosen.append(test)
             spent += coverage.seconds[test]
@@ -365,13 +314,13 @@ def _is_test_of(file: str, path: str) -> bool:
 # Running -------------------------------------------------------------------------------------------------------------
 
 
-class Chosen:
-    """A pytest plugin that runs the chosen tests in their order, each for so long at most, and keeps what fails."""
+class Chosen(Results):
+    """Runs the chosen tests alone, in their order, each for so long at most."""
 
     def __init__(self, tests: Sequence[str], seconds: dict[str, float]) -> None:
+        super().__init__()
         self._order = {test: index for index, test in enumerate(tests)}
-        self._seconds = seconds
-        self.failed: str | None = None
+        self._known_seconds = seconds
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -381,26 +330,12 @@ class Chosen:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """End a test that takes ten times what it took, and twenty seconds: it hangs."""
-
-        def hangs(signum: int, frame: FrameType | None) -> None:
-            pytest.fail("hangs")
-
-        signal.signal(signal.SIGALRM, hangs)
-        signal.setitimer(signal.ITIMER_REAL, 20.0 + 10 * self._seconds.get(item.nodeid, 0.0))
+        signal.signal(signal.SIGALRM, lambda signum, frame: pytest.fail("hangs"))
+        signal.setitimer(signal.ITIMER_REAL, 20.0 + 10 * self._known_seconds.get(item.nodeid, 0.0))
         try:
             return (yield)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the first failure."""
-        if report.failed and self.failed is None:
-            self.failed = report.nodeid
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep a file that cannot be imported."""
-        if report.failed and self.failed is None:
-            self.failed = f"{report.nodeid} (import)"
 
 
 def killer(copy: Path, work: Path, tests: Sequence[str], coverage: Coverage) -> str | None:
@@ -410,14 +345,14 @@ def killer(copy: Path, work: Path, tests: Sequence[str], coverage: Coverage) -> 
     told = work / "killer.json"
     told.unlink(missing_ok=True)
 
-    def run() -> int:
+    def run() -> None:
         chosen = Chosen(tests, coverage.seconds)
         files = dict.fromkeys(test.partition("::")[0] for test in tests)
         code = pytest.main([*files, *OPTIONS, "-x"], plugins=[chosen])
         # Where already a conftest cannot be imported no test is reported on: the exit code alone tells.
         has_ended = code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        told.write_text(json.dumps(chosen.failed or (None if has_ended else f"exit code {int(code)}")))
-        return 0
+        trouble = [*chosen.failed, *([] if has_ended else [f"exit code {int(code)}"]), None]
+        told.write_text(json.dumps(trouble[0]))
 
     limit = 60.0 + 4 * sum(coverage.seconds[test] for test in tests)
     if not ended(fork(copy, work / "tests.log", run), limit):
@@ -445,13 +380,12 @@ def outcome(mutation: Mutation, copy: Path, work: Path, coverage: Coverage, inde
         os.utime(file, (stamp, stamp))
 
 
-def fork(folder: Path, log: Path, work: Callable[[], int]) -> tuple[int, str]:
+def fork(folder: Path, log: Path, work: Callable[[], None]) -> tuple[int, str]:
     """Run a function in a process of its own, in a folder whose package is the one imported; return its id and mark."""
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     pid = os.fork()
     if pid:
         return pid, mark
-    code = 1
     try:
         os.setsid()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -465,29 +399,27 @@ def fork(folder: Path, log: Path, work: Callable[[], int]) -> tuple[int, str]:
         for name in [*sys.modules]:
             if name.partition(".")[0] in {"bssearch", "tests"}:
                 del sys.modules[name]  # those of this checkout: the folder's own are imported
-        code = work()
+        work()
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(0)
 
 
 def ended(process: tuple[int, str], limit: float | None) -> bool:
     """Wait for a forked process; return whether it ended in time. It is ended otherwise, with all it has started."""
     pid, mark = process
-    deadline = None if limit is None else time.monotonic() + limit
+    child = psutil.Process(pid)
     in_time = True
-    while os.waitpid(pid, os.WNOHANG)[0] == 0:
-        if deadline is not None and time.monotonic() > deadline:
-            if not in_time:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                break
-            os.kill(pid, signal.SIGINT)  # so that the fixtures clear up
-            in_time, deadline = False, time.monotonic() + 20.0
-        time.sleep(0.02)
+    for seconds, force in ((limit, signal.SIGINT), (20.0, signal.SIGKILL), (None, signal.SIGKILL)):
+        try:
+            child.wait(seconds)
+            break
+        except psutil.TimeoutExpired:
+            in_time = False
+            child.send_signal(force)  # the first lets the fixtures clear up
     for left in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if f"{MARK}={mark}" in [f"{name}={value}" for name, value in left.environ().items()]:
@@ -528,7 +460,7 @@ def outcomes_in(file: Path) -> dict[int, dict[str, Any]]:
     return {one["index"]: one for one in told}
 
 
-def share(mutants: Sequence[tuple[int, Mutation]], own: Path, tree: Path, coverage: Coverage, outcomes: Path) -> int:
+def share(mutants: Sequence[tuple[int, Mutation]], own: Path, tree: Path, coverage: Coverage, outcomes: Path) -> None:
     """Run mutants, each with its place among all, and write a line for each as it is done."""
     own.mkdir(exist_ok=True)
     copy = copy_of(tree, own / "tree")
@@ -539,7 +471,6 @@ def share(mutants: Sequence[tuple[int, Mutation]], own: Path, tree: Path, covera
             told = {"index": index, "killed_by": killed, "seconds": round(time.monotonic() - began, 1)}
             lines.write(json.dumps(told) + "\n")
             lines.flush()
-    return 0
 
 
 def table(mutations: Sequence[Mutation], outcomes: dict[int, dict[str, Any]]) -> str:

@@ -88,7 +88,7 @@ def add_trial(
 
 def best(url: str) -> None:
     """Run ``bssearch best`` as a whole process."""
-    command = [sys.executable, "-m", "bssearch.cli.app", "best", "toy", "--db", url, "--format", "json"]
+    command = [sys.executable, "-m", "bssearch", "best", "toy", "--db", url, "--format", "json"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -16,7 +16,8 @@ import pytest
 import typer
 import yaml
 
-from bssearch.cli.app import app, main
+from bssearch.cli import main
+from bssearch.cli.app import app
 
 WORKLOAD = """
 import ctypes
@@ -134,11 +135,16 @@ def bssearch(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
     return subprocess.CompletedProcess(words, returncode, out.getvalue(), errors.getvalue())
 
 
-def printed(folder: Path, *words: str | Path) -> str:
-    """Run a command that succeeds; return its standard output."""
+def ran(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command that succeeds."""
     done = bssearch(*words, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
+
+
+def printed(folder: Path, *words: str | Path) -> str:
+    """Run a command that succeeds; return its standard output."""
+    return ran(folder, *words).stdout
 
 
 def read(folder: Path, *words: str | Path) -> Any:
@@ -155,7 +161,7 @@ def refused(folder: Path, *words: str | Path, code: int) -> str:
 
 
 def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "bssearch.cli.app", *map(str, arguments)]
+    return [sys.executable, "-m", "bssearch", *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.task import bssearch, printed, read, refused
+from tests.cli.task import bssearch, printed, ran, read, refused
 
 RUNS = [
     "batch_size,seed,reached,steps,train_seconds,final_metric,device",
@@ -43,8 +43,7 @@ def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> No
 
 
 def test_it_is_exported_and_said_to_be_predicted(folder: Path) -> None:
-    done = bssearch("best", "--step-times", "h200.csv", "--export", "python", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = ran(folder, "best", "--step-times", "h200.csv", "--export", "python")
     assert "'batch_size': 128," in done.stdout and "predicted for h200" in done.stderr
 
 

@@ -18,7 +18,7 @@ from bssearch.cli.study import audit_row, slope_line
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.spec import StudySpec
-from tests.cli.task import bssearch, read
+from tests.cli.task import bssearch, ran, read
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -71,8 +71,7 @@ def audited(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     executor = LawExecutor()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bssearch.commands.opening.make_executor", lambda *_: executor)
-        done = bssearch("study", "audit", "toy", cwd=place)
-    assert done.returncode == 0, done.stderr
+        done = ran(place, "study", "audit", "toy")
     assert len({request.plan.seed for request in executor.requests}) == 3
     (place / "stdout.txt").write_text(done.stdout)
     (place / "stderr.txt").write_text(done.stderr)

@@ -22,7 +22,7 @@ from bssearch.errors import DatabaseError, LaunchError
 from bssearch.records import Observation, Phase, TrialRecord, TrialState
 from bssearch.search.leases import is_alive
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, STATE_DIR_VARIABLE
-from bssearch.spec.submission import SubmissionState
+from bssearch.spec.templates import SubmissionState
 from bssearch.storage.repository import open_store
 from tests.cli.task import UNCONFIRMED, command, environment, space_of, write_task
 from tests.cli.test_interruptions import alive

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.task import INLINE, bssearch, printed, refused, write_task
+from tests.cli.task import INLINE, bssearch, printed, ran, refused, write_task
 from tests.search.law import LawExecutor
 
 
@@ -49,8 +49,7 @@ def test_target_proposes_what_every_run_of_the_default_reaches_whatever_the_spec
 ) -> None:
     budget = {"trials": 12, "trial_train_seconds": 0.3}
     write_task(tmp_path, target={"metric": "accuracy", "value": own}, budget=budget, executor=INLINE)
-    shown = bssearch("check", "--suggest-target", "task.yaml", "--runs", "2", "--format", "json", cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
+    shown = ran(tmp_path, "check", "--suggest-target", "task.yaml", "--runs", "2", "--format", "json")
     assert "run 2 of 2: best accuracy" in shown.stderr
     advice = json.loads(shown.stdout)
     row = next(row for row in advice["targets"] if row["target"] == advice["proposed"])
@@ -61,8 +60,7 @@ def test_target_proposes_what_every_run_of_the_default_reaches_whatever_the_spec
 
 def test_target_says_in_words_what_it_proposes(tmp_path: Path, by_law: LawExecutor) -> None:
     write_task(tmp_path)
-    shown = bssearch("check", "--suggest-target", "task.yaml", "--runs", "3", cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
+    shown = ran(tmp_path, "check", "--suggest-target", "task.yaml", "--runs", "3")
     assert "run 3 of 3: best accuracy" in shown.stderr
     assert "← proposed" in shown.stdout
     assert "on the easier side" in shown.stdout

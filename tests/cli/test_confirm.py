@@ -19,7 +19,7 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
 from bssearch.storage.repository import open_store
-from tests.cli.task import INLINE, bssearch, printed, read, refused, space_of, write_task
+from tests.cli.task import INLINE, bssearch, printed, ran, read, refused, space_of, write_task
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -49,8 +49,7 @@ def folder(stored: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_it_runs_what_is_missing_and_prints_what_best_prints(folder: Path, by_law: LawExecutor) -> None:
-    done = bssearch("study", "confirm", "toy", "--runs", "4", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = ran(folder, "study", "confirm", "toy", "--runs", "4")
     assert done.stdout == bssearch("best", "toy", cwd=folder).stdout
     assert "confirm, trial" in done.stderr
     answer = json.loads(bssearch("study", "confirm", "toy", "--format", "json", cwd=folder).stdout)
@@ -82,8 +81,7 @@ def test_code_that_this_user_has_not_run_is_not_run_on_the_databases_word(
 
 
 def test_what_is_asked_is_stored_with_the_study(folder: Path, by_law: LawExecutor) -> None:
-    done = bssearch("study", "confirm", "toy", "--runs", "3", "--max-runs", "5", "--train-seconds", "60", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = ran(folder, "study", "confirm", "toy", "--runs", "3", "--max-runs", "5", "--train-seconds", "60")
     assert "settled after" in done.stderr
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
         study = store.study("toy")
@@ -94,8 +92,7 @@ def test_what_is_asked_is_stored_with_the_study(folder: Path, by_law: LawExecuto
 def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as_it_is(
     folder: Path, by_law: LawExecutor
 ) -> None:
-    done = bssearch("study", "confirm", "toy", "--to-budget", "--runs", "1", "--format", "json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = ran(folder, "study", "confirm", "toy", "--to-budget", "--runs", "1", "--format", "json")
     assert {request.plan.stop_at_target for request in by_law.requests} == {False}
     assert "1 runs each, all to 100 train seconds" in done.stderr
     trials = json.loads(bssearch("trial", "list", "toy", "--format", "json", cwd=folder).stdout)

@@ -22,6 +22,7 @@ from bssearch.records import Phase
 from bssearch.records.batch_schedule import batch_schedule_of
 from bssearch.storage.repository import open_store
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, read, refused, space_of, write_task
+from tests.factories import not_none
 
 STAGES = "200:32 600:64/32"
 SHARES = (0.6, 0.8, 1.0, 1.2, 1.4, 50.0)
@@ -144,8 +145,7 @@ def test_a_scheduled_trial_is_repeated_bit_for_bit(folder: Path) -> None:
 
 
 def test_yaml_carries_the_stages_and_enqueue_takes_its_values(folder: Path) -> None:
-    grown = answer_in(folder).batch_schedule
-    assert grown is not None
+    grown = not_none(answer_in(folder).batch_schedule)
     done = bssearch("best", "task", "--export", "yaml", "--schedule", cwd=folder)
     values = yaml.safe_load(done.stdout)
     assert [(one["start_samples"], one["batch_size"], one["learning_rate"]) for one in values["stages"]] == [
@@ -175,8 +175,7 @@ def test_arguments_carry_the_schedule_as_a_configuration_has_it(stored: Path) ->
 def test_the_python_trains_a_model_to_the_target_with_a_batch_that_grows(stored: Path, decided: str) -> None:
     if decided == "by its samples":
         text = printed(stored, "best", "task", "--export", "python", "--schedule")
-        grown = answer_in(stored).batch_schedule
-        assert grown is not None
+        grown = not_none(answer_in(stored).batch_schedule)
         ran = [(one.start_samples or 0, one.batch_size) for one in grown.stages]
     else:
         text, ran = by_noise_as_best(stored)
@@ -249,10 +248,9 @@ def test_a_gain_is_named_beside_the_export_of_the_batch_that_stays(
     stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = answer_in(stored)
-    assert found.batch_schedule is not None
     for saves, told in (("yes", 1), ("undecided", 0)):
         answer = found.model_copy(
-            update={"batch_schedule": found.batch_schedule.model_copy(update={"saves_time": saves})}
+            update={"batch_schedule": not_none(found.batch_schedule).model_copy(update={"saves_time": saves})}
         )
         monkeypatch.setattr("bssearch.search.finding.answer", lambda *_, answer=answer: answer)
         done = bssearch("best", "task", "--export", "python", cwd=stored)
@@ -281,8 +279,7 @@ def test_the_page_of_the_study_has_the_schedule(stored: Path) -> None:
 def test_an_easier_target_counts_the_steps_of_each_size(stored: Path) -> None:
     hardly_easier = "0.929"  # An easy one may be met before a batch has grown: then there is no such schedule.
     found = Answer.model_validate_json(printed(stored, "best", "task", "--target", hardly_easier, "--format", "json"))
-    grown = found.batch_schedule
-    assert grown is not None
+    grown = not_none(found.batch_schedule)
     assert sum(one.steps or 0.0 for one in grown.stages) <= max(one["steps"] for one in trials(stored))
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 
 from bssearch.records import Phase, StudyRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch, refused
+from tests.cli.task import bssearch, ran, read, refused
+from tests.factories import not_none
 
 HEADER = "batch_size,seed,reached,steps,train_seconds,final_metric,device,param.lr"
 ROWS = (
@@ -40,10 +41,8 @@ RESNET = {
 }
 
 
-def write_table(folder: Path, *rows: str, header: str = HEADER) -> Path:
-    path = folder / "runs.csv"
-    path.write_text("\n".join([header, *(rows or ROWS)]) + "\n", encoding="utf-8")
-    return path
+def write_table(folder: Path, *rows: str, header: str = HEADER) -> None:
+    (folder / "runs.csv").write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
 
 
 @cache
@@ -54,13 +53,18 @@ def empty_database() -> bytes:
         return Path(folder, "bssearch.db").read_bytes()
 
 
-def do(folder: Path, *arguments: str) -> tuple[list[str], str]:
+def imported(folder: Path, *arguments: str) -> tuple[list[str], str]:
     """Import into the folder's database; return the studies' names, and what was said of them."""
     if not (folder / "bssearch.db").exists():
         (folder / "bssearch.db").write_bytes(empty_database())
-    done = bssearch("import", *arguments, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = ran(folder, "import", *arguments)
     return done.stdout.splitlines(), done.stderr
+
+
+def import_runs(folder: Path, *options: str, rows: Sequence[str] = ROWS, header: str = HEADER) -> tuple[list[str], str]:
+    """Import a table of runs; return the studies' names, and what was said of them."""
+    write_table(folder, *rows, header=header)
+    return imported(folder, "runs", "runs.csv", *options)
 
 
 def stored(folder: Path, name: str = "runs") -> tuple[StudyRecord, StudySpec, list[TrialRecord]]:
@@ -70,8 +74,7 @@ def stored(folder: Path, name: str = "runs") -> tuple[StudyRecord, StudySpec, li
 
 
 def outcome(trial: TrialRecord) -> TrialOutcome:
-    assert trial.outcome is not None
-    return trial.outcome
+    return not_none(trial.outcome)
 
 
 def refuse(folder: Path, *arguments: str, said: str, code: int = 2) -> None:
@@ -82,8 +85,7 @@ def refuse(folder: Path, *arguments: str, said: str, code: int = 2) -> None:
 
 
 def test_a_table_becomes_a_study(tmp_path: Path) -> None:
-    write_table(tmp_path)
-    names, said = do(tmp_path, "runs", "runs.csv", "--metric", "accuracy", "--target", "0.9", "--precision", "bf16")
+    names, said = import_runs(tmp_path, "--metric", "accuracy", "--target", "0.9", "--precision", "bf16")
     assert names == ["runs"]
     assert "study runs: 6 runs, 4 reached, on device A100, precision bf16" in said
     assert "unknown for all runs: warmup_epochs, weight_decay, dropout, label_smoothing, optimizer" in said
@@ -109,8 +111,7 @@ def test_a_table_becomes_a_study(tmp_path: Path) -> None:
 
 
 def test_what_a_run_reached_and_what_it_missed(tmp_path: Path) -> None:
-    write_table(tmp_path)
-    do(tmp_path, "runs", "runs.csv", "--target", "0.9")
+    import_runs(tmp_path, "--target", "0.9")
     trials = stored(tmp_path)[2]
     reached, missed = outcome(trials[0]), outcome(trials[4])
     assert (reached.state, missed.state) == (TrialState.REACHED, TrialState.EXHAUSTED)
@@ -126,43 +127,39 @@ def test_what_a_run_reached_and_what_it_missed(tmp_path: Path) -> None:
 
 
 def test_the_commands_that_ask_find_the_study(tmp_path: Path) -> None:
-    write_table(tmp_path)
-    done = bssearch("import", "runs", "runs.csv", "--name", "mine", "--format", "json", cwd=tmp_path)
-    assert json.loads(done.stdout) == [{"study": "mine", "runs": 6, "reached": 4}]
-
-    def read(*arguments: str) -> Any:
-        return json.loads(bssearch(*arguments, "--format", "json", cwd=tmp_path).stdout)
-
-    (study,) = read("study", "list")
+    write_table(tmp_path, *ROWS)
+    told = read(tmp_path, "import", "runs", "runs.csv", "--name", "mine")
+    assert told == [{"study": "mine", "runs": 6, "reached": 4}]
+    (study,) = read(tmp_path, "study", "list")
     assert (study["name"], study["workload"], study["trials"], study["reached"]) == ("mine", "imported", 6, 4)
-    assert [one["batch_size"] for one in read("trial", "list", "mine")] == [32, 32, 32, 64, 64, 128]
-    answer = read("best", "mine")
+    assert [one["batch_size"] for one in read(tmp_path, "trial", "list", "mine")] == [32, 32, 32, 64, 64, 128]
+    answer = read(tmp_path, "best", "mine")
     assert answer["optimal"]["batch_size"] == 32
     assert answer["optimal"]["parameters"]["learning_rate"] == 0.1
     assert answer["optimal"]["parameters"]["weight_decay"] is None
 
 
 def test_without_a_target_it_is_the_worst_metric_of_a_run_that_reached_it(tmp_path: Path) -> None:
-    write_table(tmp_path, "8,0,1,10,1,0.91,,", "16,0,1,10,1,0.95,,", "32,0,0,10,1,0.5,,")
-    _, said = do(tmp_path, "runs", "runs.csv")
+    _, said = import_runs(tmp_path, rows=["8,0,1,10,1,0.91,,", "16,0,1,10,1,0.95,,", "32,0,0,10,1,0.5,,"])
     assert "the target is metric ≥ 0.91: the worst final_metric of a run that reached it" in said
     assert stored(tmp_path)[0].target.value == 0.91
-    write_table(tmp_path, "8,0,1,10,1,0.91,,", "16,0,1,10,1,0.95,,", "32,0,0,10,1,1.5,,")
-    _, said = do(tmp_path, "runs", "runs.csv", "--name", "loss", "--metric", "loss", "--goal", "minimize")
+    _, said = import_runs(
+        tmp_path,
+        *("--name", "loss", "--metric", "loss", "--goal", "minimize"),
+        rows=["8,0,1,10,1,0.91,,", "16,0,1,10,1,0.95,,", "32,0,0,10,1,1.5,,"],
+    )
     assert "the target is loss ≤ 0.95" in said
     assert stored(tmp_path, "loss")[0].target.value == 0.95
 
 
 def test_metrics_that_do_not_agree_with_reached_are_noted(tmp_path: Path) -> None:
-    write_table(tmp_path, "8,0,1,10,1,0.1,,", "16,0,0,10,1,0.9,,")
-    _, said = do(tmp_path, "runs", "runs.csv", "--target", "0.5")
+    _, said = import_runs(tmp_path, "--target", "0.5", rows=["8,0,1,10,1,0.1,,", "16,0,0,10,1,0.9,,"])
     assert "disagree in 2 of 2 runs: 0.1 reached metric ≥ 0.5 (runs.csv:2); is it the right goal?" in said
 
 
 def test_missing_seeds_are_numbered_and_a_seed_that_stands_twice_gets_the_next_free_one(tmp_path: Path) -> None:
     rows = ("8,,1,10,1", "8,,1,11,2", "8,1,1,12,3", "8,1,1,13,4", "8,1,1,14,5", "16,7,1,9,1", "32,,1,9,1")
-    write_table(tmp_path, *rows, header="batch_size,seed,reached,steps,train_seconds")
-    _, said = do(tmp_path, "runs", "runs.csv", "--target", "1")
+    _, said = import_runs(tmp_path, "--target", "1", rows=rows, header="batch_size,seed,reached,steps,train_seconds")
     _, spec, trials = stored(tmp_path)
     assert [trial.seed for trial in trials] == [0, 2, 1, 3, 4, 7, 0]
     assert [outcome(trial).steps for trial in trials] == [10, 11, 12, 13, 14, 9, 9]
@@ -173,8 +170,7 @@ def test_missing_seeds_are_numbered_and_a_seed_that_stands_twice_gets_the_next_f
 
 
 def test_single_runs_confirm_nothing(tmp_path: Path) -> None:
-    write_table(tmp_path, "8,0,1,10,1,,,0.1", "8,1,1,10,1,,,0.2")
-    do(tmp_path, "runs", "runs.csv", "--target", "1")
+    import_runs(tmp_path, "--target", "1", rows=["8,0,1,10,1,,,0.1", "8,1,1,10,1,,,0.2"])
     _, spec, trials = stored(tmp_path)
     assert {trial.phase for trial in trials} == {Phase.SEARCH}
     assert spec.confirm.runs == 0
@@ -189,15 +185,18 @@ def test_devices_and_precisions_are_never_pooled(tmp_path: Path) -> None:
         "8,1,14,1,,bf16",
         "8,1,15,1,H100,bf16",
     )
-    write_table(tmp_path, *rows, header="batch_size,reached,steps,train_seconds,device,precision")
-    names, said = do(tmp_path, "runs", "runs.csv", "--target", "1", "--name", "x", "--precision", "fp32")
+    names, said = import_runs(
+        tmp_path,
+        *("--target", "1", "--name", "x", "--precision", "fp32"),
+        rows=rows,
+        header="batch_size,reached,steps,train_seconds,device,precision",
+    )
     assert names == ["x-nvidia-a100-bf16", "x-nvidia-a100-fp32", "x-h100", "x-nvidia-a100", "x-unknown"]
     steps = [[outcome(trial).steps for trial in stored(tmp_path, name)[2]] for name in names]
     assert steps == [[10], [11], [12, 15], [13], [14]]
     kinds = []
     for name in names:
-        environment = stored(tmp_path, name)[0].environment
-        assert environment is not None
+        environment = not_none(stored(tmp_path, name)[0].environment)
         kinds.append((environment.device_name, environment.precision))
     assert kinds[:3] == [("NVIDIA A100", "bf16"), ("NVIDIA A100", "fp32"), ("H100", "bf16")]
     assert kinds[3:] == [("nvidia a100", "bf16"), ("unknown", "bf16")]
@@ -205,28 +204,27 @@ def test_devices_and_precisions_are_never_pooled(tmp_path: Path) -> None:
 
 
 def test_devices_whose_names_look_alike_make_studies_of_their_own(tmp_path: Path) -> None:
-    write_table(tmp_path, "8,1,A-100", "8,1,a 100", "8,1,a/100", header="batch_size,reached,device")
-    names, _ = do(tmp_path, "runs", "runs.csv", "--target", "1")
+    names, _ = import_runs(
+        tmp_path, "--target", "1", rows=["8,1,A-100", "8,1,a 100", "8,1,a/100"], header="batch_size,reached,device"
+    )
     assert names == ["runs-a-100", "runs-a-100-2", "runs-a-100-3"]
 
 
 def test_of_imported_runs_nothing_is_said_to_have_been_searched_here(tmp_path: Path) -> None:
-    write_table(tmp_path, "8,0,1,10,1,0.9,A,0.1", "8,0,1,10,2,0.9,A,0.2", "16,0,1,10,3,0.9,A,0.1")
-    do(tmp_path, "runs", "runs.csv")
+    import_runs(tmp_path, rows=["8,0,1,10,1,0.9,A,0.1", "8,0,1,10,2,0.9,A,0.2", "16,0,1,10,3,0.9,A,0.1"])
     status = bssearch("study", "show", cwd=tmp_path).stdout
     assert "3 imported runs" in status and "fastest: run 1, batch 8" in status
     for shown in (status, bssearch("best", cwd=tmp_path).stdout, bssearch("trial", "show", "1", cwd=tmp_path).stdout):
         said = shown.replace("bssearch", "")
         assert not [word for word in ("search", "so far", "until it is confirmed") if word in said], shown
-    codes = {one["code"] for one in json.loads(bssearch("best", "--format", "json", cwd=tmp_path).stdout)["warnings"]}
+    codes = {one["code"] for one in read(tmp_path, "best")["warnings"]}
     assert "unconfirmed" in codes
-    document = json.loads(bssearch("study", "show", "--format", "json", cwd=tmp_path).stdout)
+    document = read(tmp_path, "study", "show")
     assert document["trials"] == {"search": {"reached": 3}}
 
 
 def test_the_default_is_what_is_in_use_at_the_given_batch_size(tmp_path: Path) -> None:
-    write_table(tmp_path)
-    do(tmp_path, "runs", "runs.csv", "--default-batch", "64")
+    import_runs(tmp_path, "--default-batch", "64")
     spec = stored(tmp_path)[1]
     assert spec.default_is_known
     assert (spec.default.batch_size, spec.default.learning_rate) == (64, 0.2)
@@ -238,8 +236,9 @@ def test_the_default_is_what_is_in_use_at_the_given_batch_size(tmp_path: Path) -
 
 
 def test_a_device_without_a_run_at_the_default_batch_has_no_default(tmp_path: Path) -> None:
-    write_table(tmp_path, "8,1,A", "16,1,B", header="batch_size,reached,device")
-    _, said = do(tmp_path, "runs", "runs.csv", "--target", "1", "--default-batch", "16")
+    _, said = import_runs(
+        tmp_path, "--target", "1", "--default-batch", "16", rows=["8,1,A", "16,1,B"], header="batch_size,reached,device"
+    )
     assert "study runs-a: no run at --default-batch 16" in said
     assert [stored(tmp_path, name)[1].default_is_known for name in ("runs-a", "runs-b")] == [False, True]
 
@@ -247,22 +246,20 @@ def test_a_device_without_a_run_at_the_default_batch_has_no_default(tmp_path: Pa
 def test_what_nobody_knows_of_a_run_is_null_and_an_easier_target_is_refused(tmp_path: Path) -> None:
     header = "batch_size,seed,reached,steps,param.lr,param.optimizer"
     rows = [f"{size},{seed},true,{3200 // size + seed},0.1,adamw" for size in (32, 64) for seed in range(3)]
-    write_table(tmp_path, *rows, header=header)
-    do(tmp_path, "runs", "runs.csv", "--metric", "accuracy", "--target", "0.9", "--default-batch", "32")
-    row = json.loads(bssearch("trial", "list", "--format", "json", cwd=tmp_path).stdout)[0]
+    import_runs(tmp_path, "--metric", "accuracy", "--target", "0.9", "--default-batch", "32", rows=rows, header=header)
+    row = read(tmp_path, "trial", "list")[0]
     unknown = ("train_seconds", "wall_seconds", "evaluation_seconds", "threads", "uncapped", "contended")
     assert [row[name] for name in unknown] == [None] * len(unknown)
     assert (row["steps"], row["steps_to_target"]) == (100, 100)
     assert "imported without learning curves" in refused(tmp_path, "best", "--target", "0.5", code=2)
     assert "runs: 6 imported runs" in bssearch("study", "show", cwd=tmp_path).stdout
-    rules = json.loads(bssearch("study", "audit", "--format", "json", "runs", cwd=tmp_path).stdout)["rules"]
+    rules = read(tmp_path, "study", "audit", "runs")["rules"]
     assert not any("trains with sgd" in rule["reason"] for rule in rules)
 
 
 def test_what_a_terminal_would_obey_does_not_reach_it(tmp_path: Path) -> None:
     rows = [f"32,{seed},true,{100 + seed},2.5,0.91,red\x1b[31m,0.1" for seed in range(3)]
-    write_table(tmp_path, *rows)
-    (name,), _ = do(tmp_path, "runs", "runs.csv", "--target", "0.9")
+    (name,), _ = import_runs(tmp_path, "--target", "0.9", rows=rows)
     for command in (("study", "compare", name, name), ("trial", "show", "1")):
         done = bssearch(*command, cwd=tmp_path)
         assert "\x1b" not in done.stdout + done.stderr
@@ -270,8 +267,7 @@ def test_what_a_terminal_would_obey_does_not_reach_it(tmp_path: Path) -> None:
 
 
 def test_without_seconds_the_objective_is_samples(tmp_path: Path) -> None:
-    write_table(tmp_path, "8,1,10", "16,0,", header="batch_size,reached,steps")
-    _, said = do(tmp_path, "runs", "runs.csv", "--target", "1")
+    _, said = import_runs(tmp_path, "--target", "1", rows=["8,1,10", "16,0,"], header="batch_size,reached,steps")
     study, spec, trials = stored(tmp_path)
     assert "study runs: no run has train_seconds; the objective is samples_to_target" in said
     assert "unknown for some of 2 runs: steps of 1" in said
@@ -286,18 +282,15 @@ def test_without_seconds_the_objective_is_samples(tmp_path: Path) -> None:
 
 
 def test_the_objective_is_the_one_asked_for(tmp_path: Path) -> None:
-    write_table(tmp_path)
-    _, said = do(tmp_path, "runs", "runs.csv", "--objective", "samples_to_target")
+    _, said = import_runs(tmp_path, "--objective", "samples_to_target")
     assert "objective" not in said
     assert stored(tmp_path)[0].objective == "samples_to_target"
 
 
 def test_learning_rates_that_are_not_known_are_in_no_space(tmp_path: Path) -> None:
-    write_table(tmp_path, "8,1,", "16,1,0.5", "32,1,", header="batch_size,reached,param.lr")
-    do(tmp_path, "runs", "runs.csv", "--target", "1")
+    import_runs(tmp_path, "--target", "1", rows=["8,1,", "16,1,0.5", "32,1,"], header="batch_size,reached,param.lr")
     assert stored(tmp_path)[1].space.learning_rate == 0.5
-    write_table(tmp_path, "8,1", "16,1", header="batch_size,reached")
-    do(tmp_path, "runs", "runs.csv", "--target", "1", "--name", "none")
+    import_runs(tmp_path, "--target", "1", "--name", "none", rows=["8,1", "16,1"], header="batch_size,reached")
     assert stored(tmp_path, "none")[1].space.learning_rate == 1.0
 
 
@@ -352,9 +345,8 @@ def test_a_batch_size_whose_best_learning_rate_is_an_end_of_those_tried_is_untun
         for size, rate, optimizer, seconds in runs
         for seed in (0, 1)
     ]
-    write_table(tmp_path, *rows, header=f"{HEADER},param.optimizer")
-    do(tmp_path, "runs", "runs.csv", "--target", "0.9")
-    answer = json.loads(bssearch("best", "--format", "json", cwd=tmp_path).stdout)
+    import_runs(tmp_path, "--target", "0.9", rows=rows, header=f"{HEADER},param.optimizer")
+    answer = read(tmp_path, "best")
     flagged = {row["batch_size"]: row["untuned"] for row in answer["batches"] if END in row["untuned_because"]}
     assert flagged == dict.fromkeys(at_end, True)
     edge = "learning_rate_at_edge" in {warning["code"] for warning in answer["warnings"]}
@@ -363,7 +355,7 @@ def test_a_batch_size_whose_best_learning_rate_is_an_end_of_those_tried_is_untun
 
 def test_reference_points_become_a_study_of_samples(tmp_path: Path) -> None:
     (tmp_path / "rcps_resnet.json").write_text(json.dumps(RESNET))
-    names, said = do(tmp_path, "rcp", "rcps_resnet.json")
+    names, said = imported(tmp_path, "rcp", "rcps_resnet.json")
     assert names == ["rcps_resnet"]
     assert "study rcps_resnet: 5 runs, 5 reached" in said
     study, spec, trials = stored(tmp_path, "rcps_resnet")
@@ -373,6 +365,6 @@ def test_reference_points_become_a_study_of_samples(tmp_path: Path) -> None:
     first = outcome(trials[0])
     assert (first.steps_to_target, first.time_to_target_s) == (round(34 * 1_281_167 / 1632), None)
     assert first.samples == first.steps * 1632
-    answer = json.loads(bssearch("best", "--format", "json", cwd=tmp_path).stdout)
+    answer = read(tmp_path, "best")
     assert answer["optimal"]["batch_size"] == 1632
     assert answer["optimal"]["time_to_target_s"] is None

@@ -20,7 +20,7 @@ from bssearch.planning.memory.parameters import MIXED, PRECISIONS, STATES
 from bssearch.planning.requests import options_of
 from bssearch.planning.start import QUESTIONS
 from bssearch.spec import load_spec
-from tests.cli.task import bssearch
+from tests.cli.task import bssearch, refused
 
 CASES = 200
 
@@ -234,8 +234,7 @@ def test_a_first_spec_is_written_to_a_new_file(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout == ""
     assert "next: bssearch check mine.yaml" in done.stderr
     assert load_spec(tmp_path / "mine.yaml") == api.plan_start().spec
-    again = bssearch("plan", "start", "--defaults", "--out", "mine.yaml", cwd=tmp_path)
-    assert again.returncode == 2 and "nothing is overwritten" in again.stderr
+    assert "nothing is overwritten" in refused(tmp_path, "plan", "start", "--defaults", "--out", "mine.yaml", code=2)
 
 
 def test_on_a_terminal_what_no_option_says_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bssearch.search.calibration import FIRST_VISITS
 from bssearch.storage.repository import open_store
-from tests.cli.task import DEFAULT, INLINE, bssearch, read, space_of, write_task
+from tests.cli.task import DEFAULT, INLINE, bssearch, ran, read, space_of, write_task
 
 NOISE_SECONDS = "60"
 """Far more than the passes take until the interval is narrow, 16 of them: a busy machine measures as many."""
@@ -32,10 +32,9 @@ def searched(folder: Path) -> Path:
     (folder / "noise.json").write_text(
         json.dumps(read(folder, "probe", "noise", "task.yaml", "--seconds", NOISE_SECONDS))
     )
-    ran = bssearch("run", "task.yaml", cwd=folder)
-    assert ran.returncode == 0, ran.stderr
-    (folder / "stdout.txt").write_text(ran.stdout)
-    (folder / "stderr.txt").write_text(ran.stderr)
+    done = ran(folder, "run", "task.yaml")
+    (folder / "stdout.txt").write_text(done.stdout)
+    (folder / "stderr.txt").write_text(done.stderr)
     return folder
 
 

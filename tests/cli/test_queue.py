@@ -15,7 +15,7 @@ import pytest
 from bssearch.commands.queue.submissions import submit_study
 from bssearch.records import TrialState
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE
-from bssearch.spec.submission import SubmissionState
+from bssearch.spec.templates import SubmissionState
 from bssearch.storage.repository import open_store
 from tests.cli.task import UNCONFIRMED, WORKLOAD, printed, space_of
 from tests.cli.worker_process import PATIENCE_S, make_node, worker

@@ -188,7 +188,7 @@ class TestLooking:
 
 AS_NOBODY = """
 import os, shlex, sys
-from bssearch.cli.app import main
+from bssearch.cli import main
 
 def run(line):
     sys.argv = ["bssearch", *shlex.split(line)]

@@ -26,7 +26,7 @@ from pydantic import Field
 from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import described
-from bssearch.commands.probe.report import ProbeReport
+from bssearch.commands.probes import ProbeReport
 from bssearch.exchange.exporters.exports import Exported
 from bssearch.exchange.importers.runs import import_runs
 from bssearch.registry import Option

@@ -18,7 +18,7 @@ from bssearch.exchange.exporters import exports
 from bssearch.records import Lease, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
-from tests.cli.task import bssearch, refused
+from tests.cli.task import bssearch, ran, refused
 from tests.factories import make_curve, make_environment, make_plan, make_probe, make_spec, make_trial
 from tests.figures.test_plots import SIZES, law_trials
 
@@ -350,8 +350,7 @@ def test_of_too_few_batch_sizes_no_critical_one_is_compared(folder: Path) -> Non
 
 
 def test_the_comparison_for_people_and_for_spreadsheets(folder: Path) -> None:
-    done = bssearch("study", "compare", "toy", "harder", "missed", cwd=folder)
-    assert done.returncode == 0
+    done = ran(folder, "study", "compare", "toy", "harder", "missed")
     assert "other target" in done.stdout and "target not reached" in done.stdout
     assert "missed: none of 1 trials reached accuracy 0.9" in done.stderr
     text = bssearch("study", "compare", "toy", "slow", "--format", "csv", cwd=folder).stdout

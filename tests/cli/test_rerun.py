@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, read, refused, space_of, write_task
+from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, ran, read, refused, space_of, write_task
 
 RUNS = "batch_size,seed,reached,steps,train_seconds\n16,0,true,100,2.0\n64,0,true,90,3.0\n"
 PRINTED = "a new model"
@@ -105,20 +105,19 @@ def test_what_an_older_version_did_not_keep_is_no_difference(folder: Path) -> No
 
 def test_another_kind_of_device_is_told_and_the_trial_runs_all_the_same(folder: Path) -> None:
     change(folder, "UPDATE bss_environment SET device_name = 'Some GPU', device_type = 'cuda'")
-    done = bssearch("trial", "rerun", "task", "1", cwd=folder)
-    assert done.returncode == 0
+    done = ran(folder, "trial", "rerun", "task", "1")
     assert "trial 1 ran on Some GPU · fp32 · compile none, this is" in done.stderr
     assert "the same steps, bit for bit" in done.stdout and "Some GPU" in done.stdout
 
 
 def test_code_that_has_changed_is_run_only_where_the_user_names_it_and_that_is_told(folder: Path) -> None:
     (folder / "task.py").write_text((folder / "task.py").read_text() + "# changed\n")
-    refused = bssearch("trial", "rerun", "task", "1", cwd=folder)
-    assert refused.returncode == 2 and PRINTED not in refused.stderr
-    assert "which you have not run for it on this machine as it is now" in refused.stderr
-    assert "add --workload task.py:Task" in refused.stderr
-    done = bssearch("trial", "rerun", "task", "1", "--workload", "task.py:Task", "--format", "json", cwd=folder)
-    assert done.returncode == 0 and "the workload's file has changed since trial 1 ran" in done.stderr
+    said = refused(folder, "trial", "rerun", "task", "1", code=2)
+    assert PRINTED not in said
+    assert "which you have not run for it on this machine as it is now" in said
+    assert "add --workload task.py:Task" in said
+    done = ran(folder, "trial", "rerun", "task", "1", "--workload", "task.py:Task", "--format", "json")
+    assert "the workload's file has changed since trial 1 ran" in done.stderr
     found = json.loads(done.stdout)
     assert found["identical"] is True
     assert next(one["name"] for one in found["differences"]) == "workload_revision"
@@ -128,15 +127,14 @@ def test_code_that_this_user_has_not_run_is_not_run_on_the_databases_word(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BSSEARCH_STATE_DIR", str(folder / "somebody-elses"))
-    refused = bssearch("trial", "rerun", "task", "1", cwd=folder)
-    assert refused.returncode == 2 and PRINTED not in refused.stderr
-    assert "which you have not run for it on this machine" in refused.stderr
+    said = refused(folder, "trial", "rerun", "task", "1", code=2)
+    assert PRINTED not in said
+    assert "which you have not run for it on this machine" in said
 
 
 def test_the_command_that_runs_a_trial_again_is_printed_and_does(folder: Path) -> None:
     url = f"sqlite:///{folder / 'bssearch.db'}"
-    printed = bssearch("trial", "show", "task", "1", "--repro", "--db", url, cwd=folder)
-    assert printed.returncode == 0
+    printed = ran(folder, "trial", "show", "task", "1", "--repro", "--db", url)
     program, *words = shlex.split(printed.stdout)
     assert (program, words[:4]) == ("bssearch", ["trial", "rerun", "task", "1"]) and url in words
     notes = printed.stderr.splitlines()

@@ -22,6 +22,7 @@ from rich.live import Live
 from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application
+from bssearch.cli import main, output
 from bssearch.cli import trial as trial_commands
 from bssearch.cli.answer import SCREEN_COLUMNS, SCREEN_LINES, exported, print_answer, screen
 from bssearch.cli.output import note
@@ -75,9 +76,9 @@ def test_each_way_to_end_has_its_exit_code(
         raise raised
 
     monkeypatch.setattr(application, "app", fails)
-    monkeypatch.setattr(application, "end_of_pipe", lambda: sys.exit(0))
+    monkeypatch.setattr(output, "end_of_pipe", lambda: sys.exit(0))
     with pytest.raises(SystemExit) as caught:
-        application.main()
+        main()
     assert caught.value.code == code
     told = capsys.readouterr()
     assert told.out == ""
@@ -93,7 +94,7 @@ def test_other_errors_go_through_with_their_traceback(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(application, "app", fails)
     with pytest.raises(ZeroDivisionError):
-        application.main()
+        main()
 
 
 # One trial ------------------------------------------------------------------------------------------------------------

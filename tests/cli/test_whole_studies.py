@@ -15,7 +15,7 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.storage.migrate import SCHEMA_HEAD
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch
+from tests.cli.task import bssearch, printed, read, refused
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -39,28 +39,15 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "folder"))
 
 
-def done(folder: Path, *words: str) -> str:
-    found = bssearch(*words, cwd=folder)
-    assert found.returncode == 0, found.stderr
-    return found.stdout
-
-
-def refused(folder: Path, code: int, *words: str) -> str:
-    found = bssearch(*words, cwd=folder)
-    assert (found.returncode, found.stdout) == (code, ""), found.stderr
-    assert "Traceback" not in found.stderr
-    return found.stderr
-
-
 def imported(folder: Path, *words: str, db: str = "team.db") -> list[dict[str, Any]]:
-    found = done(folder, "import", "study", *words, "--db", f"sqlite:///{db}", "--format", "json")
-    return json.loads(found)  # type: ignore[no-any-return]
+    found: list[dict[str, Any]] = read(folder, "import", "study", *words, "--db", f"sqlite:///{db}")
+    return found
 
 
 def test_a_study_goes_through_a_file_and_is_answered_and_gone_on_with(folder: Path) -> None:
-    assert done(folder, "export", "toy", "--to", "study", "--db", "sqlite:///first.db") == "toy.bssearch.jsonl.gz\n"
+    assert printed(folder, "export", "toy", "--to", "study", "--db", "sqlite:///first.db") == "toy.bssearch.jsonl.gz\n"
     there = "--db", "sqlite:///team.db"
-    assert done(folder, "import", "study", "toy.bssearch.jsonl.gz", *there) == "toy\n"
+    assert printed(folder, "import", "study", "toy.bssearch.jsonl.gz", *there) == "toy\n"
     (row,) = imported(folder, "toy.bssearch.jsonl.gz")
     assert row == {
         "study": "toy",
@@ -78,32 +65,32 @@ def test_a_study_goes_through_a_file_and_is_answered_and_gone_on_with(folder: Pa
         "measurements_changed": 0,
         "measurements_known": row["measurements_known"],
     }
-    before = json.loads(done(folder, "best", "--db", "sqlite:///first.db", "--format", "json"))
-    assert json.loads(done(folder, "best", *there, "--format", "json")) == before
+    before = read(folder, "best", "--db", "sqlite:///first.db")
+    assert read(folder, "best", *there) == before
     run_by_law(folder / "team.db", trials=7)
-    assert len(json.loads(done(folder, "trial", "list", *there, "--format", "json"))) == 7
-    assert "toy" in done(folder, "report", "toy", *there)
+    assert len(read(folder, "trial", "list", *there)) == 7
+    assert "toy" in printed(folder, "report", "toy", *there)
 
 
 @pytest.mark.slow
 def test_another_name_is_given_where_the_study_is_new(folder: Path) -> None:
-    done(folder, "export", "toy", "--to", "study", "--file", "a.gz", "--db", "sqlite:///first.db")
+    printed(folder, "export", "toy", "--to", "study", "--file", "a.gz", "--db", "sqlite:///first.db")
     run_by_law(folder / "team.db")  # another study of its name
-    assert "--as NAME" in refused(folder, 2, "import", "study", "a.gz", "--db", "sqlite:///team.db")
+    assert "--as NAME" in refused(folder, "import", "study", "a.gz", "--db", "sqlite:///team.db", code=2)
     assert [row["study"] for row in imported(folder, "a.gz", "--as", "theirs")] == ["theirs"]
-    answer = json.loads(done(folder, "best", "theirs", "--db", "sqlite:///team.db", "--format", "json"))
+    answer = read(folder, "best", "theirs", "--db", "sqlite:///team.db")
     assert answer["study"] == "theirs"
 
 
 def test_several_studies_are_exported_each_into_its_own_file(folder: Path) -> None:
     imported(folder, "sqlite:///first.db", db="second.db")
     words = "export", "toy", "other", "--to", "study", "--db", "sqlite:///second.db"
-    assert done(folder, *words).split() == ["toy.bssearch.jsonl.gz", "other.bssearch.jsonl.gz"]
-    refused(folder, 2, *words, "--file", "x")
+    assert printed(folder, *words).split() == ["toy.bssearch.jsonl.gz", "other.bssearch.jsonl.gz"]
+    refused(folder, *words, "--file", "x", code=2)
 
 
 def test_files_and_databases_are_imported_together_and_stay_as_they_are(folder: Path) -> None:
-    done(folder, "export", "toy", "--to", "study", "--db", "sqlite:///first.db")
+    printed(folder, "export", "toy", "--to", "study", "--db", "sqlite:///first.db")
     before = {name: (folder / name).read_bytes() for name in ("first.db", "second.db", "toy.bssearch.jsonl.gz")}
     words = "toy.bssearch.jsonl.gz", "sqlite:///second.db", "sqlite:///first.db"
     found = [(row["study"], row["is_new"], row["is_changed"]) for row in imported(folder, *words)]
@@ -118,8 +105,8 @@ def test_a_dry_run_stores_nothing_and_one_study_may_be_named(folder: Path) -> No
     dry = bssearch(*words, "sqlite:///second.db", "--dry-run", "--format", "json", cwd=folder)
     assert json.loads(dry.stdout)[0]["is_new"] and "nothing was stored" in dry.stderr
     assert (folder / "second.db").read_bytes() == before
-    assert "'x' in sqlite:///first.db" in refused(folder, 3, *words, "sqlite:///second.db", "--study", "x")
-    refused(folder, 4, *words, "sqlite:///new.db", "--dry-run")
+    assert "'x' in sqlite:///first.db" in refused(folder, *words, "sqlite:///second.db", "--study", "x", code=3)
+    refused(folder, *words, "sqlite:///new.db", "--dry-run", code=4)
     assert not (folder / "new.db").exists()
     found = imported(folder, "sqlite:///first.db", "sqlite:///second.db", "--study", "other", db="third.db")
     assert [row["study"] for row in found] == ["other"]
@@ -131,38 +118,40 @@ def test_sources_that_contradict_each_other_are_refused_and_none_is_stored(folde
     open_store(f"sqlite:///{folder}/team.db").close()
     words = "sqlite:///first.db", "sqlite:///second.db"
     for dry_run in (["--dry-run"], []):
-        said = refused(folder, 2, "import", "study", *words, "--db", "sqlite:///team.db", *dry_run)
+        said = refused(folder, "import", "study", *words, "--db", "sqlite:///team.db", *dry_run, code=2)
         assert "another study 'toy'" in said and "sqlite:///second.db" in said
-    assert json.loads(done(folder, "study", "list", "--db", "sqlite:///team.db", "--format", "json")) == []
-    done(folder, "study", "rename", "toy", "theirs", "--db", "sqlite:///second.db")
+    assert read(folder, "study", "list", "--db", "sqlite:///team.db") == []
+    printed(folder, "study", "rename", "toy", "theirs", "--db", "sqlite:///second.db")
     assert [row["study"] for row in imported(folder, *words)] == ["toy", "theirs"]
 
 
 def test_archived_studies_are_left_out_unless_they_are_named(folder: Path) -> None:
-    done(folder, "study", "archive", "toy", "--db", "sqlite:///first.db")
+    printed(folder, "study", "archive", "toy", "--db", "sqlite:///first.db")
     words = "import", "study", "sqlite:///first.db", "--db", "sqlite:///second.db"
     found = bssearch(*words, cwd=folder)
     assert (found.returncode, found.stdout) == (0, "") and "toy" in found.stderr
-    assert done(folder, *words, "--study", "toy") == "toy\n"
+    assert printed(folder, *words, "--study", "toy") == "toy\n"
 
 
 def test_a_database_of_a_newer_version_is_refused(folder: Path) -> None:
     with closing(sqlite3.connect(folder / "first.db")) as connection:
         connection.execute("UPDATE bss_alembic_version SET version_num = '9999'")
         connection.commit()
-    said = refused(folder, 4, "import", "study", "sqlite:///first.db", "--db", "sqlite:///team.db")
+    said = refused(folder, "import", "study", "sqlite:///first.db", "--db", "sqlite:///team.db", code=4)
     assert "9999" in said and SCHEMA_HEAD in said
 
 
 def test_a_source_that_does_not_exist_is_refused_and_not_made(folder: Path) -> None:
     for source in ("sqlite:///none.db", "none.study"):
-        told = refused(folder, 3, "import", "study", source, "--db", "sqlite:///team.db")
+        told = refused(folder, "import", "study", source, "--db", "sqlite:///team.db", code=3)
         assert "none" in told and "makes it" not in told
     assert not {one.name for one in folder.iterdir()} & {"none.db", "none.study"}
 
 
 def test_no_password_is_shown(folder: Path) -> None:
     words = "import", "study", "sqlite:///first.db", "--db"
-    said = refused(folder, 2, "import", "study", "postgresql://me:secret@host:badport/x", *words[3:], "sqlite:///a.db")
-    said += refused(folder, 2, *words, "mysql://me:secret@host/x")
+    said = refused(
+        folder, "import", "study", "postgresql://me:secret@host:badport/x", *words[3:], "sqlite:///a.db", code=2
+    )
+    said += refused(folder, *words, "mysql://me:secret@host/x", code=2)
     assert "secret" not in said

@@ -16,7 +16,7 @@ import pytest
 
 import bssearch as library
 from tests.cli.conftest import run_by_law
-from tests.cli.task import bssearch, space_of, write_task
+from tests.cli.task import bssearch, printed, ran, read, refused, space_of, write_task
 from tests.search.law import LawExecutor
 
 
@@ -25,8 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a study that a worker process ran, for tests to read."""
     place = tmp_path_factory.mktemp("study")
     spec = write_task(place, space=space_of(16, 32, 64), budget={"trials": 8, "trial_train_seconds": 2.0})
-    done = bssearch("run", spec.name, cwd=place)
-    assert done.returncode == 0, done.stderr
+    done = ran(place, "run", spec.name)
     (place / "stdout.txt").write_text(done.stdout)
     (place / "stderr.txt").write_text(done.stderr)
     return place
@@ -37,8 +36,7 @@ def ended_by_law(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("law")
     with pytest.MonkeyPatch.context() as patch:
         run_by_law(patch)
-        done = bssearch("run", write_task(place).name, cwd=place)
-    assert done.returncode == 0, done.stderr
+        printed(place, "run", write_task(place).name)
     return place
 
 
@@ -46,12 +44,6 @@ def ended_by_law(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lawful(ended_by_law: Path, tmp_path: Path) -> Path:
     """A folder with a study that the law ended at once, for a test to go on with."""
     return Path(shutil.copytree(ended_by_law, tmp_path, dirs_exist_ok=True))
-
-
-def load(folder: Path, *arguments: str) -> object:
-    done = bssearch(*arguments, "--format", "json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_it_answers_in_words_and_a_table(folder: Path) -> None:
@@ -68,9 +60,8 @@ def test_it_answers_in_words_and_a_table(folder: Path) -> None:
 
 def test_best_as_json_fits_the_printed_schema(folder: Path) -> None:
     schema = json.loads(bssearch("schema", "best", cwd=folder).stdout)
-    answer = load(folder, "best", "task")
+    answer = read(folder, "best", "task")
     jsonschema.validate(answer, schema)
-    assert isinstance(answer, dict)
     assert answer["optimal"]["time_to_target_s"]["runs"] == 3
     assert [row["batch_size"] for row in answer["batches"]] == [16, 32, 64]
     assert all(row["trials"] >= 2 for row in answer["batches"])
@@ -78,8 +69,7 @@ def test_best_as_json_fits_the_printed_schema(folder: Path) -> None:
 
 
 def test_trials_add_up_and_the_default_came_first(folder: Path) -> None:
-    trials = load(folder, "trial", "list")
-    assert isinstance(trials, list)
+    trials = read(folder, "trial", "list")
     phases = Counter(trial["phase"] for trial in trials)
     assert phases["search"] == 8
     assert phases["confirm"] % 3 == 0
@@ -93,8 +83,7 @@ def test_trials_add_up_and_the_default_came_first(folder: Path) -> None:
 
 
 def test_the_ledgers_add_up_to_the_wall_time(folder: Path) -> None:
-    trials = load(folder, "trial", "list")
-    assert isinstance(trials, list)
+    trials = read(folder, "trial", "list")
     for trial in trials:
         wall = trial["wall_seconds"]
         ledgers = [trial[f"{name}_seconds"] for name in ("train", "evaluation", "warmup", "other")]
@@ -107,14 +96,12 @@ def test_the_ledgers_add_up_to_the_wall_time(folder: Path) -> None:
 
 
 def test_steps_times_step_time_stands_beside_the_measured_seconds(folder: Path) -> None:
-    trials = load(folder, "trial", "list", "--state", "reached")
-    assert isinstance(trials, list)
+    trials = read(folder, "trial", "list", "--state", "reached")
     assert all(trial["steps_x_step_time_s"] > 0 for trial in trials)
 
 
 def test_lists_come_in_every_format(folder: Path) -> None:
-    rows = load(folder, "study", "list")
-    assert isinstance(rows, list)
+    rows = read(folder, "study", "list")
     assert {"name", "target", "trials", "reached"} <= set(rows[0])
     lines = bssearch("trial", "list", "task", "--format", "jsonl", cwd=folder).stdout.splitlines()
     assert [json.loads(line)["number"] for line in lines] == list(range(1, len(lines) + 1))
@@ -129,14 +116,11 @@ def test_one_trial_shows_configuration_curve_and_why_it_ended(folder: Path) -> N
         assert "trial 1 of task (search) reached: accuracy" in shown
         assert "learning_rate" in shown
         assert "█" in shown
-    done = bssearch("trial", "show", "task", "999", cwd=folder)
-    assert done.returncode == 3
-    assert "999" in done.stderr
+    assert "999" in refused(folder, "trial", "show", "task", "999", code=3)
 
 
 def test_what_a_trial_printed_is_kept(folder: Path) -> None:
-    shown = bssearch("trial", "show", "task", "3", "--log", cwd=folder)
-    assert shown.returncode == 0
+    shown = ran(folder, "trial", "show", "task", "3", "--log")
     assert set(shown.stdout.splitlines()) == {"a new model"}
     assert shown.stderr == ""
 
@@ -157,14 +141,13 @@ def test_what_looks_like_markup_is_printed_as_it_is(folder: Path, tmp_path: Path
         connection.execute("update bss_trial set reason = ? where number = 1", [reason])
     connection.close()
     for arguments in (("trial", "list", "task"), ("trial", "show", "1")):
-        shown = bssearch(*arguments, cwd=tmp_path)
-        assert shown.returncode == 0, shown.stderr
+        shown = ran(tmp_path, *arguments)
         assert reason in shown.stdout
 
 
 def test_an_easier_target_is_answered_from_the_stored_curves(folder: Path) -> None:
-    answer = load(folder, "best", "--target", "0.85")
-    own = load(folder, "best")
+    answer = read(folder, "best", "--target", "0.85")
+    own = read(folder, "best")
     assert isinstance(answer, dict) and isinstance(own, dict)
     jsonschema.validate(answer, json.loads(bssearch("schema", "best", cwd=folder).stdout))
     assert answer["target"]["value"] == 0.85
@@ -179,35 +162,29 @@ def test_an_easier_target_is_answered_from_the_stored_curves(folder: Path) -> No
     assert all(easier <= steps for easier, steps in alike)
     assert any(easier < steps for easier, steps in alike)
     assert sum(row["reached"] for row in answer["batches"]) >= sum(row["reached"] for row in own["batches"])
-    assert load(folder, "best", "--target", "0.93") == own
+    assert read(folder, "best", "--target", "0.93") == own
     assert library.best("task", db=f"sqlite:///{folder / 'bssearch.db'}", target=0.85).target.value == 0.85
-    harder = bssearch("best", "--target", "0.95", cwd=folder)
-    assert harder.returncode == 2
-    assert "target 0.95 is harder than accuracy 0.93" in harder.stderr
+    assert "target 0.95 is harder than accuracy 0.93" in refused(folder, "best", "--target", "0.95", code=2)
     for value in ("nan", "inf"):
-        no_number = bssearch("best", f"--target={value}", cwd=folder)
-        assert no_number.returncode == 2
-        assert f"target {value} must be a finite number" in no_number.stderr
-        assert "Traceback" not in no_number.stderr
-    at_once = bssearch("best", "--target", "0.0", cwd=folder)
-    assert at_once.returncode == 2
-    assert "met before the first step" in at_once.stderr
+        no_number = refused(folder, "best", f"--target={value}", code=2)
+        assert f"target {value} must be a finite number" in no_number
+        assert "Traceback" not in no_number
+    assert "met before the first step" in refused(folder, "best", "--target", "0.0", code=2)
 
 
 def test_the_same_command_again_repeats_nothing(lawful: Path, by_law: LawExecutor) -> None:
-    before = load(lawful, "trial", "list")
-    done = bssearch("run", "task.yaml", cwd=lawful)
-    assert done.returncode == 0, done.stderr
+    before = read(lawful, "trial", "list")
+    done = ran(lawful, "run", "task.yaml")
     assert "going on with study task" in done.stderr
     assert by_law.requests == []
-    assert load(lawful, "trial", "list") == before
+    assert read(lawful, "trial", "list") == before
 
 
 def test_library_and_command_line_give_the_same(folder: Path) -> None:
     answer = library.best("task", db=f"sqlite:///{folder / 'bssearch.db'}")
-    assert answer.model_dump(mode="json") == load(folder, "best")
+    assert answer.model_dump(mode="json") == read(folder, "best")
     frame = library.trials_frame("task", db=f"sqlite:///{folder / 'bssearch.db'}")
-    assert len(frame) == len(load(folder, "trial", "list"))  # type: ignore[arg-type]
+    assert len(frame) == len(read(folder, "trial", "list"))
     assert {"batch_size", "learning_rate", "momentum", "time_to_target_s", "state"} <= set(frame.columns)
 
 
@@ -230,9 +207,7 @@ def test_observations_start_at_step_zero_and_keep_one_cadence(folder: Path) -> N
 
 def test_a_changed_question_is_refused_and_named(lawful: Path, by_law: LawExecutor) -> None:
     before = (lawful / "bssearch.db").read_bytes()
-    done = bssearch("run", "task.yaml", "--set", "target.value=0.9", cwd=lawful)
-    assert done.returncode == 2
-    assert "target.value: 0.93 → 0.9" in done.stderr
+    assert "target.value: 0.93 → 0.9" in refused(lawful, "run", "task.yaml", "--set", "target.value=0.9", code=2)
     assert by_law.requests == []
     assert (lawful / "bssearch.db").read_bytes() == before
 
@@ -240,21 +215,17 @@ def test_a_changed_question_is_refused_and_named(lawful: Path, by_law: LawExecut
 def test_a_configuration_of_ones_own_is_tried_next_and_a_larger_budget_extends_the_study(
     lawful: Path, by_law: LawExecutor
 ) -> None:
-    queued = bssearch("trial", "add", "task", "batch_size=64", "warmup_epochs=1", cwd=lawful)
-    assert queued.returncode == 0, queued.stderr
-    trials = load(lawful, "trial", "list", "--state", "queued")
-    assert isinstance(trials, list)
+    queued = ran(lawful, "trial", "add", "task", "batch_size=64", "warmup_epochs=1")
+    trials = read(lawful, "trial", "list", "--state", "queued")
     assert f"trial {trials[0]['number']} of task is queued: batch_size 64, learning_rate 0.1414" in queued.stdout
-    assert load(lawful, "study", "show")["trials"]["search"]["queued"] == 1  # type: ignore[index]
+    assert read(lawful, "study", "show")["trials"]["search"]["queued"] == 1
     assert bssearch("run", "task.yaml", "--set", "budget.trials=14", cwd=lawful).returncode == 0
-    searched = load(lawful, "trial", "list", "--phase", "search")
-    assert isinstance(searched, list)
+    searched = read(lawful, "trial", "list", "--phase", "search")
     assert len(searched) == 14
     assert len({request.number for request in by_law.requests} & {trial["number"] for trial in searched}) == 2
-    ran = load(lawful, "trial", "show", str(trials[0]["number"]))
-    assert isinstance(ran, dict)
-    assert (ran["batch_size"], ran["warmup_epochs"], ran["uncapped"]) == (64, 1.0, True)
-    assert ran["state"] in {"reached", "exhausted", "diverged"}
+    shown = read(lawful, "trial", "show", str(trials[0]["number"]))
+    assert (shown["batch_size"], shown["warmup_epochs"], shown["uncapped"]) == (64, 1.0, True)
+    assert shown["state"] in {"reached", "exhausted", "diverged"}
 
 
 @pytest.mark.parametrize(
@@ -267,8 +238,6 @@ def test_a_configuration_of_ones_own_is_tried_next_and_a_larger_budget_extends_t
     ],
 )
 def test_what_lies_outside_the_space_is_not_queued(folder: Path, values: list[str], said: str) -> None:
-    before = load(folder, "trial", "list")
-    done = bssearch("trial", "add", "task", *values, cwd=folder)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert load(folder, "trial", "list") == before
+    before = read(folder, "trial", "list")
+    assert said in refused(folder, "trial", "add", "task", *values, code=2)
+    assert read(folder, "trial", "list") == before

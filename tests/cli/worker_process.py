@@ -14,6 +14,7 @@ import yaml
 
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, STATE_DIR_VARIABLE
 from tests.cli.task import command, environment, write_task
+from tests.factories import not_none
 
 VALUES = {
     "budget.trials": {"type": "integer", "low": 1, "high": 40},
@@ -60,8 +61,7 @@ class WorkerProcess:
         return code
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in not_none(self.process.stdout):
             with self._news:
                 self.lines.append(line.rstrip("\n"))
                 self._news.notify_all()
@@ -107,5 +107,4 @@ def worker(node: Path, url: str, checkpoints: Path, *options: str) -> Iterator[W
             if member.is_running():
                 member.kill()
         found.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        not_none(process.stdout).close()

@@ -11,11 +11,11 @@ import pytest
 
 from bssearch.analysis.answer import Answer, Figure
 from bssearch.commands.across.answers import Finding, agreement_of, in_words
-from bssearch.commands.across.matching import StudyFilter, nothing_matches, target_of, workload_names
+from bssearch.commands.across.databases import StudyFilter, nothing_matches, target_of, workload_names
 from bssearch.errors import UsageError
 from bssearch.records import StudyRecord
 from tests.documents import ROOT
-from tests.factories import EPOCH, make_environment, make_spec
+from tests.factories import EPOCH, make_environment, make_spec, not_none
 
 LATER = count(1)
 """Seconds after `EPOCH` at which studies are made: each is another one."""
@@ -109,8 +109,7 @@ def found(
     """Return a finding whose figure has the interval ``seconds``."""
     low, high = seconds or (None, None)
     figure = Figure(median=1.0 if seconds is None else sum(seconds) / 2, low=low, high=high, runs=3)
-    time = BEST.optimal.time_to_target_s
-    assert time is not None
+    time = not_none(BEST.optimal.time_to_target_s)
     changed = {"objective_value": figure, "time_to_target_s": time.model_copy(update={"basis": basis})}
     optimal = BEST.optimal.model_copy(update={"batch_size": size, **changed})
     known = {"study": name, "optimal": optimal, "flat_range": list(flat), "tied": list(tied)}

@@ -26,7 +26,7 @@ from bssearch.search.finding import compute_answer
 from bssearch.search.history import History, trial_seed
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor
 from tests.waiting import Ear
 
@@ -264,8 +264,7 @@ def test_seeds_are_those_the_tuned_optimum_had_whatever_the_study_would_give_now
 
 def test_a_rule_that_gives_the_tuned_configuration_takes_no_runs() -> None:
     case, history = case_and_history(SPEC)
-    assert case.tuned is not None
-    same = replace(case, configuration=case.tuned.configuration)
+    same = replace(case, configuration=not_none(case.tuned).configuration)
     assert not list(missing_audit_runs(history, [same], 4))
 
 

@@ -12,8 +12,7 @@ import torch
 import yaml
 
 from bssearch.analysis.law.branches import LocalCriticalBatch, plan_branches
-from bssearch.commands.opening import OpenStudy
-from bssearch.commands.probe.branch import (
+from bssearch.commands.branch_probe import (
     BranchedCheckpoint,
     Branching,
     BranchPoint,
@@ -25,6 +24,7 @@ from bssearch.commands.probe.branch import (
     samples_of,
     sentences,
 )
+from bssearch.commands.opening import OpenStudy
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import Observation, TrialEnded, TrialObserved, TrialOutcome, TrialRequest, TrialState
@@ -34,7 +34,7 @@ from bssearch.storage.repository import Store, open_store
 from tests.cli.task import INLINE, bssearch, printed, refused
 from tests.commands.probing import SPEC as TOY
 from tests.commands.probing import ProbedExecutor, open_study
-from tests.factories import make_spec
+from tests.factories import make_spec, not_none
 
 LINE = """
 import torch
@@ -247,7 +247,6 @@ class BranchingExecutor(ProbedExecutor):
 
     def events(self, timeout: float) -> list[Event]:
         request = self.asked[-1]
-        assert request.branch is not None
         end = self.ends[request.plan.configuration.batch_size]
         if request.plan.configuration.micro_batch_size > self.at_once_up_to:
             end = TrialState.OOM
@@ -257,7 +256,7 @@ class BranchingExecutor(ProbedExecutor):
                 TrialEnded(1, TrialOutcome(state=end, reason="as the test has it")),
             ]
         wobble = 0.001 * (request.plan.seed % 7 - 3)
-        last = observation(request.branch.samples, end + wobble)
+        last = observation(not_none(request.branch).samples, end + wobble)
         return [TrialObserved(1, observation(0, 0.5)), TrialObserved(1, last), TrialEnded(1, exhausted(last.samples))]
 
 

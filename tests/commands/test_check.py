@@ -17,7 +17,7 @@ from bssearch.errors import LaunchError, SpecError
 from bssearch.executors.base import Event
 from bssearch.records import Observation, StepTime, StepTimeRequest, TrialEnded, TrialObserved, TrialOutcome, TrialState
 from bssearch.spec import StudySpec, load_spec
-from tests.factories import SPEC, make_spec
+from tests.factories import SPEC, make_spec, not_none
 from tests.search.law import LawExecutor
 
 HEALTHY = {"trials": 20, "trial_train_seconds": 10.0}
@@ -44,8 +44,7 @@ def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take(
     assert found.longest_trial_s == pytest.approx(10 + 0.001 * (1 + math.ceil(10 / (6 * 0.0018))))
     assert found.longest_study_s == pytest.approx(found.longest_trial_s * (20 + 9 * 3))
     assert found.trial.time_to_target_s is not None
-    assert found.likely_study_s is not None
-    assert found.likely_study_s < found.longest_study_s
+    assert not_none(found.likely_study_s) < found.longest_study_s
     request, *others = executor.requests
     assert request.plan.train_seconds_limit == 5.0
     assert [one.plan.eval_every_steps for one in others] == [STEPS], (
@@ -67,8 +66,7 @@ def test_where_evaluation_is_dear_the_longest_trial_and_study_count_it() -> None
     looks = 1 + 20  # as many as there are at least, and one before the first step
     assert found.longest_trial_s == pytest.approx(10 + looks * 5)
     assert found.longest_study_s == pytest.approx(found.longest_trial_s * (20 + 9 * 3))
-    assert found.likely_study_s is not None and found.trial.time_to_target_s is not None
-    assert found.likely_study_s > 11 * (20 * found.trial.time_to_target_s)
+    assert not_none(found.likely_study_s) > 11 * (20 * not_none(found.trial.time_to_target_s))
 
 
 def test_dear_evaluation_does_not_hide_what_is_found_at_larger_batch_sizes() -> None:

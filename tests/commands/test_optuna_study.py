@@ -14,7 +14,7 @@ from bssearch.errors import UsageError
 from bssearch.exchange.optuna_study import OptunaStudy, phases_of, quiet
 from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
-from tests.factories import EPOCH, make_environment, make_spec, make_trial
+from tests.factories import EPOCH, make_environment, make_spec, make_trial, not_none
 
 CURVE = {0: 0.1, 10: 0.5, 20: 0.8}
 
@@ -95,8 +95,7 @@ def test_a_trial_is_told_as_it_was_measured() -> None:
     assert trial.intermediate_values == CURVE
     assert trial.params == {"batch_size": 16, "learning_rate": 0.2, "weight_decay": 0.0, "dropout": 0.0}
     assert trial.duration == timedelta(seconds=5)
-    assert trial.datetime_start is not None
-    assert trial.datetime_start.astimezone(EPOCH.tzinfo) == EPOCH + timedelta(seconds=30)
+    assert not_none(trial.datetime_start).astimezone(EPOCH.tzinfo) == EPOCH + timedelta(seconds=30)
     expected = {
         "phase": "search",
         "seed": 5,

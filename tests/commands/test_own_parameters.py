@@ -13,8 +13,7 @@ import optuna
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.derived import predict_for_device
-from bssearch.analysis.report import build_answer
+from bssearch.analysis.report import build_answer, predict_for_device
 from bssearch.commands.check import check
 from bssearch.commands.enqueue import enqueue
 from bssearch.commands.launch import Launch

@@ -11,9 +11,17 @@ import pytest
 
 from bssearch.analysis.law.affine_step_time import fit_memory
 from bssearch.commands.launch import Launch
-from bssearch.commands.probe.memory import BRACKET, FINE, MemoryProbe, next_size, probe_memory
-from bssearch.commands.probe.noise import probe_noise
-from bssearch.commands.probe.step_time import SECONDS_LIMIT, probe_step_times, step_time
+from bssearch.commands.probes import (
+    BRACKET,
+    FINE,
+    SECONDS_LIMIT,
+    MemoryProbe,
+    next_size,
+    probe_memory,
+    probe_noise,
+    probe_step_times,
+    step_time,
+)
 from bssearch.errors import LaunchError
 from bssearch.records import (
     Configuration,
@@ -32,7 +40,7 @@ from bssearch.search.calibration import doubtful, measure_step_times, missing_st
 from bssearch.storage.repository import Store
 from tests.commands.probing import HERE, SPEC, ProbedExecutor, open_study
 from tests.factories import SPEC as RAW
-from tests.factories import make_plan, make_probe, make_spec, make_trial
+from tests.factories import make_plan, make_probe, make_spec, make_trial, not_none, with_outcome
 from tests.search.law import LawExecutor, step_seconds
 from tests.waiting import Ear
 
@@ -152,8 +160,7 @@ def test_a_step_time_far_above_what_trials_ran_at_is_doubted() -> None:
         configuration = replace(SPEC.default_configuration, dropout=dropout, batch_size=batch_size)
         one = configuration.in_micro_batches(batch_size)
         trial = make_trial(1, configuration=one, seconds=100 * step_seconds, contended=contended)
-        assert trial.outcome is not None
-        return replace(trial, outcome=replace(trial.outcome, steps=100))
+        return with_outcome(trial, steps=100)
 
     assert doubtful(SPEC, probes, [trial(32, 0.031), trial(64, 0.064)]) == set()
     assert doubtful(SPEC, probes, [trial(32, 0.031), trial(64, 0.05)]) == {64}
@@ -277,8 +284,7 @@ def test_the_fit_is_of_sizes_that_fit_and_says_how_far_off_it_is() -> None:
     peaks = [(10, 1100), (20, 1200), (30, 1330)]
     uses = [MemoryUse(micro_batch_size=size, fits=True, peak_memory_bytes=peak) for size, peak in peaks]
     uses.append(MemoryUse(micro_batch_size=40, fits=False, peak_memory_bytes=9999))
-    fit = fit_memory(uses)
-    assert fit is not None
+    fit = not_none(fit_memory(uses))
     assert fit.bytes_per_sample == pytest.approx(11.5)
     assert fit.fixed_bytes == pytest.approx(980)
     assert fit.largest_residual == pytest.approx(10 / 1200)

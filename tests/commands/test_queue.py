@@ -40,11 +40,11 @@ from bssearch.errors import (
 )
 from bssearch.records import Lease, TrialOutcome, TrialState
 from bssearch.spec import load_spec
-from bssearch.spec.submission import NewSubmission, SubmissionState
+from bssearch.spec.templates import NewSubmission, SubmissionState
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, environment, printed, refused, space_of
 from tests.cli.worker_process import make_node
-from tests.factories import make_environment, make_plan, make_trial
+from tests.factories import make_environment, make_plan, make_trial, not_none
 from tests.storage.test_queue import record
 
 QUICK: dict[str, Any] = {
@@ -572,8 +572,7 @@ def said_after(number: int, body: str) -> tuple[int, list[str]]:
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(body=body)], env=environment(), stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    assert not_none(process.stdout).readline() == "ready\n"
     process.send_signal(number)
     rest, _ = process.communicate(timeout=120)
     return process.returncode, rest.splitlines()

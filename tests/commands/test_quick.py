@@ -33,7 +33,7 @@ from bssearch.search.history import History
 from bssearch.search.listener import Listener
 from bssearch.storage.repository import open_store
 from tests.commands.probing import ProbedExecutor
-from tests.factories import make_quick, make_spec
+from tests.factories import make_quick, make_spec, not_none
 
 SPEC = make_spec(
     space={"batch_size": {"low": 4, "high": 512}, "learning_rate": {"reference_batch": 32, "low": 0.01, "high": 1.0}},
@@ -152,8 +152,7 @@ def test_a_default_that_does_not_train_is_refused_with_a_rate_that_does(ask: Ask
         UsageError, match=r"learning_rate = 0\.14 at batch 64 \(loss is nan\); with 0\.0156 it does"
     ) as error:
         ask(NoisyExecutor(diverges=lambda one: one.learning_rate > 0.1))
-    assert error.value.hint is not None
-    assert error.value.hint.startswith(f"--set default.learning_rate=0.0156 --set name={SPEC.name}-2,")
+    assert not_none(error.value.hint).startswith(f"--set default.learning_rate=0.0156 --set name={SPEC.name}-2,")
 
 
 def test_a_default_that_trains_at_no_rate_says_which_were_tried(ask: Ask) -> None:
@@ -254,8 +253,7 @@ def test_two_drivers_of_a_study_begin_at_the_same_quick_answer(ask: Ask, url: st
 def test_from_quick_makes_the_answer_where_none_is_stored(url: str) -> None:
     first = run(url, from_quick=True)
     with open_store(url, write=False) as store:
-        made = stored_quick(store, SPEC.name)
-        assert made is not None
+        made = not_none(stored_quick(store, SPEC.name))
         assert [one.trial for one in made.runs] == [*range(1, len(made.runs) + 1)]
         assert first.known[-1] == QuickPrior.of(made)
         run(url, from_quick=True)
@@ -280,10 +278,9 @@ def test_a_run_far_behind_the_fastest_does_not_take_the_time_of_a_quick_answer(a
         trials = store.trials(SPEC.name)
     fastest = math.inf
     for trial in trials:
-        assert trial.outcome is not None
         assert trial.train_seconds_limit <= SLOWER * fastest
         if trial.state is TrialState.REACHED:
-            fastest = min(fastest, trial.outcome.train_seconds)
+            fastest = min(fastest, not_none(trial.outcome).train_seconds)
 
 
 @pytest.mark.parametrize(

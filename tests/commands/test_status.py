@@ -14,7 +14,7 @@ from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
 from bssearch.storage.repository import Store
-from tests.factories import EPOCH, make_environment, make_spec, make_trial
+from tests.factories import EPOCH, make_environment, make_spec, make_trial, not_none
 
 
 class Stored:
@@ -92,10 +92,10 @@ def test_the_coordinates_of_a_trial_are_there_where_it_was_sampled(sampled: Any,
 
 def test_what_no_table_of_runs_says_is_null_of_an_imported_run() -> None:
     here = make_trial(1, seconds=0.0)
-    assert here.outcome is not None and here.ended_at is not None
-    outcome = replace(here.outcome, samples=0, train_seconds=0.0, steps=7)
+    outcome = replace(not_none(here.outcome), samples=0, train_seconds=0.0, steps=7)
     imported, ours = (
-        trial_row(replace(here, created_at=created, outcome=outcome)) for created in (here.ended_at, here.created_at)
+        trial_row(replace(here, created_at=created, outcome=outcome))
+        for created in (not_none(here.ended_at), here.created_at)
     )
     assert [imported[name] for name in UNKNOWN_OF_IMPORTED] == [None] * len(UNKNOWN_OF_IMPORTED)
     assert (imported["train_seconds"], imported.get("samples"), imported["steps"]) == (None, None, 7)

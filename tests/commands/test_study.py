@@ -22,6 +22,7 @@ from bssearch.records import TrialRecord, TrialState
 from bssearch.storage.repository import open_store
 from bssearch.training.memory import SampledMemoryMeter
 from tests.documents import OWN_TRAINING
+from tests.factories import not_none
 
 SPEC: dict[str, Any] = {
     "name": "own",
@@ -194,12 +195,10 @@ def test_a_study_that_nobody_holds_any_more_leaves_its_trial_to_the_next_one(tmp
 
 def test_a_study_that_is_closed_gives_out_no_trial_any_more(tmp_path: Path) -> None:
     study = bssearch.Study(SPEC, launch=bssearch.Launch(db=url(tmp_path)))
-    trial = study.ask()
-    assert trial is not None
+    trial = not_none(study.ask())
     train(trial)
     study.tell(trial)
-    assert study._search._executor is not None
-    while study._search._executor._pieces.empty():
+    while not_none(study._search._executor)._pieces.empty():
         time.sleep(0.01)
     study.close()
     with pytest.raises(InterruptedRunError):

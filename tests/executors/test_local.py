@@ -25,7 +25,7 @@ from tests.executors.line_workload import (
     wait_for,
     worker_pids,
 )
-from tests.factories import changed
+from tests.factories import changed, not_none
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +128,7 @@ def test_workers_that_die_are_told_once_and_replaced(tmp_path: Path) -> None:
 
         outcome, _ = run_to_the_end(executor, request_trial(2))
         assert outcome.state is TrialState.REACHED
-        worker = executor._slots[0].worker
-        assert worker is not None
+        worker = not_none(executor._slots[0].worker)
         os.kill(worker.pid, signal.SIGKILL)  # while it is idle
         while not worker.has_exited():
             time.sleep(0.01)
@@ -151,8 +150,7 @@ def test_a_worker_that_finds_other_code_than_the_first_is_refused(tmp_path: Path
         code.write_text(code.read_text() + "# changed\n")
         assert executor.describe().environment.workload_revision == revision, "what is loaded is as it was"
         assert run_to_the_end(executor, request_trial(1))[0].state is TrialState.REACHED
-        worker = executor._slots[0].worker
-        assert worker is not None
+        worker = not_none(executor._slots[0].worker)
         os.kill(worker.pid, signal.SIGKILL)
         while not worker.has_exited():
             time.sleep(0.01)

@@ -11,13 +11,13 @@ import pytest
 
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import opened as opened_study
-from bssearch.commands.probe.memory import next_size, probe_memory
+from bssearch.commands.probes import next_size, probe_memory
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Executor, ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import MemoryRequest, TrialEnded, TrialObserved, TrialOutcome, TrialRequest, TrialState, TrialStop
 from tests.executors.line_workload import request_endless_trial, worker_pids
-from tests.factories import changed, make_spec
+from tests.factories import changed, make_spec, not_none
 
 MIB = 2**20
 LIMIT = 2**31
@@ -119,11 +119,10 @@ def test_the_probes_answer_never_runs_out_in_200_steps_and_one_size_above_its_br
         assert isinstance(study.executor, LocalExecutor)
         assert worker_pids(study.executor) == [], "each size is run in a process of its own"
         assert next_size(found.uses, smallest=6, ceiling=SAMPLES) is None
-        assert found.smallest_that_does_not is not None
         for other in (3, 5, 4):
             train(study.executor, other, steps=3)
         fits = train(study.executor, found.largest_that_fits)
-        runs_out = train(study.executor, found.smallest_that_does_not + 1)
+        runs_out = train(study.executor, not_none(found.smallest_that_does_not) + 1)
     uses = {use.micro_batch_size: use for use in found.uses}
     assert (uses[6].fits, uses[6].reason) == (True, None)
     assert uses[6].peak_memory_bytes is not None and 100 * MIB < uses[6].peak_memory_bytes < LIMIT

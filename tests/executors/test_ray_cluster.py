@@ -28,6 +28,7 @@ from tests.executors.line_workload import (
     wait_for,
     write_workload,
 )
+from tests.factories import not_none
 from tests.waiting import wait_until_gone
 
 pytestmark = pytest.mark.slow
@@ -61,8 +62,7 @@ def executor(cluster: Any, tmp_path: Path) -> Iterator[RayExecutor]:
 
 
 def pid_of(executor: RayExecutor, slot: int) -> int:
-    worker = executor._slots[slot].worker
-    assert worker is not None
+    worker = not_none(executor._slots[slot].worker)
     return worker.pid
 
 
@@ -97,8 +97,7 @@ def test_an_actor_and_a_node_that_are_killed_are_each_a_lost_trial_and_no_other(
 
     (node,) = cluster.worker_nodes
     (on_it,) = [slot for slot in executor._slots if slot.worker and slot.worker.place == node.node_id]
-    assert on_it.trial is not None
-    lost, worker = on_it.trial.request.number, pid_of(executor, on_it.index)
+    lost, worker = not_none(on_it.trial).request.number, pid_of(executor, on_it.index)
     cluster.remove_node(node, allow_graceful=False)
     ended = outcomes(wait_for(executor, lambda events: lost in outcomes(events), 90))
     assert {number: one.state for number, one in ended.items()} == {lost: TrialState.LOST}
@@ -135,7 +134,7 @@ time.sleep(1000)
 TOLD = """\
 import os, signal, sys, threading
 from concurrent.futures import ThreadPoolExecutor
-from bssearch.executors.ray.cluster import Cluster
+from bssearch.executors.ray.executor import Cluster
 
 told = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: told.set())
@@ -192,7 +191,7 @@ def test_without_an_address_a_ray_of_its_own_is_started_beside_a_cluster(cluster
 
 
 BESIDE = """
-from bssearch.executors.ray.cluster import Cluster
+from bssearch.executors.ray.executor import Cluster
 
 here = Cluster(None)
 print(len(here.nodes()))
@@ -205,13 +204,13 @@ import os
 import socket
 
 from bssearch.errors import LaunchError
-from bssearch.executors.ray import cluster
+from bssearch.executors.ray import executor
 
-cluster.CONNECT_SECONDS = 1.0
+executor.CONNECT_SECONDS = 1.0
 with socket.create_server(("127.0.0.1", 0)) as silent:
     address = f"127.0.0.1:{silent.getsockname()[1]}"
     try:
-        cluster.Cluster(address)
+        executor.Cluster(address)
     except LaunchError as error:
         print(str(error).replace(address, "ADDRESS"), flush=True)
 os._exit(0)  # Ray still tries, in a thread of its own

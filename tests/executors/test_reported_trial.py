@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.executors.programs import reported_trial
-from bssearch.executors.programs.reported_trial import ReportedTrial
+from bssearch.executors.programs import command
+from bssearch.executors.programs.command import ReportedTrial
 from bssearch.executors.programs.reports import Report
 from bssearch.records import COULD_NOT_PAUSE, Observation, SecondsBasis, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
@@ -178,7 +178,7 @@ def test_reports_in_bursts_make_the_wall_clock_coarse_and_are_told() -> None:
 
 
 def test_evaluations_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reported_trial, "MOST_OBSERVATIONS", 3)
+    monkeypatch.setattr(command, "MOST_OBSERVATIONS", 3)
     told = Told()
     for step in range(3):
         told.takes(step, step, accuracy=0.1)

@@ -33,7 +33,7 @@ from bssearch.records import (
     TrialState,
 )
 from tests.executors.line_workload import outcomes, wait_for
-from tests.factories import changed, make_request
+from tests.factories import changed, make_request, not_none
 from tests.waiting import wait_until_gone
 
 SCRIPT = """
@@ -339,8 +339,7 @@ def executor(script: Script) -> Iterator[LocalExecutor]:
 
 
 def processes_below(executor: LocalExecutor) -> list[int]:
-    worker = executor._slots[0].worker
-    assert worker is not None
+    worker = not_none(executor._slots[0].worker)
     return [one.pid for one in psutil.Process(worker.pid).children(recursive=True)]
 
 
@@ -353,8 +352,7 @@ def test_nothing_is_left_of_a_worker_that_ends_in_a_trial(how: str, script: Scri
     wait_for(executor, lambda events: len(events) > 2)
     below = [*processes_below(executor), int((script.folder / "grandchild").read_text())]
     assert len(set(below)) >= 4, "the server, the script, its child, and the worker's shell"
-    worker = executor._slots[0].worker
-    assert worker is not None
+    worker = not_none(executor._slots[0].worker)
     if how == "sigkill":
         os.kill(worker.pid, signal.SIGKILL)
     else:

@@ -13,7 +13,7 @@ from bssearch.figures.page import StudyPicture
 from bssearch.records import Configuration, GradientNoise, Observation, Phase, TrialRecord
 from bssearch.records.batch_schedule import BatchSchedule, Stage, with_batch_schedule
 from bssearch.records.scaling import LearningRateRule
-from tests.factories import make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
 from tests.figures.test_plots import SIZES, law_trials, study_of
 from tests.records.test_batch_schedule import milestones
 
@@ -45,8 +45,7 @@ def grown(schedule: BatchSchedule, first: int, *, runs: int = 3, steps: int = 40
             samples=2240,
             **changes,
         )
-        assert trial.outcome is not None
-        trials.append(replace(trial, outcome=replace(trial.outcome, steps=40)))
+        trials.append(with_outcome(trial, steps=40))
     return trials
 
 
@@ -63,8 +62,7 @@ def picture(schedule: BatchSchedule = PLANNED, **changes: Any) -> StudyPicture:
     trials = law_trials(noise=noise)
     trials += grown(schedule, len(trials), **changes)
     answer = build_answer(study_of(SPEC), SPEC, trials, PROBES)
-    assert answer.batch_schedule is not None
-    run = typical_run(answer.batch_schedule, trials)
+    run = typical_run(not_none(answer.batch_schedule), trials)
     assert run is not None
     best = answer.optimal.batch_size
     constant = [replace(one, samples=one.step * best, learning_rate=0.3) for one in curve()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,7 +34,16 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.spec import StudySpec
-from tests.factories import EPOCH, make_curve, make_environment, make_probe, make_spec, make_trial
+from tests.factories import (
+    EPOCH,
+    make_curve,
+    make_environment,
+    make_probe,
+    make_spec,
+    make_trial,
+    not_none,
+    with_outcome,
+)
 
 SIZES = (8, 16, 32, 64, 128)
 S_MIN, B_CRIT = 50, 32
@@ -115,8 +123,7 @@ def all_charts(answer: Answer, trials: Sequence[TrialRecord], spec: StudySpec) -
 
 
 def trained_to_its_limit(trial: TrialRecord) -> TrialRecord:
-    assert trial.outcome is not None
-    return replace(trial, outcome=replace(trial.outcome, train_seconds=trial.train_seconds_limit))
+    return with_outcome(trial, train_seconds=trial.train_seconds_limit)
 
 
 def test_medians_and_intervals_are_those_of_the_answer(answer: Answer) -> None:
@@ -203,8 +210,7 @@ def long_curve(points: int) -> list[Observation]:
 
 
 def test_curves_are_thinned_and_end_where_they_ended(answer: Answer) -> None:
-    chart = plots.curves_chart(answer, {32: long_curve(5000), 64: long_curve(20), 16: []})
-    assert chart is not None
+    chart = not_none(plots.curves_chart(answer, {32: long_curve(5000), 64: long_curve(20), 16: []}))
     thinned, whole = named(chart, "32"), named(chart, "64")
     assert len(thinned.points) == plots.CURVE_POINTS
     assert (xs(thinned)[0], xs(thinned)[-1]) == (1.0, 4999.0)
@@ -237,8 +243,7 @@ def test_every_trial_that_says_something_is_on_the_map_by_how_it_ended() -> None
         TrialState.OOM: "out of memory",
     }
     trials = [make_trial(n, state=state, learning_rate=0.01 * (n + 1)) for n, state in enumerate(TrialState)]
-    chart = rates(trials)
-    assert chart is not None
+    chart = not_none(rates(trials))
     for trial in trials:
         if (name := states.get(trial.state)) is not None:
             assert trial.configuration.learning_rate in ys(named(chart, name))
@@ -267,16 +272,14 @@ def test_a_learning_rate_that_nobody_knows_is_not_drawn() -> None:
 def test_memory_is_shown_beside_the_devices_if_it_comes_near(
     peak: int, shown: float, unit: str, limits: list[float]
 ) -> None:
-    chart = plots.memory_chart(answer_of(law_trials(peak_memory_bytes=peak)))
-    assert chart is not None
+    chart = not_none(plots.memory_chart(answer_of(law_trials(peak_memory_bytes=peak))))
     assert ys(chart.series[0]) == [shown] * len(SIZES)
     assert [rule.at for rule in chart.rules] == limits
     assert (chart.y.low, chart.y.high > max([shown, *limits]), unit in chart.y.title) == (0.0, True, True)
 
 
 def test_throughput_is_batch_size_over_step_time(answer: Answer) -> None:
-    chart = plots.throughput_chart(answer)
-    assert chart is not None
+    chart = not_none(plots.throughput_chart(answer))
     assert ys(chart.series[0]) == pytest.approx([size / (0.01 + 0.0002 * size) for size in SIZES])
     assert plots.memory_chart(answer) is None
 

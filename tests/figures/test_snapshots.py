@@ -24,7 +24,7 @@ from bssearch.analysis.rules.rule_book import Rule
 from bssearch.analysis.shape import Interval, Notice
 from bssearch.figures.page import StudyPicture, page_of
 from bssearch.records import TrialState
-from tests.factories import make_spec, make_trial
+from tests.factories import make_spec, make_trial, not_none
 from tests.figures import test_growing as growing
 from tests.figures import test_page as page
 from tests.figures.charts import with_every_end
@@ -193,9 +193,8 @@ def audited() -> StudyPicture:
 def growing_missed() -> StudyPicture:
     """Return a study with a second schedule that missed the target, and a best one whose curve is not stored."""
     found = growing.picture()
-    assert found.grown is not None
     capped = growing.grown(growing.BY_NOISE, 90, runs=0, state=TrialState.CAPPED)
-    return replace(found, trials=[*found.trials, *capped], grown=(found.grown[0], []))
+    return replace(found, trials=[*found.trials, *capped], grown=(not_none(found.grown)[0], []))
 
 
 def missed(objective: str, price: float | None = None) -> StudyPicture:

@@ -17,6 +17,7 @@ from bssearch.errors import UsageError
 from bssearch.figures.chart import Axis, Chart, Point, Series, Shape, sequence_colour
 from bssearch.figures.plots import objective_picture
 from bssearch.figures.svg import stylesheet, svg, width_of
+from tests.factories import not_none
 from tests.figures.charts import points, shipped
 from tests.figures.test_plots import answer_of, law_trials
 
@@ -33,8 +34,7 @@ def drawn(chart: Chart) -> dict[str, ElementTree.Element]:
 
 def frame(element: ElementTree.Element) -> tuple[float, float, float, float]:
     """Return left, top, right and bottom of the plot, as its clip path has them."""
-    rect = element.find("clipPath/rect")
-    assert rect is not None
+    rect = not_none(element.find("clipPath/rect"))
     left, top, width, height = (float(rect.attrib[name]) for name in ("x", "y", "width", "height"))
     return left, top, left + width, top + height
 
@@ -195,8 +195,7 @@ def test_a_picture_names_the_optimum_the_default_the_largest_and_the_place(answe
     ratios = {"over_default": Ratio(value=3.25, at_least=False), "over_largest": Ratio(value=2.5, at_least=True)}
     named = answer.model_copy(update={"speedup": answer.speedup.model_copy(update=ratios)})
     found, best = texts(picture(named)), answer.optimal
-    assert best.objective_value is not None
-    assert f"{best.batch_size}: {number(best.objective_value.median)} s" in found
+    assert f"{best.batch_size}: {number(not_none(best.objective_value).median)} s" in found
     assert "your default" in found and "3.25× the optimum" in found
     assert f"largest tried: {answer.largest_that_fits.batch_size}, > 2.5× the optimum" in found
     assert any(answer.device.name in one and "2026-11-22" in one for one in found)

@@ -11,7 +11,7 @@ from bssearch.records import TrialState
 from bssearch.training.computation import available_precisions
 from bssearch.workloads.digits import Digits
 from tests.evidence.task import can_build_kernels
-from tests.factories import changed
+from tests.factories import changed, not_none
 from tests.gpu.conftest import MakeComputation
 from tests.gpu.runs import curve, digits_request, run, run_in, worker
 
@@ -74,8 +74,7 @@ def test_a_compiled_model_takes_about_the_same_steps_and_is_compiled_once_per_sh
     again, _ = run(compiling)
     assert compiling.compiles and not compiling.warnings
     assert [outcome.state for outcome in (eager, first, second, again)] == [TrialState.REACHED] * 4
-    assert eager.steps_to_target is not None and first.steps_to_target is not None
-    assert first.steps_to_target <= 2 * eager.steps_to_target
+    assert not_none(first.steps_to_target) <= 2 * not_none(eager.steps_to_target)
 
 
 @needs_compiler

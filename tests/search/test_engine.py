@@ -29,7 +29,7 @@ from bssearch.records import (
     TrialState,
     TrialStop,
 )
-from bssearch.search import actions
+from bssearch.search import engine as actions
 from bssearch.search.driver import Driver
 from bssearch.search.engine import Engine
 from bssearch.search.listener import Listener

@@ -139,10 +139,9 @@ def test_the_memory_that_a_probe_measured_is_in_the_answer(store: Store) -> None
         use = MemoryUse(micro_batch_size=size, fits=True, peak_memory_bytes=10**6 + 1000 * size)
         store.save_memory("toy", HERE, use)
     add_trial(store, 64, 1.0)
-    memory = compute_answer(store, "toy").measured.memory
-    assert memory is not None and memory.fixed_bytes is not None
+    memory = not_none(compute_answer(store, "toy").measured.memory)
     assert (memory.largest_that_fits, memory.smallest_that_does_not) == (64, None)
-    assert memory.fixed_bytes == pytest.approx(1e6)
+    assert not_none(memory.fixed_bytes) == pytest.approx(1e6)
     assert memory.bytes_per_sample == pytest.approx(1000)
 
 

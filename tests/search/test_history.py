@@ -178,9 +178,8 @@ class Life:
 
     def _wait_no_more(self, trial: TrialRecord) -> None:
         if trial.state is TrialState.PAUSED and self.rng.random() < 0.4:
-            assert trial.outcome is not None
             state = self.rng.choice((TrialState.PRUNED, TrialState.CANCELLED))
-            self._keep(replace(trial, state=state, outcome=replace(trial.outcome, state=state)))
+            self._keep(replace(trial, state=state, outcome=replace(not_none(trial.outcome), state=state)))
         else:
             self._keep(
                 replace(trial, state=TrialState.RUNNING, created_at=self.now, ended_at=None, outcome=None),

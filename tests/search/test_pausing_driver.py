@@ -358,7 +358,7 @@ def test_what_a_driver_that_is_gone_left_waiting_is_ended_where_its_process_ende
     with open_store(url_in(tmp_path), write=False) as store:
         waiting = {trial.number for trial in store.trials(spec.name, states=[TrialState.PAUSED])}
     assert waiting
-    monkeypatch.setattr("bssearch.search.waiting.is_alive", lambda owner: alive)
+    monkeypatch.setattr("bssearch.search.pruners.checkpoints.is_alive", lambda owner: alive)
     if not here:
         monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
     trials = run(spec, tmp_path, SteppingLaw(done=first.done))

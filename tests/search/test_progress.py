@@ -69,8 +69,7 @@ def confirm(known: History, seconds: float = 3.0) -> list[tuple[int, float, int]
     while True:
         left = confirmation_left(known)
         made = sum(trial.phase is Phase.CONFIRM for trial in known.all_trials)
-        assert left.seconds is not None
-        told.append((left.runs, left.seconds, made))
+        told.append((left.runs, not_none(left.seconds), made))
         plan = next_run(known)
         if plan is None:
             return told

@@ -30,7 +30,7 @@ from bssearch.search import leases
 from bssearch.search.calibration import COMPARING_VISITS
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_spec
+from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor
 
 SPEC = make_spec(budget={"trials": 24, "trial_train_seconds": 100.0}, confirm={"top": 2, "runs": 2})
@@ -188,8 +188,7 @@ def test_a_driver_locks_the_study_while_it_chooses_once_it_was_refused(
 
     def start_second(store: Store, study: str, plan: TrialPlan, **given: Any) -> TrialRecord | None:
         if len(calls) == 3:
-            other = start(store, study, plan, environment=given["environment"], lease=lease)
-            assert other is not None
+            other = not_none(start(store, study, plan, environment=given["environment"], lease=lease))
             store.finish_trial(study, other.number, outcome, steps_x_step_time_s=None)
         trial = start(store, study, plan, **given)
         calls.append("refused" if trial is None else "started")

@@ -23,8 +23,7 @@ from bssearch.executors.base import Event
 from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
 from bssearch.search import leases
 from bssearch.search.leases import Leases
-from bssearch.search.pruners.checkpoints import CheckpointFolder
-from bssearch.search.waiting import WaitingTrials
+from bssearch.search.pruners.checkpoints import CheckpointFolder, WaitingTrials
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_environment, make_plan, not_none
@@ -228,8 +227,8 @@ def test_where_the_store_is_away_the_run_goes_on_without_it_and_says_so(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that does nothing for 0.3 s counts as silent."""
-    monkeypatch.setattr("bssearch.search.pruners.checkpoint_store.PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr("bssearch.search.pruners.checkpoint_store.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("bssearch.search.pruners.checkpoints.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("bssearch.search.pruners.checkpoints.TICK_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("impatient")

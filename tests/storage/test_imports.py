@@ -21,7 +21,7 @@ from bssearch.exchange.importers.studies import make_studies
 from bssearch.records import Configuration, NewStudy, Phase, Target, TrialOutcome, TrialRecord, TrialState
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial, Import
-from tests.factories import make_environment
+from tests.factories import make_environment, not_none
 from tests.storage.conftest import OUTCOME, add_study, start
 
 MISSED = TrialOutcome(state=TrialState.EXHAUSTED, reason="ended", steps=7, last_miss_step=7)
@@ -52,13 +52,12 @@ def make_study(name: str = "imported", *outcomes: TrialOutcome, **changes: Any) 
 
 
 def as_imported(trial: TrialRecord) -> FinishedTrial:
-    assert trial.outcome is not None
     return FinishedTrial(
         configuration=trial.configuration,
         phase=trial.phase,
         seed=trial.seed,
         train_seconds_limit=trial.train_seconds_limit,
-        outcome=trial.outcome,
+        outcome=not_none(trial.outcome),
     )
 
 
@@ -185,8 +184,7 @@ def figures_of_run(run: Run) -> str:
 
 
 def figures_of_trial(trial: TrialRecord) -> str:
-    outcome = trial.outcome
-    assert outcome is not None
+    outcome = not_none(trial.outcome)
     to_target = (outcome.time_to_target_s, outcome.steps_to_target)
     missed_at = (outcome.last_miss_seconds, outcome.last_miss_step)
     reached = trial.state is TrialState.REACHED

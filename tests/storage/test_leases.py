@@ -17,7 +17,7 @@ from bssearch.records import (
 )
 from bssearch.storage.database import environment_digest
 from bssearch.storage.repository import Store
-from tests.factories import make_curve, make_environment, make_plan
+from tests.factories import make_curve, make_environment, make_plan, not_none
 from tests.storage.conftest import OUTCOME, add_study, enqueue, start
 
 
@@ -33,8 +33,7 @@ class TestLeases:
         one, dead, late, ended = store.trials("toy")
         assert [one.state, dead.state, late.state, ended.state] == ["running", "lost", "lost", "reached"]
         assert dead.outcome == TrialOutcome(state=TrialState.LOST, reason="its driver dead is gone")
-        assert late.outcome is not None
-        assert late.outcome.reason.startswith("its lease ended at ")
+        assert not_none(late.outcome).reason.startswith("its lease ended at ")
         assert late.ended_at is not None
         assert store.mark_lost("toy", is_alive=lambda owner: True) == []
 

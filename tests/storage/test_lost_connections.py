@@ -15,7 +15,7 @@ from sqlalchemy import Connection, event
 
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.records import TrialOutcome, TrialState
-from bssearch.spec.submission import SubmissionState
+from bssearch.spec.templates import SubmissionState
 from bssearch.storage import database as patience
 from bssearch.storage import leases
 from bssearch.storage.repository import Store, open_store

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
-from bssearch.spec.submission import NewSubmission, SubmissionState, WorkerRecord
+from bssearch.spec.templates import NewSubmission, SubmissionState, WorkerRecord
 from bssearch.storage import migrate
 from bssearch.storage.access.grants import Roles
 from bssearch.storage.connection.faults import ConnectionLostError

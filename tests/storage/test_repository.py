@@ -27,7 +27,7 @@ from bssearch.records import (
 from bssearch.storage import starting
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment, make_plan
+from tests.factories import make_environment, make_plan, not_none
 from tests.storage.conftest import CANCELLED, OUTCOME, add_study, enqueue, start, start_after, start_queued
 
 
@@ -142,8 +142,7 @@ class TestTrials:
         assert (trial.threads, trial.retry_of, trial.lease_owner) == (2, 1, "host/1")
         assert trial.outcome is None
         assert trial.ended_at is None
-        assert trial.lease_expires_at is not None
-        assert trial.lease_expires_at - trial.created_at == timedelta(seconds=60)
+        assert not_none(trial.lease_expires_at) - trial.created_at == timedelta(seconds=60)
         assert store.trial("toy", first).sampled is None
 
         store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=1.5)

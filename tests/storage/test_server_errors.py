@@ -13,6 +13,7 @@ from bssearch.errors import DatabaseError
 from bssearch.storage import migrate
 from bssearch.storage.connection.engine import SERVER_OPTIONS
 from bssearch.storage.repository import open_store
+from tests.factories import not_none
 from tests.postgres import SECURED, Postgres
 from tests.storage.conftest import add_study, start
 
@@ -70,8 +71,9 @@ def test_a_role_without_rights_on_the_tables_is_told_which(postgres: Postgres, r
     url = _with_password(postgres.create_database(), role)
     error = _refused(lambda: open_store(url))
     assert "the role 'alice' lacks the right SELECT on table bss_alembic_version" in str(error)
-    assert error.hint is not None
-    assert error.hint.endswith('GRANT SELECT ON ALL TABLES IN SCHEMA public TO "alice"'), "to look at it no more"
+    assert not_none(error.hint).endswith('GRANT SELECT ON ALL TABLES IN SCHEMA public TO "alice"'), (
+        "to look at it no more"
+    )
 
 
 def test_a_role_that_may_only_read_reads(postgres: Postgres, role: str) -> None:
@@ -85,8 +87,7 @@ def test_a_role_that_may_only_read_reads(postgres: Postgres, role: str) -> None:
         assert len(store.trials("toy")) == 1
     error = _refused(lambda: open_store(_with_password(url, role)))
     assert "the role 'alice' lacks the right INSERT on table bss_environment" in str(error), "before it runs anything"
-    assert error.hint is not None
-    for grant in error.hint.partition(": ")[2].split("; "):
+    for grant in not_none(error.hint).partition(": ")[2].split("; "):
         postgres.execute(grant, database=database)
     with open_store(_with_password(url, role)) as store:
         add_study(store, "other")

@@ -13,6 +13,7 @@ import torch
 from bssearch.settings import BOARD_PROCESS
 from bssearch.training import contention
 from bssearch.training.contention import Contention, ContentionMeter, CpuUse, cpu_crowd, cpu_use
+from tests.factories import not_none
 from tests.training.toys import core_of_pace
 
 CPU = torch.device("cpu")
@@ -78,8 +79,7 @@ def test_only_the_cpus_that_are_ours_are_counted(tmp_path: Path, monkeypatch: py
     )
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(contention, "_tick_seconds", lambda: 0.01)
-    use = cpu_use(stat)
-    assert use is not None
+    use = not_none(cpu_use(stat))
     assert use.cpus == 2
     assert use.busy == pytest.approx((100 + 20 + 30 + 4 + 5 + 6 + 200) / 100)
 
@@ -98,8 +98,7 @@ def test_a_child_is_ours_while_it_runs_and_after_it_has_ended() -> None:
                 counted = running.ours - before.ours - (time.process_time() - our_own)
         finally:
             child.kill()
-    ended = cpu_use()
-    assert ended is not None
+    ended = not_none(cpu_use())
     assert ended.ours >= running.ours
 
 
@@ -239,17 +238,15 @@ sys.stdin.read()
 @pytest.mark.parametrize(("name", "counts"), [(BOARD_PROCESS, True), ("another", False)])
 def test_a_board_of_our_driver_is_no_contention_even_once_it_has_ended(name: str, counts: bool) -> None:
     def driver_seconds() -> float:
-        use = cpu_use(parents=[os.getpid()])
-        assert use is not None
+        use = not_none(cpu_use(parents=[os.getpid()]))
         return use.parent - time.process_time()
 
     before = driver_seconds()
     with subprocess.Popen(
         [sys.executable, "-c", BOARD.format(name=name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as board:
-        assert board.stdout is not None and board.stdin is not None
-        board.stdout.readline()
+        not_none(board.stdout).readline()
         assert (driver_seconds() - before > 0.4) is counts
-        board.stdin.close()
+        not_none(board.stdin).close()
         os.waitid(os.P_PID, board.pid, os.WEXITED | os.WNOWAIT)
         assert (driver_seconds() - before > 0.4) is counts

@@ -24,6 +24,7 @@ from bssearch.training.memory import (
     peak_memory_meter,
     unused_memory,
 )
+from tests.factories import not_none
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -54,8 +55,7 @@ def peak_mebibytes(meter: PeakMemoryMeter, mebibytes: int, *, block_kib: int = 1
     """Return what a meter says of a trial that holds so much."""
     meter.start()
     hold(mebibytes, block_kib=block_kib)
-    peak = meter.peak_bytes()
-    assert peak is not None
+    peak = not_none(meter.peak_bytes())
     return peak / MIB
 
 
@@ -90,9 +90,8 @@ def peak_before_and_after_a_restart(kind: Meter) -> tuple[int | None, float]:
     kept = torch.ones(16 * MIB, dtype=torch.uint8)
     hold(64, block_kib=64 * 1024)  # a mapping of its own, gone once it is freed
     meter.restart()
-    peak = meter.peak_bytes()
+    peak = not_none(meter.peak_bytes())
     meter.close()
-    assert peak is not None
     assert kept.all()
     return unstarted, peak / MIB
 

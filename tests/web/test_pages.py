@@ -20,7 +20,7 @@ from bssearch.errors import DatabaseError
 from bssearch.records import Lease
 from bssearch.search.finding import answer
 from bssearch.storage.repository import open_store
-from bssearch.web import app, study
+from bssearch.web import app, studies
 from bssearch.web.views import Answered, Asked, Document, Page
 from tests.cli.task import bssearch
 from tests.factories import make_curve, make_environment, make_plan, make_spec
@@ -108,7 +108,7 @@ class TestAStudy:
             store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
         between = client_of(empty).get(path)
         assert 'data-live-seconds="2.0"' in between.text
-        monkeypatch.setattr(study, "PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(studies, "PAUSE_SECONDS", 0.0)
         later = client_of(empty).get(path, headers={"If-None-Match": between.headers["etag"]})
         assert 'data-live-seconds="15.0"' in later.text
 
@@ -207,7 +207,7 @@ class TestTrials:
         )
 
     def test_many_are_shown_in_pages_that_lead_on(self, pages: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bssearch.web.study.PAGE_TRIALS", 5)
+        monkeypatch.setattr("bssearch.web.studies.PAGE_TRIALS", 5)
         first = pages.get("/studies/task/trials?state=reached").text
         assert first.count("/studies/task/trials/") == 5
         assert 'href="?state=reached&amp;page=2"' in first

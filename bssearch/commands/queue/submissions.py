@@ -16,8 +16,17 @@ from bssearch.records import TrialState
 from bssearch.search.leases import is_alive
 from bssearch.search.pruners.checkpoints import Checkpoints
 from bssearch.settings import user_name
-from bssearch.spec.submission import NewSubmission, Submission, SubmissionState, Value, WorkerRecord
-from bssearch.spec.templates import OFFERS_NONE, checked_values, read_file, value_type
+from bssearch.spec.templates import (
+    OFFERS_NONE,
+    NewSubmission,
+    Submission,
+    SubmissionState,
+    Value,
+    WorkerRecord,
+    checked_values,
+    read_file,
+    value_type,
+)
 from bssearch.spec.yaml_values import shortened
 from bssearch.storage.repository import Store
 from bssearch.storage.statements import StudySummary

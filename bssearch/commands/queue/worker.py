@@ -41,8 +41,7 @@ from bssearch.search.listener import Listener
 from bssearch.search.shift import SIGNALS, Shift
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
-from bssearch.spec.submission import Submission, SubmissionState, WorkerRecord, check_tags
-from bssearch.spec.templates import Templates, load_templates
+from bssearch.spec.templates import Submission, SubmissionState, Templates, WorkerRecord, check_tags, load_templates
 from bssearch.storage.repository import Store, open_store
 
 STOPS_WITHIN_S = 25.0  # time to save and return trials before they are killed; schedulers allow at least 30 s

@@ -24,17 +24,16 @@ from bssearch.records import (
 )
 from bssearch.records.batch_schedule import constant_configurations
 from bssearch.training.contention import CorePace, ReferenceKernel
-from bssearch.training.course import first_line
+from bssearch.training.course import eval_every_steps, first_line
 from bssearch.training.environment import describe_program
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, peak_process_memory_bytes, reset_peak_memory
-from bssearch.training.probes.cadence import eval_every_steps
-from bssearch.training.probes.memory import STEPS
-from bssearch.training.probes.step_time import (
+from bssearch.training.probes import (
     LEAST_SHARE,
     PATIENCE,
     RUN_SECONDS,
     RUNS,
     SEGMENT_SECONDS,
+    STEPS,
     WARM_UP_STEPS,
     TimedRun,
     at_full_pace,

@@ -12,9 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bssearch.planning.claims import CLAIMS
 from bssearch.planning.memory.devices import DEVICES, Device, device_named
-from bssearch.planning.memory.parameters import BY_NAME, MIXED, PRECISIONS, STATES, Format
+from bssearch.planning.memory.parameters import BY_NAME, MIXED, MLP_TENSORS, PRECISIONS, STATES, Format, Transformer
 from bssearch.planning.memory.plan import GIB, gib
-from bssearch.planning.memory.transformer import MLP_TENSORS, Transformer
 from bssearch.planning.requests import Count, Dimension, Parameters, Request, require
 from bssearch.registry import Option
 

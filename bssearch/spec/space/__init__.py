@@ -5,12 +5,15 @@ rule, so that results transfer between batch sizes. Other parameters are fixed, 
 """
 
 from bssearch.spec.space.domains import (
+    DECAY_SHARE,
     OPTIONAL,
     TRAINING_PARAMETERS,
     UNKNOWN_KEY,
     WORKLOAD_PARAMETERS,
     Dimension,
     Domain,
+    RelativeLearningRate,
+    ScheduleName,
     StrictModel,
     are_coordinates,
     bounds,
@@ -27,7 +30,6 @@ from bssearch.spec.space.micro_batches import (
     split_batch,
 )
 from bssearch.spec.space.optimizers import OPTIMIZER_SETTINGS, OPTIMIZERS, AdamW, Optimizer, OptimizerOptions, Sgd
-from bssearch.spec.space.parts import DECAY_SHARE, RelativeLearningRate, ScheduleName
 from bssearch.spec.space.search_space import SearchSpace
 
 __all__ = [

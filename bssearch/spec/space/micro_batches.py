@@ -25,8 +25,7 @@ from bssearch.records.scaling import (
     sqrt_weight_decay,
     timescale_weight_decay,
 )
-from bssearch.spec.space.domains import Domain, Range, StrictModel, bounds, check_bounds, domain_kind
-from bssearch.spec.space.parts import BatchSize
+from bssearch.spec.space.domains import BatchSize, Domain, Range, StrictModel, bounds, check_bounds, domain_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,18 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from bssearch.records import OWN_GROUPS, Configuration, ParameterValue
 from bssearch.records.scaling import LearningRateRule, learning_rate_factor, rule_of_optimizer
 from bssearch.spec.space.domains import (
+    DECAY_SHARE,
     OPTIONAL,
     TRAINING_PARAMETERS,
     WORKLOAD_PARAMETERS,
+    BatchLadder,
+    BatchSize,
     Dimension,
     Domain,
+    PositiveRate,
     Range,
+    RelativeLearningRate,
+    Schedule,
     StrictModel,
     bounds,
     describe,
@@ -28,7 +34,6 @@ from bssearch.spec.space.domains import (
 from bssearch.spec.space.micro_batches import BatchGrowth, BatchRules, split_batch
 from bssearch.spec.space.optimizers import Optimizer, OptimizerOptions, Sgd
 from bssearch.spec.space.own_parameters import OwnDomains, OwnRange, check_groups, from_coordinate
-from bssearch.spec.space.parts import DECAY_SHARE, BatchLadder, BatchSize, PositiveRate, RelativeLearningRate, Schedule
 
 REFERENCE_LEARNING_RATE = "reference_learning_rate"
 

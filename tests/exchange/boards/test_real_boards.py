@@ -17,7 +17,7 @@ from bssearch.exchange.boards import process
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.records import Observation, TrialRecord, TrialState
 from bssearch.storage.repository import open_store
-from tests.cli.task import INLINE, bssearch, environment, printed, space_of, write_task
+from tests.cli.task import INLINE, bssearch, environment, printed, ran, space_of, write_task
 from tests.exchange.boards.read_back import event_files, hyperparameters, mlflow_client, mlflow_runs, texts, wandb_run
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
@@ -60,8 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         set_boards(patch, place)
         patch.setenv("BSSEARCH_LOG", "mlflow, tensorboard")
         patch.setenv("BSSEARCH_DB_URL", f"sqlite:///{place}/bssearch.db")
-        done = bssearch("run", spec.name, cwd=place)
-    assert done.returncode == 0, done.stderr
+        done = ran(place, "run", spec.name)
     for board in ("tensorboard:", "mlflow:", "wandb:"):
         assert board not in done.stderr
     return place
@@ -157,8 +156,7 @@ def test_a_study_goes_on_with_another_board_and_the_same_question(tmp_path: Path
 def test_a_server_that_is_away_ends_no_study_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:secret@127.0.0.1:9")
     spec = write_task(tmp_path, **SMALL, log=["mlflow", "tensorboard"])
-    done = bssearch("run", spec.name, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = ran(tmp_path, "run", spec.name)
     why, lost = (line for line in done.stderr.splitlines() if line.startswith("mlflow:"))
     assert "MlflowException" in why
     asked = re.fullmatch(r"mlflow: (\d+) of (\d+) .*", lost)
@@ -258,7 +256,7 @@ def test_quick_answers_and_probes_start_no_board(tmp_path: Path, monkeypatch: py
     def refuse(*_: object) -> None:
         raise UsageError("a board was started")
 
-    monkeypatch.setattr("bssearch.commands.reporting.BoardProcess", refuse)
+    monkeypatch.setattr("bssearch.exchange.boards.process.BoardProcess", refuse)
     spec = write_task(tmp_path, **SMALL, log=["tensorboard"])
     assert bssearch("probe", "step-time", spec.name, cwd=tmp_path).returncode == 0
     assert "a board was started" in bssearch("run", spec.name, cwd=tmp_path).stderr

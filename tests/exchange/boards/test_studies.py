@@ -19,7 +19,7 @@ from bssearch.spec import StudySpec, load_spec
 from bssearch.storage.repository import open_store
 from tests.cli.task import INLINE, SPEC, refused, write_task
 from tests.exchange.boards.conftest import Notebook
-from tests.factories import make_spec
+from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor
 from tests.waiting import Ear
 
@@ -67,8 +67,7 @@ def test_a_board_is_told_what_is_stored(tmp_path: Path, notebook: Notebook, monk
         expected = {"batch_size": trial.configuration.batch_size, "phase": trial.phase, "seed": trial.seed}
         assert expected.items() <= start["parameters"].items()
         assert (end["number"], end["state"], end["is_elsewhere"]) == (trial.number, trial.state, False)
-        assert trial.outcome is not None
-        assert end["figures"]["train_seconds"] == trial.outcome.train_seconds
+        assert end["figures"]["train_seconds"] == not_none(trial.outcome).train_seconds
         points = [point for call in of["observed"] if call["number"] == trial.number for point in call["points"]]
         for (step, at, figures), stored in zip(points, curves[trial.number], strict=True):
             assert (step, figures["accuracy"], figures["samples"]) == (stored.step, stored.metric, stored.samples)
@@ -86,7 +85,7 @@ def test_a_process_that_cannot_start_fails_no_study(
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no process left")
 
-    monkeypatch.setattr("bssearch.commands.reporting.BoardProcess", refuse)
+    monkeypatch.setattr("bssearch.exchange.boards.process.BoardProcess", refuse)
     _, trials, _ = run(tmp_path, "Keeping")
     assert trials
     assert notebook.calls("Keeping") == []

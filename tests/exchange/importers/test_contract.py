@@ -23,7 +23,7 @@ from bssearch.exchange.optuna_study import OptunaStudy
 from bssearch.records import StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch
+from tests.cli.task import bssearch, printed, ran, refused
 from tests.factories import EPOCH, make_environment, make_spec, make_trial
 from tests.storage.transfer.copies import rows
 
@@ -84,8 +84,7 @@ def _empty_database() -> bytes:
 
 def do(folder: Path, importer: str, *arguments: str) -> list[str]:
     """Import the importer's file; return the studies' names."""
-    done = bssearch("import", importer, f"{importer}.txt", *arguments, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = ran(folder, "import", importer, f"{importer}.txt", *arguments)
     return done.stdout.splitlines()
 
 
@@ -99,11 +98,9 @@ def stored(folder: Path) -> dict[str, tuple[StudyRecord, StudySpec, list[TrialRe
 def refuse(folder: Path, importer: str, *arguments: str, code: int) -> str:
     """Have an import refused with nothing stored; return what was said."""
     before = stored(folder)
-    done = bssearch("import", importer, *arguments, cwd=folder)
-    assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    assert "Traceback" not in done.stderr
+    told = refused(folder, "import", importer, *arguments, code=code)
     assert stored(folder) == before
-    return done.stderr
+    return told
 
 
 def test_every_importer_has_a_file_here() -> None:
@@ -180,6 +177,5 @@ def test_the_studies_go_into_other_databases_whole(folder: Path, importer: str) 
         ("import", "study", "whole.gz", "--db", "sqlite:///through-a-file.db"),
         ("import", "study", "sqlite:///bssearch.db", "--db", "sqlite:///merged.db"),
     ):
-        done = bssearch(*words, cwd=folder)
-        assert done.returncode == 0, done.stderr
+        printed(folder, *words)
     assert rows_of(folder, "bssearch.db") == rows_of(folder, "through-a-file.db") == rows_of(folder, "merged.db")

@@ -28,7 +28,7 @@ from bssearch.exchange.optuna_study import OptunaStudy
 from bssearch.records import Configuration, Goal, StudyRecord, TrialOutcome
 from bssearch.records import TrialState as State
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch
+from tests.cli.task import bssearch, printed
 from tests.factories import EPOCH, make_environment, make_spec, make_trial
 from tests.postgres import Postgres
 from tests.search.law import LawExecutor
@@ -368,8 +368,7 @@ def test_a_study_that_was_exported_comes_back_with_the_same_answer(tmp_path: Pat
     )
     run_study(spec, Launch(db=f"sqlite:///{tmp_path / 'bssearch.db'}", make_executor=lambda *_: LawExecutor()))
     for words in (["export", "task", "--to", "optuna"], ["import", "optuna", "task.optuna.db", "--name", "back"]):
-        done = bssearch(*words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        printed(tmp_path, *words)
     with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}", write=False) as store:
         before, after = store.trials("task"), store.trials("back")
         studies = [store.study(name) for name in ("task", "back")]

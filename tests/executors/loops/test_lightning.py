@@ -30,7 +30,7 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from bssearch.spec import StudySpec
-from bssearch.spec.space.training import TrainingSpec
+from bssearch.spec.parts import TrainingSpec
 from tests.executors.loops.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
 from tests.executors.loops.test_digits_as_loop import curve
 from tests.executors.test_script import single_threaded

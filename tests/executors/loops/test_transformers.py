@@ -23,7 +23,7 @@ from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.executors.loops.passes import SeededSampler
 from bssearch.executors.loops.transformers import MOST_STEPS, TrialCallback, both_names, fit
 from bssearch.records import Configuration, MemoryUse, StepTime, TrialState, WorkloadDescription
-from bssearch.training.probes.step_time import WARM_UP_STEPS
+from bssearch.training.probes import WARM_UP_STEPS
 from tests.executors.loops.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
 from tests.executors.loops.trainers import Texts, Watched, classifier, collate, trainer_of, weights
 from tests.training.toys import FakeTime, configuration

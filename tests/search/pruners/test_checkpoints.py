@@ -225,12 +225,11 @@ def test_a_store_that_was_silent_is_left_alone_for_a_while(
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
     monkeypatch.setattr("bssearch.search.pruners.checkpoints.LOOK_SECONDS", 0.0)
     monkeypatch.setattr("bssearch.search.pruners.checkpoints.SILENT_SECONDS", seconds_left_alone)
-    monkeypatch.setattr("bssearch.search.pruners.checkpoint_store.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("bssearch.search.pruners.checkpoints.PATIENCE_SECONDS", 0.1)
     (tmp_path / "store").mkdir()
     with troubled() as store:
         kept = Checkpoints(make_study_record())
-        file = kept.file_for(1)
-        assert file is not None
+        file = not_none(kept.file_for(1))
         file.write_bytes(b"saved")
         kept.send(1)
         assert kept.has(1) and not file.exists()

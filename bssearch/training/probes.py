@@ -1,20 +1,41 @@
-"""Seconds of an optimizer step, its update and an evaluation, alone on the device."""
+"""Probes alone on the device: seconds of a step, its update and an evaluation; memory; the gradient noise scale."""
 
 from __future__ import annotations
 
 import functools
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bssearch.records import StepTime, StepTimeRequest
+import torch
+
+from bssearch.errors import LaunchError, WorkloadError
+from bssearch.records import (
+    GradientNoise,
+    MemoryRequest,
+    MemoryUse,
+    NoiseMeasurement,
+    NoiseRequest,
+    StepTime,
+    StepTimeRequest,
+)
+from bssearch.records.noise_scale import FEWEST_PASSES, Interval, Pass, gradient_noise
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel
-from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
+from bssearch.training.course import Approach, eval_every_steps
+from bssearch.training.gradient_noise import GradientPasses
+from bssearch.training.memory import (
+    allocation_retries,
+    is_out_of_memory,
+    limit_memory,
+    peak_memory_bytes,
+    peak_process_memory_bytes,
+    reset_peak_memory,
+)
 from bssearch.training.nvml import is_power_capped
-from bssearch.training.probes.cadence import eval_every_steps
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
@@ -294,3 +315,161 @@ def _rank(count: int) -> int:
             return k
         ways = ways * (count - k) // (k + 1)
     return 0
+
+
+STEPS = 3  # The first step creates the optimizer's state; the next ones show memory that grows.
+
+RESERVE = 0.01  # share of memory that must stay free
+
+# At least this much on the CPU: heaps of alike processes differ there; a used worker held up to 9 MiB more than a new
+# one.
+CPU_RESERVE_BYTES = 16 * 2**20
+
+
+def measure_memory(
+    request: MemoryRequest,
+    workload: Workload,
+    data: Data,
+    computation: Computation,
+    *,
+    memory_bytes: int | None = None,
+) -> MemoryUse:
+    """Run a trial of three steps; return whether memory, capped at ``memory_bytes``, sufficed.
+
+    A size at which a GPU's allocator must retry after its kernels are chosen does not fit, because it would thrash. The
+    peak excludes workspaces of kernels being benchmarked.
+    """
+    device = computation.device
+    if memory_bytes is not None:
+        limit_memory(device, memory_bytes)
+    reason = peak = None
+    try:
+        metric = next(iter(workload.metrics))
+        warm_up(workload, request.configuration, data, computation, metric, seed=0)
+        before = allocation_retries(device)
+        reset_peak_memory(device)
+        peak = _train_and_evaluate(request, workload, data, computation, metric)
+        retries = allocation_retries(device) - before
+        if retries:
+            reason = f"the allocator had to give memory back and ask again {retries} times in {STEPS} steps"
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
+    return MemoryUse(
+        micro_batch_size=request.configuration.micro_batch_size,
+        fits=reason is None,
+        peak_memory_bytes=peak or peak_process_memory_bytes(device),
+        reason=reason,
+    )
+
+
+def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int | None:
+    """Return the memory less the reserve; None on a CPU without a limit."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        return int((1 - RESERVE) * (total if limit_bytes is None else min(limit_bytes, total)))
+    return None if limit_bytes is None else max(0, limit_bytes - max(CPU_RESERVE_BYTES, int(RESERVE * limit_bytes)))
+
+
+def _train_and_evaluate(
+    request: MemoryRequest, workload: Workload, data: Data, computation: Computation, metric: str
+) -> int | None:
+    with Trainer(workload, request.configuration, data.train, computation, seed=0) as trainer:
+        trainer.evaluate(data.validation, metric)
+        for _ in range(STEPS):
+            trainer.step()
+        trainer.evaluate(data.validation, metric)
+        return peak_process_memory_bytes(computation.device)
+
+
+PRECISION = 0.15  # stop once half the interval's width is within this share of the scale
+
+PASS_BATCHES = 32  # small batches in a pass; more than in a trial, which has less time
+
+# Look at the interval each time the passes have grown by this factor; looking after each pass would stop at chance
+# minima.
+GROWTH = 1.5
+
+
+def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
+    """Train from the seed until the metric is near the target, or training ends; measure the noise scale there.
+
+    The interval covers this measurement, not other seeds.
+
+    Raises:
+        WorkloadError: The metric is not finite, samples are too few, or the workload makes its own batches or steps.
+        LaunchError: Memory runs out.
+    """
+    own = [name for name in ("training_step", "train_batches") if callable(getattr(workload, name, None))]
+    if own:
+        raise WorkloadError(
+            f"the gradient noise scale cannot be measured for a workload with its own {' and '.join(own)}: "
+            "it needs loss() on training samples drawn at random"
+        )
+    if len(data.train) < PASS_BATCHES:
+        raise WorkloadError(f"the training part has {len(data.train)} samples; there must be >= {PASS_BATCHES}")
+    try:
+        return _measure_noise(request, workload, data, computation)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        configuration = request.configuration
+        raise LaunchError(
+            f"out of memory, batch size {configuration.batch_size} in micro-batches of "
+            f"{configuration.micro_batch_size}: {error}",
+            hint="bssearch probe memory finds the largest micro-batch that fits",
+        ) from error
+
+
+def _measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
+    configuration = request.configuration
+    warm_up(workload, configuration, data, computation, request.target.metric, request.seed)
+    with Trainer(workload, configuration, data.train, computation, request.seed) as trainer:
+        metric, reason = _train(request, trainer, data, computation)
+        passes = GradientPasses(workload, computation, trainer, configuration, data.train, request.seed)
+        return NoiseMeasurement(
+            batch_size=configuration.batch_size,
+            micro_batch_size=configuration.micro_batch_size,
+            step=trainer.steps,
+            metric=metric,
+            noise=_measure_passes(passes, request.noise_seconds_limit),
+            reason=reason,
+        )
+
+
+def _train(request: NoiseRequest, trainer: Trainer, data: Data, computation: Computation) -> tuple[float, str | None]:
+    approach, clock = Approach(request.target), clock_for(computation.device)
+    while True:
+        metric = trainer.evaluate(data.validation, request.target.metric)
+        if not math.isfinite(metric):
+            raise WorkloadError(f"{request.target.metric} is not finite at step {trainer.steps}")
+        if approach.is_near(metric):
+            return metric, None
+        if clock.seconds("train") >= request.train_seconds_limit:
+            return metric, f"the limit of {request.train_seconds_limit:.4g} train seconds passed before"
+        if trainer.schedule.is_over(trainer.steps):
+            return metric, "the schedule's horizon ended before"
+        with clock.ledger("train"):
+            for _ in range(request.eval_every_steps):
+                trainer.step()
+                clock.pace(request.configuration.accumulation_steps)
+                if trainer.schedule.is_over(trainer.steps) or clock.train_seconds_so_far >= request.train_seconds_limit:
+                    break
+
+
+def _measure_passes(make: GradientPasses, seconds_limit: float) -> GradientNoise:
+    started = time.perf_counter()
+    passes: list[Pass] = []
+    look_at = 2 * FEWEST_PASSES
+    while time.perf_counter() - started < seconds_limit:
+        measured = make.measure(PASS_BATCHES)
+        if measured is not None:
+            passes.append(measured)
+        if len(passes) >= look_at:
+            noise = gradient_noise(passes)
+            if Interval(noise.scale, noise.low, noise.high).relative_half_width <= PRECISION:
+                return noise
+            look_at = math.ceil(GROWTH * len(passes))
+    return gradient_noise(passes)

@@ -1,4 +1,4 @@
-"""The local critical batch size of a large run, from its checkpoints."""
+"""``probe branch``: the local critical batch size of a large run, from its checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bssearch.analysis.law.branches import (
 )
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import OpenStudy, opened
-from bssearch.commands.probe.report import ProbeReport
+from bssearch.commands.probes import ProbeReport
 from bssearch.commands.unstored import run_request
 from bssearch.errors import LaunchError, NotFoundError, UsageError
 from bssearch.records import (
