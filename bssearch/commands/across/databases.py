@@ -109,7 +109,7 @@ MOST_NAMED = 8  # the most values of a condition that an error lists
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFilter:
-    """Conditions on a study; None matches everything, ``device`` a part of its name."""
+    """Conditions on a study; None matches everything. ``device`` is a part of its name."""
 
     workload: str | None = None
     device: str | None = None
