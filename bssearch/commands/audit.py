@@ -41,11 +41,11 @@ def audit_stored(
     """Judge the rules from stored runs."""
     found = answer(store, study)
     return audit(
-        spec_of(store.study(study)),
-        store.trials(study),
+        spec_of(store.studies.get(study)),
+        store.trials.of(study),
         found,
-        store.step_times(study),
-        store.memory_boundary(study),
+        store.probes.step_times(study),
+        store.probes.memory_boundary(study),
         runs=runs,
         train_seconds=train_seconds,
         train_samples=train_samples,
@@ -95,10 +95,10 @@ def audit_study(
 def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
     return cases(
         spec,
-        store.trials(spec.name),
+        store.trials.of(spec.name),
         answer(store, spec.name),
-        store.step_times(spec.name),
-        store.memory_boundary(spec.name),
+        store.probes.step_times(spec.name),
+        store.probes.memory_boundary(spec.name),
     )
 
 
@@ -149,11 +149,11 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
     Only sizes that also ran whole, each split once. Stops if the user's code refuses micro-batches.
     """
     spec = study.spec
-    known = study.store.probes(spec.name, study.environment)
+    known = study.store.probes.by_batch_size(spec.name, study.environment)
     whole = [size for size, probe in known.items() if probe.micro_batch_size == size]
     sizes = sorted({found.optimal.batch_size, max(whole, default=0)} & set(whole))
     visit: int | None = None
-    visited = {(one.batch_size, one.micro_batch_size) for one in study.store.visits(spec.name)}
+    visited = {(one.batch_size, one.micro_batch_size) for one in study.store.probes.visits(spec.name)}
     for size in sizes:
         count = next((count for count in MICRO_BATCHES if size % count == 0), None)
         if count is None or (size, size // count) in visited:
@@ -168,7 +168,7 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
         probe = probe_record(measured, spec.budget.trial_train_seconds)
         # Trials at a batch size keep one evaluation cadence, whatever their micro-batches.
         probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
-        visit = study.store.save_probe(spec.name, study.environment, probe, visit)
+        visit = study.store.probes.add_step_time(spec.name, study.environment, probe, visit)
 
 
 def _counts(spec: StudySpec, trial: TrialRecord) -> bool:

@@ -2,11 +2,11 @@
 
 Three mechanisms cover each other's gaps:
 
-* ``PR_SET_PDEATHSIG`` (Linux) works even while the interpreter's lock is held.
-* A thread kills the process group at the end of the command stream (all systems).
-* A shell in the group reads the driver's pipe and kills the group, with data loaders, when it closes.
+* ``PR_SET_PDEATHSIG`` (Linux) works while the interpreter's lock is held.
+* A thread kills the process group when the commands end.
+* A shell in the group kills the group, with data loaders, when the driver's pipe closes.
 
-A user's command has its own group, `Watcher` and subreaper. Only processes that leave it survive a killed driver.
+A user's command has its own group, `Watcher` and subreaper. Only processes that leave it survive.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ import subprocess
 import sys
 from typing import NoReturn
 
-_PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal this process gets when the thread that started it ends."""
+_PR_SET_PDEATHSIG = 1  # prctl(2): the signal when the thread that started this process ends
 
-_PR_SET_CHILD_SUBREAPER = 36
-"""prctl(2): orphaned descendants become this process's children."""
+_PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphaned descendants become children
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its starting thread ends (Linux only).
+    """Let the kernel kill this process when its starting thread ends (Linux).
 
-    Exits if ``parent``, the driver's pid, died before the request.
+    Exits if the ``parent`` has already died.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -36,12 +34,12 @@ def die_with_parent(parent: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Undo `die_with_parent` (Linux only)."""
+    """Undo `die_with_parent`."""
     _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def become_subreaper() -> None:
-    """Adopt orphaned descendants, so that they can be killed (Linux only)."""
+    """Adopt orphaned descendants, to kill them (Linux)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -51,9 +49,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 class DieWithParent:
-    """A ``preexec_fn`` with which the kernel kills the process when ``parent`` ends.
+    """A ``preexec_fn``: the kernel kills the process when ``parent`` ends.
 
-    Resolves the system call before the fork, because few operations are safe afterwards.
+    Finds the system call before the fork; few operations are safe afterwards.
     """
 
     def __init__(self, parent: int) -> None:
@@ -61,7 +59,7 @@ class DieWithParent:
         self._prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
     def __call__(self) -> None:
-        """Ask the kernel; exit if the parent has already ended."""
+        """Ask the kernel; exit if the parent has ended."""
         if self._prctl is not None:
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != self._parent:
@@ -69,7 +67,7 @@ class DieWithParent:
 
 
 def end_group() -> NoReturn:
-    """Kill this process, and its group if it leads one."""
+    """Kill this process, and its own group."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Local worker processes as the driver sees them."""
+"""Local worker processes, as the driver sees them."""
 
 from __future__ import annotations
 
@@ -58,26 +58,22 @@ REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 EXPANDABLE_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
-_POLL_SECONDS = 0.2
-"""Delay to notice a worker's exit when its pipe is held open."""
+_POLL_SECONDS = 0.2  # to notice a worker's exit when its pipe is held open
 
-_STACK_SECONDS = 0.3
-"""Time for a worker to write its stack, a few kilobytes."""
+_STACK_SECONDS = 0.3  # for a worker to write its stack, a few kilobytes
 
-_SAID_CHARACTERS = 500
-"""Characters of an invalid reply's error in the log."""
+_SAID_CHARACTERS = 500  # of an invalid reply's error in the log
 
 
-_KILL_ROUNDS = 100
-"""Maximum searches for newly started descendants while killing."""
+_KILL_ROUNDS = 100  # searches for newly started descendants
 
 _PR_SET_DUMPABLE = 4  # prctl(2)
 
 
 def hide_secrets() -> None:
-    """Protect this process's memory and initial environment in ``/proc`` (Linux).
+    """Protect this process's memory and environment in ``/proc`` (Linux).
 
-    Workers of the same user could read secrets there. This does not protect from root.
+    Workers of the same user could read secrets there; root still can.
     """
     known = [*os.environ.items(), *_first_environment().items()]
     if sys.platform == "linux" and any(is_secret(name, value) for name, value in known):
@@ -85,7 +81,7 @@ def hide_secrets() -> None:
 
 
 def _first_environment() -> dict[str, str]:
-    """Return the environment at process start, which ``/proc`` keeps exposing."""
+    """The initial environment, which ``/proc`` keeps exposing."""
     try:
         content = Path("/proc/self/environ").read_bytes()
     except OSError:
@@ -100,18 +96,18 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Return a worker's environment without secrets and with the thread count."""
+    """A worker's environment: no secrets, ``threads`` set."""
     scrubbed = {name: value for name, value in environment.items() if not is_secret(name, value)}
     return REPEATABLE_CUBLAS | scrubbed | dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return PyTorch allocator settings; empty if the user set any."""
+    """PyTorch allocator settings, unless the user set any."""
     return {} if any(name in given for name in ALLOCATOR_VARIABLES) else dict(EXPANDABLE_SEGMENTS)
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """True if a child has exited; does not reap it, so that its pid is not reused."""
+    """True if exited; not reaped, so that the pid stays reserved."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     if process.returncode is not None:
@@ -123,12 +119,12 @@ def has_exited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def report_folder_prefix(worker: int) -> str:
-    """Return the name prefix of a worker's report folders."""
+    """Prefix of a worker's report folders."""
     return f"bssearch-report-{worker}-"
 
 
 def kill_descendants(parent: int) -> None:
-    """Stop a process first, so that it cannot orphan descendants, then kill them."""
+    """Kill a process's descendants; stop it first, so that none escapes."""
     killed: set[psutil.Process] = set()
     with suppress(psutil.Error, ProcessLookupError):
         os.kill(parent, signal.SIGSTOP)
@@ -155,7 +151,7 @@ class Worker(Protocol):
 
     @property
     def pid(self) -> int:
-        """The process id on its machine."""
+        """Process id on its machine."""
 
     @property
     def place(self) -> str:
@@ -165,13 +161,13 @@ class Worker(Protocol):
         """Send a command; a dead worker loses it."""
 
     def has_exited(self) -> bool:
-        """Return whether the process has ended."""
+        """True if the process has ended."""
 
     def write_stack(self) -> None:
         """Log the main thread's stack."""
 
     def kill(self) -> None:
-        """Kill the worker and its descendants. Safe in a signal handler."""
+        """Kill the worker and its descendants, even in a signal handler."""
 
     def bury(self) -> Death:
         """Release a dead worker; return how it died."""
@@ -183,7 +179,7 @@ Inbox = queue.SimpleQueue[tuple[Worker, Reply | None]]
 class WorkerProcess:
     """A child in its own session; raises `OSError`.
 
-    Create it in a thread that outlives it, because Linux kills it when that thread ends.
+    Create it in a thread that outlives it: Linux kills it with that thread.
     """
 
     def __init__(
@@ -231,7 +227,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the process, its group and its session."""
+        """Process, group and session id."""
         return self._process.pid
 
     @property
@@ -240,31 +236,31 @@ class WorkerProcess:
         return ""
 
     def send(self, command: Command) -> None:
-        """Implement `Worker.send`."""
+        """See `Worker.send`."""
         if command != "exit" and not isinstance(command, TrialStop):  # a job that it may die of
             self._kernel_kills = kernel_memory_kills()
         with suppress(BrokenPipeError):
             self._commands.write(encode(command))
 
     def has_exited(self) -> bool:
-        """True if the process ended; only `bury` reaps it."""
+        """See `Worker.has_exited`; only `bury` reaps."""
         return has_exited(self._process)
 
     def write_stack(self) -> None:
-        """Implement `Worker.write_stack`."""
+        """See `Worker.write_stack`."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
         time.sleep(_STACK_SECONDS)
 
     def kill(self) -> None:
-        """Kill the worker and its descendants, also in other sessions."""
+        """See `Worker.kill`; reaches other sessions."""
         if not self.has_exited():
             kill_descendants(self.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def bury(self) -> Death:
-        """Kill the remaining group, reap the worker and remove its pipes."""
+        """Kill the group, reap, remove pipes."""
         self.kill()
         return_code = self._process.wait()
         self._listener.join()
@@ -276,9 +272,9 @@ class WorkerProcess:
         return Death.since(self._kernel_kills, return_code)
 
     def _listen(self) -> None:
-        """Queue replies, then None when the process is dead and its pipe is empty.
+        """Queue replies, then None when the process is dead and its pipe empty.
 
-        Checks the process too, because a forked child may hold the pipe open. An invalid reply kills the worker.
+        A forked child may hold the pipe open. An invalid reply kills the worker.
         """
         lines = Lines()
         poll = select.poll()

@@ -1,4 +1,4 @@
-"""Branches: trials that continue a longer run from its checkpoint for some samples."""
+"""Trials that continue a longer run from its checkpoint."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FORMAT_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
-    """Content of a checkpoint, with tensors on the CPU; None for missing values.
+    """A checkpoint's content, on the CPU; None if missing.
 
-    ``model`` maps names to tensors, ``optimizer`` is one state_dict or a list, ``average`` has a bssearch trial's
-    averaged weights.
+    ``model`` maps names to tensors, ``optimizer`` is one state_dict or a list, ``average`` a bssearch trial's averaged
+    weights.
     """
 
     model: Mapping[str, Any]
@@ -41,19 +41,19 @@ class SavedRun:
 
     @property
     def learning_rate(self) -> float | None:
-        """Return the optimizer's largest saved learning rate, or None."""
+        """The optimizer's largest saved learning rate."""
         states = self.optimizer if isinstance(self.optimizer, list | tuple) else [self.optimizer]
         groups = [group for one in states if isinstance(one, Mapping) for group in one.get("param_groups") or ()]
         rates = [group.get("lr") for group in groups if isinstance(group, Mapping)]
         return max((float(rate) for rate in rates if isinstance(rate, int | float | torch.Tensor)), default=None)
 
     def samples_at(self, batch_size: int) -> int | None:
-        """Return the samples seen; if unknown, the steps × ``batch_size``."""
+        """Samples seen, else steps × ``batch_size``."""
         return self.samples if self.samples is not None or self.step is None else self.step * batch_size
 
 
 def read_checkpoint(path: Path) -> SavedRun:
-    """Return the content of a checkpoint.
+    """Read a checkpoint.
 
     Raises:
         NotFoundError: The file does not exist.
@@ -134,11 +134,9 @@ def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
 
 
 def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
-    """Put a fresh trainer at the start of a branch, with its own data order and optimizer options.
+    """Start a branch with a fresh trainer, its own data order and optimizer options.
 
-    Raises:
-        NotFoundError: The checkpoint does not exist.
-        UsageError: It is invalid, or has another model or optimizer.
+    Raises as `read_checkpoint`, and `UsageError` for another model or optimizer.
     """
     path = Path(branch.checkpoint)
     saved = read_checkpoint(path)
@@ -155,12 +153,9 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
 
 
 def branch_schedule(run: Schedule | OwnSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
-    """Return a branch's schedule at a batch size, from the whole run's schedule there.
+    """A branch's schedule, from the whole run's at this batch size.
 
-    If the position is unknown, a constant rate is past its warmup.
-
-    Raises:
-        UsageError: The rate depends on an unknown position.
+    At an unknown position a constant rate is past its warmup; other rates raise `UsageError`.
     """
     if branch.start_samples is None:
         if isinstance(run, OwnSchedule) or run.horizon_steps is not None:
@@ -176,10 +171,9 @@ def branch_schedule(run: Schedule | OwnSchedule, branch: Branch, batch_size: int
 
 @torch.no_grad()
 def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None:
-    """Copy saved weights into a model; ``saved`` may have buffers that no state_dict has.
+    """Copy saved weights into a model; ``saved`` may have buffers without a place in its state_dict.
 
-    Raises:
-        UsageError: A parameter or buffer is missing, has another shape, or is not the model's.
+    Raises `UsageError` unless names and shapes agree.
     """
     own = model.state_dict()
     for name, value in own.items():

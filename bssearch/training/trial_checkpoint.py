@@ -1,8 +1,8 @@
 """A paused trial as a file.
 
 A zip archive, with a checksum for each part and no executable content: ``trial.json`` (identity), ``training.pt``
-(tensors and plain values), and ``measured.json`` (ledgers), written last so that it includes the time of writing.
-State outside parameters, buffers and ``get_extra_state`` is not saved.
+(tensors and plain values), and ``measured.json`` (ledgers, with the time of writing). State outside parameters, buffers
+and ``get_extra_state`` is not saved.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Identity = Mapping[str, str]  # the values that decide a trial's steps, by name,
 def identity_of(
     request: TrialRequest, workload: Workload, train_samples: int, computation: Computation
 ) -> dict[str, str]:
-    """Return the values that must be equal when a trial is saved and resumed."""
+    """Values that must be equal to resume a trial."""
     fields = {
         "format": FORMAT,
         "configuration": asdict(request.plan.configuration),
@@ -66,10 +66,10 @@ class Saved(Protocol):
     """Has a state to save and restore."""
 
     def state(self) -> State:
-        """Return the state."""
+        """The state."""
 
     def restore(self, state: State, /) -> None:
-        """Restore a state."""
+        """Restore the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Part:
 
 
 class Checkpoint:
-    """The file of a trial. Its time is booked as other; ``on_progress`` is called after each chunk."""
+    """A trial's file; calls ``on_progress`` per chunk."""
 
     def __init__(self, path: Path, identity: Identity, clock: Clock, on_progress: Callable[[], None]) -> None:
         self._path = path
@@ -90,7 +90,7 @@ class Checkpoint:
         self._on_progress = on_progress
 
     def save(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Write or replace the file; ``measured`` states are JSON values. A failure leaves no partial file."""
+        """Replace the file or, on failure, leave it; ``measured`` states are JSON."""
         part = self._path.with_name(self._path.name + ".part")
         file = new_guarded_file(part)
         archive = zipfile.ZipFile(file, "w")
@@ -119,11 +119,7 @@ class Checkpoint:
                 raise file.error or error from None
 
     def restore(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Restore the parts in the file, in order.
-
-        Raises:
-            CheckpointError: It is missing, damaged, or another trial's.
-        """
+        """Restore the parts in order; `CheckpointError` if missing, damaged, or another trial's."""
         with self._clock.ledger("other"):
             states = _read(self._path, self._identity, self._on_progress)
             try:
@@ -142,7 +138,7 @@ class RandomState:
         self._device = device
 
     def state(self) -> State:
-        """Return the states."""
+        """The states."""
         version, values, gauss = random.getstate()
         kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
         return {
@@ -153,7 +149,7 @@ class RandomState:
         }
 
     def restore(self, state: State) -> None:
-        """Restore saved states."""
+        """Restore the states."""
         version, values, gauss = state["python"]
         random.setstate((version, tuple(values), gauss))
         kind, keys, position, has_gauss, cached = state["numpy"]
@@ -202,7 +198,7 @@ def _whole(member: IO[bytes], on_progress: Callable[[], None]) -> io.BytesIO:
 
 
 class _InChunks:
-    """Reports progress after each chunk; ``error`` keeps the OSError that PyTorch's writer hides."""
+    """Reports progress; ``error`` keeps the OSError that PyTorch hides."""
 
     def __init__(self, file: IO[bytes], on_progress: Callable[[], None]) -> None:
         self._file = file
