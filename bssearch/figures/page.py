@@ -23,7 +23,7 @@ from bssearch.analysis.shape import Parameters
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.figures import plots
 from bssearch.figures.chart import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
-from bssearch.figures.html import Page, Row, Section, Table, Tile, html_page, rendered
+from bssearch.figures.html import PageContent, Row, Section, Table, Tile, html_page, rendered
 from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord
 from bssearch.records.batch_schedule import RunStage, batch_schedule_of, run_stages
 from bssearch.records.text import NOTHING, in_words, plural, sentence
@@ -240,9 +240,9 @@ def in_notebook(answer: Answer) -> str:
     )
 
 
-def page_of(picture: StudyPicture) -> Page:
+def page_of(picture: StudyPicture) -> PageContent:
     """Return the parts of the page."""
-    return Page(
+    return PageContent(
         title=f"{picture.study.name}: optimal batch size",
         kicker=_kicker(picture),
         headline=headline(picture.answer),

@@ -106,7 +106,7 @@ class CharLM:
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
         """The transformer's blocks."""
-        return [module for module in model.modules() if isinstance(module, Block)]
+        return [module for module in model.modules() if isinstance(module, CausalBlock)]
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
@@ -142,7 +142,7 @@ class CharTransformer(nn.Module):
         self.tokens = nn.Embedding(tokens, width)
         self.positions = nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(CausalBlock(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         deviation = 0.5 / math.sqrt(width)
         for name, parameter in self.named_parameters():
@@ -159,7 +159,7 @@ class CharTransformer(nn.Module):
         return functional.linear(self.norm(stream), self.tokens.weight)
 
 
-class Block(nn.Module):
+class CausalBlock(nn.Module):
     """Causal self-attention and an MLP of four times the width, with residuals."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:

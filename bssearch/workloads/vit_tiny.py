@@ -61,7 +61,7 @@ class VitTiny:
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
         """The transformer's blocks."""
-        return [module for module in model.modules() if isinstance(module, Block)]
+        return [module for module in model.modules() if isinstance(module, EncoderBlock)]
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
@@ -89,7 +89,7 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Conv2d(1, width, kernel_size=patch, stride=patch)
         self.positions = nn.Parameter(torch.empty(1, (SIDE // patch) ** 2, width).normal_(std=0.02))
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
+        self.blocks = nn.ModuleList(EncoderBlock(width, heads, dropout) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, CLASSES)
 
@@ -102,7 +102,7 @@ class VisionTransformer(nn.Module):
         return scores
 
 
-class Block(nn.Module):
+class EncoderBlock(nn.Module):
     """Pre-norm self-attention and MLP with residuals."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
 from bssearch.workloads.base import Part
-from bssearch.workloads.char_lm import Block, CharLM
+from bssearch.workloads.char_lm import CausalBlock, CharLM
 
 CPU = torch.device("cpu")
 ALPHABET = "abcdefghij"
@@ -142,7 +142,7 @@ def test_the_blocks_are_what_may_be_checkpointed(tmp_path: Path) -> None:
     workload = CharLM(text=text_file(tmp_path), context=8, layers=3)
     workload.load(CPU)
     blocks = workload.checkpointed_modules(workload.build_model(dropout=0.0))
-    assert len(blocks) == 3 and all(isinstance(block, Block) for block in blocks)
+    assert len(blocks) == 3 and all(isinstance(block, CausalBlock) for block in blocks)
 
 
 def test_the_default_text_is_there_always_the_same_and_logged(capfd: pytest.CaptureFixture[str]) -> None:
