@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from bssearch.spec.reader import parse_value
 from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
 from tests.factories import make_request, make_spec
+from tests.schema import execute
 
 DATA = Path(__file__).parent / "data"
 
@@ -236,18 +237,20 @@ class StoredRows:
         for left in folder.glob("study.db*"):
             left.unlink()
         shutil.copy(self.database, copy)
-        with closing(sqlite3.connect(copy)) as connection:
-            connection.execute("PRAGMA ignore_check_constraints = ON")
-            where = f" WHERE rowid = (SELECT max(rowid) FROM {table})" if one_row else ""
-            with suppress(sqlite3.IntegrityError):  # a key twice, or nothing where something must be
-                connection.execute(f'UPDATE {table} SET "{column}" = {value}{where}')
-            connection.commit()
+        put(copy, table, column, value, one_row=one_row)
         for ask in ASKED:
             # Each in a store of its own: what went wrong is judged where it is closed.
             began = time.process_time()
             with suppress(BSSearchError), open_store(f"sqlite:///{copy}", write=False) as store:
                 json.dumps(ask(store, self.study), default=str, allow_nan=False)
             self.seconds.append(time.process_time() - began)
+
+
+def put(file: Path, table: str, column: str, value: str, *, one_row: bool) -> None:
+    """Put a value into a column of one row or of all, unless a key would stand twice or something must not be NULL."""
+    where = f" WHERE rowid = (SELECT max(rowid) FROM {table})" if one_row else ""
+    with suppress(sqlite3.IntegrityError):
+        execute(file, f'UPDATE {table} SET "{column}" = {value}{where}')
 
 
 def _curves(store: Any, name: str) -> object:

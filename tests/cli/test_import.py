@@ -219,8 +219,7 @@ def test_of_imported_runs_nothing_is_said_to_have_been_searched_here(tmp_path: P
         assert not [word for word in ("search", "so far", "until it is confirmed") if word in said], shown
     codes = {one["code"] for one in read(tmp_path, "best")["warnings"]}
     assert "unconfirmed" in codes
-    document = read(tmp_path, "study", "show")
-    assert document["trials"] == {"search": {"reached": 3}}
+    assert read(tmp_path, "study", "show")["trials"] == {"search": {"reached": 3}}
 
 
 def test_the_default_is_what_is_in_use_at_the_given_batch_size(tmp_path: Path) -> None:

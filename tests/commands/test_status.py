@@ -35,8 +35,7 @@ class Stored:
 
 
 def status_of(*trials: TrialRecord, **changes: Any) -> dict[str, Any]:
-    stored = cast(Store, Stored(make_spec(**changes), trials))
-    return status(stored, "toy").document()
+    return status(cast(Store, Stored(make_spec(**changes), trials)), "toy").document()
 
 
 def test_missing_trials_and_confirmation_runs_are_not_spent_and_all_train_seconds_count() -> None:

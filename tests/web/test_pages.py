@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from html import unescape
 from pathlib import Path
 from threading import Event
@@ -25,6 +23,7 @@ from bssearch.web.views import Answered, Asked, Document, Page
 from tests.cli.task import bssearch
 from tests.factories import make_curve, make_environment, make_plan, make_spec
 from tests.postgres import Postgres
+from tests.schema import execute
 from tests.storage.conftest import OUTCOME
 from tests.web.conftest import client_of, make_study
 
@@ -169,8 +168,7 @@ class TestAStudy:
         assert "<script>alert" not in missing.text
 
     def test_a_stored_name_that_nothing_of_ours_made_is_escaped(self, copy: Path) -> None:
-        with closing(sqlite3.connect(copy)) as connection, connection:
-            connection.execute("UPDATE bss_study SET name = '<img src=x onerror=alert(1)>' WHERE name = 'other'")
+        execute(copy, "UPDATE bss_study SET name = '<img src=x onerror=alert(1)>' WHERE name = 'other'")
         client = client_of(f"sqlite:///{copy}")
         for path in ("/studies", "/compare", "/studies/%3Cimg%20src=x%20onerror=alert(1)%3E"):
             assert "<img" not in client.get(path).text
@@ -322,8 +320,7 @@ class TestDatabases:
         assert client.get("/studies").status_code == 503
 
     def test_a_row_that_nobody_of_ours_wrote_is_told(self, copy: Path) -> None:
-        with closing(sqlite3.connect(copy)) as connection, connection:
-            connection.execute("UPDATE bss_trial SET parameters = '[1' WHERE number = 3")
+        execute(copy, "UPDATE bss_trial SET parameters = '[1' WHERE number = 3")
         faulty = client_of(f"sqlite:///{copy}").get("/studies/task/trials")
         assert faulty.status_code == 503
         assert "trial 3: parameters" in faulty.text

@@ -91,8 +91,7 @@ def other_weights(path: Path) -> None:
 
 
 def other_recipe(path: Path) -> None:
-    found = torch.load(path, weights_only=True)
-    torch.save({**found, "recipe": "another"}, path)
+    torch.save({**torch.load(path, weights_only=True), "recipe": "another"}, path)
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,7 @@ def _empty_database() -> bytes:
 
 def do(folder: Path, importer: str, *arguments: str) -> list[str]:
     """Import the importer's file; return the studies' names."""
-    done = ran(folder, "import", importer, f"{importer}.txt", *arguments)
-    return done.stdout.splitlines()
+    return ran(folder, "import", importer, f"{importer}.txt", *arguments).stdout.splitlines()
 
 
 def stored(folder: Path) -> dict[str, tuple[StudyRecord, StudySpec, list[TrialRecord]]]:

@@ -29,9 +29,7 @@ Collate = Callable[[list[int]], Any]
 
 def until(steps: int, **changes: Any) -> Started:
     """Return a trial that the search stops after ``steps``; fifty rows are evaluated every second step."""
-    started = Started(asked(**changes))
-    started.stop_at(steps, TrialState.PRUNED)
-    return started
+    return Started(asked(**changes)).stop_at(steps, TrialState.PRUNED)
 
 
 def counted(started: Started) -> list[tuple[int, int]]:
@@ -330,8 +328,8 @@ def test_counts_go_on_where_a_trial_was_paused(stop: int, tmp_path: Path) -> Non
     request = asked(tmp_path, configuration=configuration(20, micro_batch_size=4, accumulation_steps=5))
     parts = []
     for part in (1, 2):
-        started = Started(changed(request, resumes=part == 2))
-        started.stop_at(*((stop,) if part == 1 else (7, TrialState.PRUNED)))
+        end = (stop,) if part == 1 else (7, TrialState.PRUNED)
+        started = Started(changed(request, resumes=part == 2)).stop_at(*end)
         windows(started, at_end=False, drop_last=False)
         parts.append(counted(started))
     # The third step of a pass goes on in the next one, with 2 + 4 × 4 samples.
@@ -341,8 +339,8 @@ def test_counts_go_on_where_a_trial_was_paused(stop: int, tmp_path: Path) -> Non
 
 def test_a_skipped_batch_is_behind_a_trial_that_goes_on_in_the_order_of_the_sampler(tmp_path: Path) -> None:
     def train(resumes: bool, stop: int | None, skips: int | None) -> list[list[int]]:
-        started = Started(changed(asked(tmp_path), resumes=resumes))
-        started.stop_at(*((9, TrialState.PRUNED) if stop is None else (stop,)))
+        end = (9, TrialState.PRUNED) if stop is None else (stop,)
+        started = Started(changed(asked(tmp_path), resumes=resumes)).stop_at(*end)
         optimizer = optimizer_of()
         started.trial.state(optimizer=optimizer)
         loader: DataLoader[Any] = DataLoader(range(ROWS), 20, sampler=started.trial.sampler(range(ROWS)))  # type: ignore[arg-type]

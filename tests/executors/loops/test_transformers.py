@@ -38,9 +38,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(stop_at: int = 50, **changes: Any) -> Started:
     """Return a trial on a fake clock, that the search stops after a step where nothing has ended it before."""
-    found = Started(asked(**changes))
-    found.stop_at(stop_at)
-    return found
+    return Started(asked(**changes)).stop_at(stop_at)
 
 
 def alone(steps: int | None = None, every: int | None = None) -> LoopTrial:
