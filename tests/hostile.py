@@ -27,7 +27,7 @@ from bssearch.exchange.trial_rows import trial_table
 from bssearch.executors.messages import Lines, decode_reply
 from bssearch.executors.programs.reported_trial import ReportedTrial
 from bssearch.executors.programs.reports import ReportReader
-from bssearch.records import Configuration, Observation, Target, TrialRequest, TrialState, to_json
+from bssearch.records import Configuration, Observation, Target, TrialState, to_json
 from bssearch.search.finding import compute_answer
 from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
@@ -183,7 +183,16 @@ def _message(rng: random.Random, folder: Path) -> None:
 
 def _program_reports(rng: random.Random, folder: Path) -> None:
     reader = ReportReader(rng.choice(({}, EXPRESSIONS)))
-    trial = ReportedTrial(program_request(), _as_json, 0.0)
+    request = make_request(
+        number=1,
+        configuration=Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1),
+        seed=0,
+        target=Target(metric="accuracy", value=0.9),
+        train_seconds_limit=100.0,
+        limit_state=TrialState.EXHAUSTED,
+        eval_every_steps=1,
+    )
+    trial = ReportedTrial(request, _as_json, 0.0)
     content = in_bytes(rng, mutated(rng, rng.choice(PROGRAM_LOGS))) + b"\n"
     content = content.replace(b"PAD", rng.choice((b"", b"x" * 70_000, b'{"a":' * 10_000, bytes(1000))))
     try:
@@ -199,19 +208,6 @@ def _program_reports(rng: random.Random, folder: Path) -> None:
 
 def _as_json(observation: Observation) -> None:
     json.dumps(asdict(observation), allow_nan=False)
-
-
-def program_request() -> TrialRequest:
-    """Return the request of a trial of a program."""
-    return make_request(
-        number=1,
-        configuration=Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1),
-        seed=0,
-        target=Target(metric="accuracy", value=0.9),
-        train_seconds_limit=100.0,
-        limit_state=TrialState.EXHAUSTED,
-        eval_every_steps=1,
-    )
 
 
 @dataclass(frozen=True)

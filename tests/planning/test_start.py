@@ -118,12 +118,9 @@ def test_every_line_with_a_choice_has_its_reason_beside_it() -> None:
     without = [
         line.strip().partition(":")[0] for line in found.yaml.splitlines() if "#" not in line and line.partition(":")[2]
     ]
-    assert set(without) <= {"schema_version", "name", "optimizer", "pruner", "batch_size", *_zeros()}
+    zeros = {"warmup_epochs", "weight_decay", "dropout", "label_smoothing"}
+    assert set(without) <= {"schema_version", "name", "optimizer", "pruner", "batch_size", *zeros}
     assert {"batch_size", "learning_rate", "objective", "max_micro_batch_size", "confirm"} <= found.reasons.keys()
-
-
-def _zeros() -> set[str]:
-    return {"warmup_epochs", "weight_decay", "dropout", "label_smoothing"}
 
 
 def test_what_is_used_today_is_the_default_to_the_last_digit() -> None:

@@ -201,7 +201,7 @@ def test_what_a_person_enqueues_runs_first_whatever_the_space_says(tmp_path: Pat
 def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tmp_path: Path) -> None:
     run(spec_of(), tmp_path)
     with open_store(url_in(tmp_path)) as store:
-        best = tuned_batch(store)
+        best = answer(store, "toy").optimal.batch_size
         for stages in (f"40000:{2 * best}", f"400:{2 * best}"):
             enqueue(store, "toy", {"batch_size": best, "batch_stages": stages})
     found = run(spec_of(), tmp_path)
@@ -211,10 +211,6 @@ def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tm
         repeated = {one.configuration.key for one in store.trials("toy") if one.phase is Phase.AUDIT}
     assert late.configuration.key not in repeated and len(repeated) == 1
     assert found.batch_schedule.stages[1].start_samples == 400
-
-
-def tuned_batch(store: Store) -> int:
-    return answer(store, "toy").optimal.batch_size
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from bssearch.executors.loops.ranks import RankTrial
 from bssearch.records import TrialState
 from tests.executors.loops.loops import ROWS, FakeLine, Started, asked, assign, clock_of, step_time_request
 from tests.executors.loops.test_ranks import FakeRanks, Group
-from tests.factories import changed, make_spec
+from tests.factories import changed, make_spec, not_none
 from tests.training.toys import FakeTime, configuration
 
 FOURFOLD = configuration(20, micro_batch_size=5, accumulation_steps=4)
@@ -303,10 +303,8 @@ def test_a_loop_of_steps_says_its_samples_or_is_warned_or_has_the_order_of_the_s
 
 
 def test_a_loop_of_steps_must_say_its_samples_if_the_study_is_about_samples() -> None:
-    assert [program_of(make_program(one)).needs_samples for one in ("samples_to_target", "time_to_target")] == [  # type: ignore[union-attr]
-        True,
-        False,
-    ]
+    for objective, needs in (("samples_to_target", True), ("time_to_target", False)):
+        assert not_none(program_of(make_spec(objective=objective, workload="train.py"))).needs_samples is needs
     trial = LoopTrial(until(9).run, needs_samples=True)
     assert trial.batch_size == 20
     with pytest.raises(UsageError, match=r"trial\.step\(\) does not say the samples") as caught:
@@ -317,10 +315,6 @@ def test_a_loop_of_steps_must_say_its_samples_if_the_study_is_about_samples() ->
     trial.step(samples=7)
     with pytest.raises(UsageError, match=r"step\(samples=0\): must be >= 1"):
         trial.step(samples=0)
-
-
-def make_program(objective: str) -> Any:
-    return make_spec(objective=objective, workload="train.py")
 
 
 @pytest.mark.parametrize("stop", [2, 3, 4])
