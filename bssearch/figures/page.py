@@ -34,10 +34,7 @@ Run = tuple[TrialRecord, Sequence[Observation]]
 
 
 def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> Section | None:
-    """Return the section of the best schedule; None if no schedule reached the target.
-
-    ``run``: a trial of the schedule with its curve; ``optimum``: the curve of a trial of the optimum.
-    """
+    """Return the section of the best schedule; None if no schedule reached the target."""
     found = answer.batch_schedule
     if found is None:
         return None
@@ -83,7 +80,7 @@ def rate_growth_chart(
 ) -> Chart | None:
     """Return learning rate over samples seen, for the schedule's run and the optimum's.
 
-    Rates are from each evaluation's last step, after warmup and decay; without evaluations, from the stage.
+    From each evaluation's last step; without evaluations, from the stage.
     """
     if not stages:
         return None

@@ -172,8 +172,7 @@ def test_the_curves_of_a_study_are_exported_for_the_simulation(tmp_path: Path) -
     assert [trial.parameters["batch_size"] for trial in table.trials] == [trial["batch_size"] for trial in stored]
     assert all(one.steps[-1] <= trial["steps"] for one, trial in zip(table.trials, stored, strict=True))
     assert all(one.train_seconds[-1] <= trial["train_seconds"] for one, trial in zip(table.trials, stored, strict=True))
-    drawn = simulate(table, ["balanced"], draws=3, trials=4, seed=0)
-    assert len(drawn["balanced"]) == 3
+    assert len(simulate(table, ["balanced"], draws=3, trials=4, seed=0)["balanced"]) == 3
     refused(tmp_path, "export", "nobody", "--to", "curves", code=3)
     assert "cannot be written" in refused(
         tmp_path, "export", "task", "--to", "curves", "--file", "no/folder.csv.gz", code=2

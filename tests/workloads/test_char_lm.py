@@ -169,8 +169,7 @@ def test_a_folder_or_glob_is_read_in_order_from_the_current_folder(
     (tmp_path / "folder").mkdir()
     (tmp_path / ".hidden").write_bytes(b"\xff")
     workload = CharLM(text, context=4)
-    data = workload.load(CPU)
-    assert decoded(workload, data.train) == ["aaaaa"] * 20 + ["bbbbb"] * 20 + ["ccccc"] * 14
+    assert decoded(workload, workload.load(CPU).train) == ["aaaaa"] * 20 + ["bbbbb"] * 20 + ["ccccc"] * 14
 
 
 def test_no_more_characters_are_read_than_asked(tmp_path: Path) -> None:
