@@ -37,7 +37,7 @@ APART = 2.0
 """They differ beyond it."""
 
 FROM_90_TO_95 = 1.96 / 1.645
-"""Between normal intervals."""
+"""Half width of a 95 % over a 90 % interval."""
 
 COSTS = (1.5, 2.0)
 """Claimed for accumulation."""
