@@ -6,23 +6,20 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from bssearch.analysis.headline import headline
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import BSSearchError, TargetNotReachedError
-from bssearch.exchange.boards.base import boards_of, check_boards, without_secrets
+from bssearch.exchange.boards.base import BoardProcess, boards_of, check_boards, without_secrets
 from bssearch.records import StudyRecord, TrialObserved, TrialRecord, TrialState
 from bssearch.search.finding import answer
 from bssearch.search.history import History
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
-
-if TYPE_CHECKING:
-    from bssearch.exchange.boards.process import BoardProcess
 
 # States whose end may come from another driver.
 UNFINISHED = frozenset({TrialState.RUNNING, TrialState.PAUSED})
@@ -42,7 +39,7 @@ class Reporter(Listener):
         """Report events within the context."""
         self._store, self._name, self._metric = store, spec.name, spec.target.metric
         self._train_samples = train_samples
-        study = store.study(spec.name)
+        study = store.studies.get(spec.name)
         target = study.target
         about = {
             "target": target.in_words,
@@ -51,7 +48,7 @@ class Reporter(Listener):
             "spec": yaml.safe_dump(without_secrets(spec.model_dump(mode="json")), sort_keys=False),
         }
         self._tell("opened", name=study.name, mark=study.mark, metric=target.metric, about=about)
-        self._unfinished = {trial.number for trial in store.trials(spec.name) if trial.state in UNFINISHED}
+        self._unfinished = {trial.number for trial in store.trials.of(spec.name) if trial.state in UNFINISHED}
         try:
             yield
         finally:
@@ -108,7 +105,7 @@ class Reporter(Listener):
 
     def _tell_the_rest(self, store: Store) -> None:
         """Report the final answer and the ends of other drivers' trials."""
-        for trial in store.trials(self._name) if self._unfinished else []:
+        for trial in store.trials.of(self._name) if self._unfinished else []:
             if trial.number in self._unfinished and trial.state not in UNFINISHED and trial.outcome is not None:
                 self._tell_end(trial)
         if self._starts:
@@ -139,7 +136,7 @@ class Reporter(Listener):
             figures["flat_range"] = dict(zip(("low", "high"), found.flat_range, strict=True))
             self._tell(
                 "answered",
-                trials=len(store.trials(self._name)),
+                trials=len(store.trials.of(self._name)),
                 words=words,
                 parameters={**_sizes(found.optimal), **found.optimal.parameters},
                 figures=dict(_numbers(figures)),
@@ -183,8 +180,6 @@ def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[t
     if not names:
         yield watcher, None
         return
-    from bssearch.exchange.boards.process import BoardProcess
-
     try:
         reporter = Reporter(BoardProcess(names), watcher)
     except OSError as error:

@@ -1,6 +1,6 @@
 """Isolated step times of all batch sizes, each in the largest micro-batch that fits.
 
-Visits go round all batch sizes, so that a temporary slowdown affects them alike.
+Batch sizes are visited in rounds, so that a temporary slowdown does not affect a single one.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ from bssearch.storage.repository import Store
 from bssearch.training.course import probe_record
 
 SECONDS_LIMIT = 0.25
-"""Per visit."""
+"""Maximum seconds of steps per visit."""
 
 FIRST_VISITS = 2
-"""A spread needs two."""
+"""Visits before trials; a spread needs two."""
 
 COMPARING_VISITS = 3
-"""Before confirmation."""
+"""Visits before confirmation."""
 
 MOST_VISITS = 6
+"""Maximum visits if the step time is doubtful."""
 
 STANDARD_ERRORS = 2
-"""Step times within it may be equal."""
+"""Step times within this many standard errors may be equal."""
 
 TOLERANCE = 1.1
-"""On the step time of uncontended trials."""
+"""A step time this many times that of uncontended trials is doubtful."""
 
 
 def missing_step_times(
@@ -62,8 +63,8 @@ def missing_step_times(
 
     Beyond `FIRST_VISITS`, `doubtful` ones need `MOST_VISITS`. Not if the user's code failed there.
     """
-    known = store.probes(spec.name, environment)
-    memory = store.memory_boundary(spec.name, environment)
+    known = store.probes.by_batch_size(spec.name, environment)
+    memory = store.probes.memory_boundary(spec.name, environment)
     doubted = doubtful(spec, known, trials) if visits > FIRST_VISITS else set()
 
     def is_missing(size: int) -> bool:
@@ -133,7 +134,7 @@ def measure_step_times(
     default = spec.default_configuration.batch_size
 
     def on_too_large(memory: MemoryUse) -> None:
-        store.save_memory(spec.name, environment, memory)
+        store.probes.save_memory(spec.name, environment, memory)
 
     together: TimesSideBySide | None = None
     is_asked = False
@@ -141,7 +142,7 @@ def measure_step_times(
         missing = missing_step_times(spec, store, environment, visits, trials=trials)
         if not missing:
             break
-        known = store.probes(spec.name, environment)
+        known = store.probes.by_batch_size(spec.name, environment)
         if len(missing) > 1 and {default, *missing} <= known.keys():
             if not is_asked:
                 is_asked = True
@@ -156,11 +157,11 @@ def measure_step_times(
         while waiting:
             size = waiting.popleft()
             before_each()
-            memory = store.memory_boundary(spec.name, environment)
+            memory = store.probes.memory_boundary(spec.name, environment)
             try:
                 probe = measure_step_time_at(spec, executor, size, memory, on_too_large)
             except WorkloadError as error:
-                if size == default or size in store.probes(spec.name, environment):
+                if size == default or size in store.probes.by_batch_size(spec.name, environment):
                     raise
                 if default in waiting:
                     waiting.append(size)
@@ -173,7 +174,7 @@ def measure_step_times(
             if probe is None:
                 break
             probe = replace(probe, eval_every_steps=cadences.get(size, probe.eval_every_steps))
-            visit = store.save_probe(spec.name, environment, probe, visit)
+            visit = store.probes.add_step_time(spec.name, environment, probe, visit)
         refuse_where_nothing_fits(spec, store, environment)
 
 
@@ -187,7 +188,7 @@ def _visit_side_by_side(
     on_too_large: Callable[[MemoryUse], None],
     before_each: Callable[[], None],
 ) -> None:
-    memory = store.memory_boundary(spec.name, environment)
+    memory = store.probes.memory_boundary(spec.name, environment)
     splits = [(size, choose_micro_batch(size, spec.space.max_micro_batch_size, memory)) for size in sizes]
     requests = [default_at(spec, size, micro) for size, micro in splits if micro is not None]
     visit = None
@@ -199,7 +200,7 @@ def _visit_side_by_side(
                 continue
             probe = probe_record(measured, spec.budget.trial_train_seconds)
             probe = replace(probe, eval_every_steps=cadences.get(probe.batch_size, probe.eval_every_steps))
-            visit = store.save_probe(spec.name, environment, probe, visit)
+            visit = store.probes.add_step_time(spec.name, environment, probe, visit)
 
 
 def _too_large(measured: StepTime) -> MemoryUse:
@@ -226,9 +227,9 @@ def confirm_out_of_memory(
     tried = [one for one in out if not one.grows and problem_with(spec, one, in_bounds=False) is None]
     counts = Counter(one.micro_batch_size for one in tried)
     once = {one.micro_batch_size: one for one in tried if counts[one.micro_batch_size] == 1}
-    while not spec.is_program and (size := store.memory_boundary(spec.name, environment).too_large) in once:
+    while not spec.is_program and (size := store.probes.memory_boundary(spec.name, environment).too_large) in once:
         assert size is not None, "only sizes are in it"
-        if any(not use.fits and use.micro_batch_size <= size for use in store.memory(spec.name, environment)):
+        if any(not use.fits and use.micro_batch_size <= size for use in store.probes.memory(spec.name, environment)):
             break
         before_each()
         ran_out = once.pop(size)
@@ -239,9 +240,9 @@ def confirm_out_of_memory(
                 MemoryRequest(configuration=alone, threads=spec.executor.threads, reserve=True)
             )
         except BSSearchError as error:
-            tell(f"could not retry whether a micro-batch of {size} fits: {error}")
+            tell(f"whether a micro-batch of {size} fits could not be tried again: {error}")
             break
-        store.save_memory(spec.name, environment, found)
+        store.probes.save_memory(spec.name, environment, found)
         if found.fits:
             tell(f"a micro-batch of {size} ran out of memory in a trial, but fits into a new process: it is used again")
 
@@ -308,19 +309,19 @@ def default_at(
 
 def refuse_where_nothing_fits(spec: StudySpec, store: Store, environment: Environment) -> None:
     """Raise `LaunchError` if no micro-batch size fits into memory."""
-    if store.memory_boundary(spec.name, environment).nothing_fits:
-        raise nothing_fits(environment, store.memory(spec.name, environment))
+    if store.probes.memory_boundary(spec.name, environment).nothing_fits:
+        raise nothing_fits(environment, store.probes.memory(spec.name, environment))
 
 
 def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environment) -> None:
     """Raise `LaunchError` if a new study's ``max_micro_batch_size`` is known not to fit."""
     cap = spec.space.max_micro_batch_size
-    memory = store.memory_boundary(spec.name, environment)
+    memory = store.probes.memory_boundary(spec.name, environment)
     if cap is None or memory.may_fit(cap) or memory.fits is None:
         return
-    if store.probes(spec.name, environment) or store.trials(spec.name):
+    if store.probes.by_batch_size(spec.name, environment) or store.trials.of(spec.name):
         return
-    uses = {use.micro_batch_size: use for use in store.memory(spec.name, environment)}
+    uses = {use.micro_batch_size: use for use in store.probes.memory(spec.name, environment)}
     failed, works = (_described(uses, size) for size in (memory.too_large, memory.fits))
     raise LaunchError(
         f"space.max_micro_batch_size = {cap} does not fit into the memory of {named(environment)}: {failed} ran out "
@@ -366,17 +367,17 @@ def _devices_that_agree(
     try:
         found = executor.step_times_by_device(request)
     except LaunchError as error:
-        tell(f"step times are measured on one device, because another failed: {error}")
+        tell(f"step times are taken on one device: on another they cannot be: {error}")
         return None
     seconds = {device: one.step_seconds for device, one in found.items() if one.step_seconds and not one.contended}
     if len(seconds) < len(found) or alone.step_seconds is None:
         return None
     usual = statistics.median(seconds.values())
     for device, ratio in _apart(seconds, usual).items():
-        tell(f"step times are measured on one device: a step on {device} takes {ratio:.3g} times as long as on others")
+        tell(f"step times are taken on one device: a step on {device} takes {ratio:.3g} times as long as on the others")
     slower = _apart({"all": usual}, alone.step_seconds)
     if slower:
-        tell(f"step times are measured on one device: with all at work a step takes {slower['all']:.3g} times as long")
+        tell(f"step times are taken on one device: with all at work a step takes {slower['all']:.3g} times as long")
     return None if slower or _apart(seconds, usual) else executor
 
 

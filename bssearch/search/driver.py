@@ -1,7 +1,7 @@
 """Driver of a study: reports events of store and executor to the engine and executes its actions.
 
-The store rejects a trial if another driver started one since the decision; the rejected driver then locks the study
-before each decision.
+Several drivers may share a study. The store rejects a trial if another one started since the driver's decision; a
+rejected driver then locks the study before each decision.
 """
 
 from __future__ import annotations
@@ -68,22 +68,23 @@ from bssearch.storage.revisions import Changes
 NOTHING_SAVED = frozenset[int](), 0
 
 TIMING = "time steps"
-"""Claim to time steps."""
+"""Claim for timing steps: one driver of a study at a time."""
 
 POLL_SECONDS = 0.2
-"""Delays Ctrl-C."""
+"""Maximum wait for executor events; delays Ctrl-C."""
 
 LOOK_SECONDS = 1.0
+"""Interval between looks at the store while idle."""
 
 
 FLUSH_SECONDS = 1.0
-"""A crash loses at most this."""
+"""Interval between writes of observations; a crash loses at most this."""
 
 FINDING_SHARE = 0.02
-"""Maximum share of the drivers' time for the answer."""
+"""Maximum share of time that a study's drivers spend on recomputing its answer."""
 
 FINDING_SECONDS = 0.02
-"""First estimate."""
+"""Initial estimate of the time per answer."""
 
 
 class Recorder:
@@ -102,7 +103,9 @@ class Recorder:
     def flush(self) -> None:
         """Write buffered evaluations."""
         if self._unwritten:
-            self._store.append_observations(self._study, [(one.number, one.observation) for one in self._unwritten])
+            self._store.trials.append_observations(
+                self._study, [(one.number, one.observation) for one in self._unwritten]
+            )
             self._unwritten = []
         self._flushed = time.monotonic()
 
@@ -117,11 +120,11 @@ class Recorder:
         if outcome.steps_to_target is not None and step_seconds is not None:
             product = outcome.steps_to_target * step_seconds
         if ended.log.strip():
-            self._store.save_log(self._study, number, ended.log)
+            self._store.trials.save_log(self._study, number, ended.log)
         try:
-            return self._store.finish_trial(self._study, number, outcome, steps_x_step_time_s=product)
+            return self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=product)
         except DatabaseError:
-            trial = self._store.trial(self._study, number)
+            trial = self._store.trials.get(self._study, number)
             if trial.state is not TrialState.LOST:
                 raise
             return trial
@@ -137,7 +140,7 @@ class Recorder:
             train_seconds=last.train_seconds if last else 0.0,
             final_metric=last.metric if last else None,
         )
-        self._store.finish_trial(self._study, number, outcome, steps_x_step_time_s=None)
+        self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None)
 
     def keep_finding(self) -> None:
         """Store the current answer, unless some driver recently did."""
@@ -145,7 +148,7 @@ class Recorder:
         if started < self._next_finding:
             return
         apart = self._finding_seconds / FINDING_SHARE
-        left = apart - self._store.seconds_since_finding(self._study)
+        left = apart - self._store.findings.age_seconds(self._study)
         if 0 < left <= apart:  # longer only if a clock was reset
             self._next_finding = started + left
             return
@@ -178,7 +181,7 @@ class Driver:
         self.environment = environment
         self.listener = listener
         self._leases = Leases(store, spec.name)
-        digest = store.keep_spec(spec.name, spec.model_dump(mode="json"))
+        digest = store.studies.keep_spec(spec.name, spec.model_dump(mode="json"))
         self._lease = Lease(owner=self._leases.owner, seconds=LEASE_SECONDS, user=user_name(), spec=digest)
         self._checkpoints = WaitingTrials(spec, store, self._leases, listener.note)
         self._recorder = Recorder(store, spec.name)
@@ -288,7 +291,7 @@ class Driver:
         return is_free and not is_over and time.monotonic() >= self._next_look
 
     def _refresh(self) -> None:
-        changes = self.store.changes(self.spec.name, since=self._revision)
+        changes = self.store.trials.changes(self.spec.name, since=self._revision)
         if changes.revision != self._revision or changes.is_rewritten or self._revision == 0:
             self._revision = changes.revision
             self._tell_changes(changes)
@@ -306,8 +309,8 @@ class Driver:
         ]
         actions = self.engine.changed(
             changes.trials,
-            self.store.evaluations(self.spec.name, ended) if ended else {},
-            self.store.probes(self.spec.name, self.environment) if changes.has_new_probes else None,
+            self.store.trials.evaluations(self.spec.name, ended) if ended else {},
+            self.store.probes.by_batch_size(self.spec.name, self.environment) if changes.has_new_probes else None,
             is_rewritten=changes.is_rewritten,
             quick=quick_prior(self.store, self.spec) if changes.has_new_probes else None,
         )
@@ -343,7 +346,7 @@ class Driver:
                     trials=trials,
                     tell=self.listener.note,
                 )
-        self._do(self.engine.timed(self.store.probes(self.spec.name, self.environment)))
+        self._do(self.engine.timed(self.store.probes.by_batch_size(self.spec.name, self.environment)))
 
     def _wait_for_claim(self, name: str) -> None:
         self._note_once(f"waiting for another driver ({name})")
@@ -360,7 +363,7 @@ class Driver:
         lost = self._leases.mark_lost()
         if lost:
             numbers = ", ".join(map(str, lost))
-            self.listener.note(f"driver died; retrying trials {numbers}")
+            self.listener.note(f"lost with their driver, to be tried again: trial {numbers}")
         self._looked = time.monotonic()
 
     def _note_wait(self, wait: Wait) -> None:
@@ -398,7 +401,7 @@ class Driver:
             self._take_over()
 
     def _start(self, plan: TrialPlan) -> None:
-        trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
+        trial = self.store.trials.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
         if trial is None:
             self._is_contended = True
             return
@@ -428,7 +431,9 @@ class Driver:
         self._checkpoints.ended(trial)
         self._do(self.engine.ended(trial))
         if trial.state is TrialState.LOST and ended.outcome.state is not TrialState.LOST:
-            self.listener.note(f"another driver took over trial {trial.number}; its measurements here are discarded")
+            self.listener.note(
+                f"trial {trial.number} was taken over by another driver; what it measured here is left out"
+            )
             return
         self.listener.ended(trial, self.engine.history)
         self._find_saved()

@@ -1,4 +1,4 @@
-"""Which driver runs a trial or holds a claim, and whether it is alive."""
+"""Leases and heartbeats: which driver runs a trial or holds a claim, and whether it is alive."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LEASE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 15.0
 
 LONGEST_LOOK = 2 * HEARTBEAT_SECONDS
-"""After a longer gap the database was unreachable."""
+"""Longest gap in seconds that counts between two looks; after a longer one the database was unreachable."""
 
 GONE_AFTER = 2 * LEASE_SECONDS
-"""A driver without renewal counts as dead, even if its process exists."""
+"""Seconds without renewal after which a driver counts as dead, even if its process exists."""
 
 PROC = Path("/proc")
 
@@ -139,18 +139,18 @@ class Leases:
     @contextmanager
     def beating(self) -> Iterator[None]:
         """Count as alive and renew leases."""
-        renew = partial(self._store.heartbeat, self._study, self.owner, LEASE_SECONDS)
+        renew = partial(self._store.leases.heartbeat, self._study, self.owner, LEASE_SECONDS)
         with living(self.owner), heartbeat(renew):
             yield
 
     def mark_lost(self) -> list[int]:
         """Mark trials of dead drivers as lost; return their numbers."""
         self.look()
-        return self._store.mark_lost(self._study, is_alive=self.is_alive)
+        return self._store.leases.mark_lost(self._study, is_alive=self.is_alive)
 
     def look(self) -> None:
         """Record which leases were renewed."""
-        leases, now = self._store.leases(self._study), self._clock()
+        leases, now = self._store.leases.ends(self._study), self._clock()
         passed, self._looked_at = min(LONGEST_LOOK, now - self._looked_at), now
         for owner in {*self._seen} - {*leases}:
             del self._seen[owner]
@@ -177,7 +177,7 @@ class Leases:
     def take(self, name: str) -> bool:
         """Try to take a claim; True if this driver holds it."""
         self.look()
-        found = self._store.claim(
+        found = self._store.leases.claim(
             self._study, name, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=self.is_alive
         )
         if found:
@@ -188,7 +188,7 @@ class Leases:
         """Release a claim if held."""
         if name in self._held:
             self._held.discard(name)
-            self._store.release(self._study, name, owner=self.owner)
+            self._store.leases.release(self._study, name, owner=self.owner)
 
     @contextmanager
     def held(self, name: str, wait: Callable[[], None]) -> Iterator[None]:

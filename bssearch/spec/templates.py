@@ -21,8 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words
 from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec, find_spec, load_spec
-from bssearch.spec.reader import SUFFIXES
-from bssearch.spec.yaml_values import read_yaml, shortened
+from bssearch.spec.reader import SUFFIXES, read_yaml, shortened
 
 Value = float | int | bool | str | list[int] | list[float]
 

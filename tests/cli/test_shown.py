@@ -32,9 +32,9 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import status
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.exchange.csv_rows import write_csv
 from bssearch.exchange.trial_rows import trial_document
 from bssearch.executors.base import Event
+from bssearch.files import write_csv
 from bssearch.records import GradientNoise, MemoryBasis, Observation, Phase, TrialEnded, TrialRecord, TrialState
 from bssearch.search.history import History
 from bssearch.search.pruners.controller import PruningController
@@ -537,6 +537,6 @@ def test_status_says_that_the_search_has_ended_and_why_until_it_goes_on(tmp_path
         found = status(store, "toy")
         assert found.search_ended == "the budget of 12 trials is spent"
         assert found.document()["search_ended"] == found.search_ended
-        spec = dict(store.study("toy").spec)
-        store.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 20}})  # type: ignore[dict-item]
+        spec = dict(store.studies.get("toy").spec)
+        store.studies.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 20}})  # type: ignore[dict-item]
         assert status(store, "toy").search_ended is None, "a larger budget asks for more"

@@ -46,7 +46,7 @@ def url(folder: Path) -> str:
 
 def trials_of(folder: Path) -> list[TrialRecord]:
     with open_store(url(folder), write=False) as store:
-        return store.trials("own")
+        return store.trials.of("own")
 
 
 def train(trial: LoopTrial) -> None:

@@ -337,7 +337,7 @@ def audit(
     """Compare every rule with a study's records; ``train_seconds`` was the budget."""
     wanted = spec.confirm.runs if runs is None else runs
     optima = tuned_optima(spec, trials, step_times, memory)
-    found = _cases(spec, trials, answer, optima)
+    found = cases(spec, trials, answer, optima)
     step_seconds = step_seconds_of(step_times, spec.timed_model)
     spent = spent_train_seconds(trials)
     is_spent = train_seconds is not None and spent >= train_seconds
@@ -359,19 +359,9 @@ def audit(
 
 
 def cases(
-    spec: StudySpec,
-    trials: Sequence[TrialRecord],
-    answer: Answer,
-    step_times: Collection[StepTime] = (),
-    memory: MemoryBoundary = UNKNOWN,
-) -> list[Case]:
-    """Every rule's configuration at the optimum's and the largest confirmed batch size without accumulation."""
-    return _cases(spec, trials, answer, tuned_optima(spec, trials, step_times, memory))
-
-
-def _cases(
     spec: StudySpec, trials: Sequence[TrialRecord], answer: Answer, optima: Mapping[int, Candidate]
 ) -> list[Case]:
+    """Every rule's configuration at the optimum's and the largest confirmed batch size without accumulation."""
     base = default_configuration(spec, trials)
     largest = max(
         (size for size, one in optima.items() if one.is_confirmed and one.configuration.accumulation_steps == 1),

@@ -1,7 +1,8 @@
-"""Storage of paused trials, as one driver sees them: a local folder, or a remote store with a staging folder.
+"""Storage of paused trials, as one driver sees them: a local folder, or a remote store with a local staging folder.
 
-The remote store is any URL that fsspec opens, with one object per trial: a JSON header of `HEADER_BYTES` and the
-trial's file, written under a temporary name, then moved. Messages hide secrets of the URL.
+The remote store is any URL that fsspec opens, with one object per trial: a header of `HEADER_BYTES` (JSON with owner
+and SHA-256 of the rest), then the trial's file. It is written under a temporary name and moved when complete. Messages
+never show secrets of the URL.
 """
 
 from __future__ import annotations
@@ -303,7 +304,7 @@ def check_store_url(url: str) -> None:
         raise UsageError(f"{named} needs a package that is not installed: {error}") from None
     except ValueError:
         known = ", ".join(sorted(fsspec.available_protocols()))
-        raise UsageError(f"{named}: unknown protocol {scheme}://; choose from {known}") from None
+        raise UsageError(f"{named}: {scheme}:// is none of {known}") from None
 
 
 def _header(mark: str, number: int, size: int, digest: str) -> bytes:
@@ -328,9 +329,10 @@ def _secrets(url: str) -> list[str]:
 
 
 LOOK_SECONDS = 5.0
+"""Seconds for which a store's listing is cached."""
 
 SILENT_SECONDS = 600.0
-"""Each request takes a minute."""
+"""Seconds to skip a silent store; each request takes a minute."""
 
 
 def check_checkpoint_place() -> None:
@@ -508,7 +510,7 @@ class WaitingTrials(Checkpoints):
     """
 
     def __init__(self, spec: StudySpec, store: Store, leases: Leases, note: Callable[[str], None]) -> None:
-        super().__init__(store.study(spec.name))
+        super().__init__(store.studies.get(spec.name))
         self._spec, self._study_store, self._leases, self._note = spec, store, leases, note
         self._told = ""
         self._has_claim = False
@@ -523,7 +525,7 @@ class WaitingTrials(Checkpoints):
         held = self.held()
         if self.away and self.away != self._told:
             self._told = self.away
-            self._note(f"paused trials cannot be resumed for now: {self.away}")
+            self._note(f"what waits cannot go on for now: {self.away}")
         return held.saved, held.bytes
 
     def saves(self, plan: TrialPlan) -> bool:
@@ -571,8 +573,8 @@ class WaitingTrials(Checkpoints):
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
         gone = [str(number) for number in ours if not self.has(number)]
         if gone:
-            self._note(f"checkpoint missing; cannot resume trials {', '.join(gone)}")
-        for number in self._study_store.settle_paused(self._spec.name, ours, state):
+            self._note(f"what was saved of them is gone, so they do not go on: trial {', '.join(gone)}")
+        for number in self._study_store.trials.settle_paused(self._spec.name, ours, state):
             self.forget(number)
         self.close()
 
@@ -589,7 +591,7 @@ class WaitingTrials(Checkpoints):
         if alive:
             alive = self._leases.has_lease(owner) or not self.has(trial.number)
         if not alive:
-            self._study_store.release(self._spec.name, _claim_of(owner), owner=owner)
+            self._study_store.leases.release(self._spec.name, _claim_of(owner), owner=owner)
         return not alive
 
 

@@ -107,7 +107,7 @@ def holds(domain: Any, value: Any) -> bool:
         return inside or any(math.isclose(value, end, rel_tol=1e-9) for end in (domain.low, domain.high))
     choices = domain if isinstance(domain, tuple) else (domain,)
     return any(
-        value == choice or (_is_number(choice) and _is_number(value) and math.isclose(value, choice, rel_tol=1e-9))
+        value == choice or (is_number(choice) and is_number(value) and math.isclose(value, choice, rel_tol=1e-9))
         for choice in choices
     )
 
@@ -116,7 +116,7 @@ def describe(domain: Any, factor: float = 1.0) -> str:
     """Domain in words; numbers times ``factor``."""
 
     def shown(value: Any) -> str:
-        return f"{value * factor:g}" if _is_number(value) else str(value)
+        return f"{value * factor:g}" if is_number(value) else str(value)
 
     if isinstance(domain, Range):
         return f"in [{shown(domain.low)}, {shown(domain.high)}]"
@@ -125,7 +125,8 @@ def describe(domain: Any, factor: float = 1.0) -> str:
     return f"the fixed {shown(domain)}"
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """True for a number; bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -174,7 +175,7 @@ class Dimension:
             ends = (self.nearest(self.low), self.nearest(self.high))
             return max(ends, key=lambda end: abs(float(end or 0.0) - float(value or 0.0)))
         others = [choice for choice in self.choices if choice != value]
-        if not (_is_number(value) and all(map(_is_number, others))):
+        if not (is_number(value) and all(map(is_number, others))):
             return others[0]
         return max(others, key=lambda choice: abs(float(choice or 0.0) - float(value or 0.0)))
 
@@ -191,8 +192,8 @@ class Dimension:
         return self.nearest(low * (high / low) ** share if self.log else low + (high - low) * share)
 
     def _nearest_choice(self, value: ParameterValue) -> ParameterValue:
-        numbers = [float(choice) for choice in self.choices if _is_number(choice)]  # type: ignore[arg-type]
-        if not _is_number(value) or len(numbers) < len(self.choices):
+        numbers = [float(choice) for choice in self.choices if is_number(choice)]  # type: ignore[arg-type]
+        if not is_number(value) or len(numbers) < len(self.choices):
             return self.choices[0]
         number = float(value)  # type: ignore[arg-type]
         are_ratios = min(number, *numbers) > 0

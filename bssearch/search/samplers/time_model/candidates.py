@@ -12,15 +12,17 @@ from numpy.typing import NDArray
 
 from bssearch.records import ParameterValue
 from bssearch.spec.space import Dimension, SearchSpace
+from bssearch.spec.space.domains import is_number
 from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
 
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 SPREAD = 220
+"""Points of the Latin hypercube."""
 
 STEPS = (0.05, 0.2)
-"""Shares of a range."""
+"""Distances of neighbours, as shares of a range."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class SpaceCandidates:
 
 def columns_of(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]) -> list[list[float]]:
     """Columns in [0, 1]: the rank if numeric, else one-hot."""
-    if all(_is_number(value) for value in ordered):
+    if all(is_number(value) for value in ordered):
         last = max(1, len(ordered) - 1)
         return [[ordered.index(value) / last for value in values]]
     return [[float(value == one) for value in values] for one in ordered]
@@ -162,7 +164,7 @@ def _value(dimension: Dimension, share: float) -> ParameterValue:
 def _beside(dimension: Dimension, value: ParameterValue, rng: np.random.Generator) -> list[ParameterValue]:
     if dimension.choices:
         ordered = sorted(dimension.choices, key=order_of)
-        if not all(_is_number(one) for one in ordered):
+        if not all(is_number(one) for one in ordered):
             return [one for one in ordered if one != value]
         place = ordered.index(value)
         return [*ordered[max(0, place - 1) : place], *ordered[place + 1 : place + 2]]
@@ -191,10 +193,6 @@ def latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> Nu
     return spread
 
 
-def _is_number(value: ParameterValue) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def order_of(value: ParameterValue) -> tuple[str, object]:
     """Sort key that groups values by type."""
-    return ("", value) if _is_number(value) else (type(value).__name__, str(value))
+    return ("", value) if is_number(value) else (type(value).__name__, str(value))
