@@ -28,7 +28,8 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 class Device(Model):
     """The device on which the study ran; a predicted answer knows only its name.
 
-    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` is eager, ``own`` a program's, ``unknown`` imported.
+    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` is eager, ``own`` a program's, ``unknown`` if
+    imported.
     """
 
     name: str
@@ -198,9 +199,9 @@ class Settle(Model):
 
 
 class FrontPoint(Model):
-    """Time and cost of a batch size; ``on_front`` if no other confirmed one is better in both.
+    """Time and cost of a batch size; ``on_front`` if no other is better in both.
 
-    Cost: device-hours × price, or samples without a price.
+    Cost: device-hours × price, or samples without a price. Once some are confirmed, only these are compared.
     """
 
     batch_size: int
