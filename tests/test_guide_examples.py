@@ -19,7 +19,7 @@ import yaml
 
 from bssearch import registry
 from bssearch.commands.opening import program_of
-from bssearch.exchange.boards import process as board_process
+from bssearch.exchange.boards import base
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.messages import Load
 from bssearch.executors.programs.command import LoadedCommand
@@ -78,7 +78,7 @@ def test_there_is_an_example_of_every_kind() -> None:
 def test_a_study_runs_with_those_that_a_spec_names_and_is_exported(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board_process, "SILENT_SECONDS", 600.0)  # however slow the machine is
+    monkeypatch.setattr(base, "SILENT_SECONDS", 600.0)  # however slow the machine is
     monkeypatch.setenv("PYTHONPATH", str(folder / "site"), prepend=os.pathsep)
     named = ["pruner.name=patient", "sampler.name=uniform", "executor.name=noted", "objective=epochs_to_target"]
     changes = [word for one in [*named, "log=[ends]", "budget.trials=4", "confirm.runs=0"] for word in ("--set", one)]

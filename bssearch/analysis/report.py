@@ -1,4 +1,4 @@
-"""Builds the answer from a study's records, also for an easier target, or for another device by its step times."""
+"""Builds the answer from a study's records, also for an easier target or another device."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 NEXT = 2
-"""The largest batch size counts as bounded by memory if this many times as many samples do not fit; ladders double."""
+"""Memory is the bound if this many times as many samples do not fit; ladders double."""
 
 TOLD = 1.2
-"""An upper limit of 1 in 1.2 or more on the reached share is not worth printing."""
+"""An upper limit of one in fewer says nothing."""
 
 EASIER = (
     "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (`bssearch check "
@@ -95,9 +95,9 @@ def build_answer(
     memory_uses: Sequence[MemoryUse] = (),
     noise: Sequence[NoiseMeasurement] = (),
 ) -> Answer:
-    """Return the answer from a study's records; raise `TargetNotReachedError` if no trial reached the target.
+    """Answer from a study's records; raises `TargetNotReachedError` if no trial reached the target.
 
-    Confirmation runs in micro-batches that no longer fit are left out, because they are repeated in smaller ones.
+    Leaves out confirmation runs in micro-batches that no longer fit: they are repeated in smaller ones.
     """
     everything, trials = trials, [one for one in trials if not one.configuration.grows]
     trials = [one for one in trials if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
@@ -181,7 +181,6 @@ def _surer(by_law: Verdict, by_runs: Verdict, sure_of: Callable[[Verdict], Certa
 
 
 def _told_of(spec: StudySpec, parameters: Parameters) -> Parameters:
-    """Return the parameters that a program's study sets; all parameters for other workloads."""
     if not spec.is_program:
         return parameters
     told = {"learning_rate", *spec.set_parameters}
@@ -220,7 +219,6 @@ def _may_fit(memory: MemoryBoundary, trial: TrialRecord) -> bool:
 
 
 def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory: MemoryBoundary) -> Largest:
-    """Return the largest batch size that ran without accumulation, else the largest that ran."""
     ran = [one for one in verdict.by_batch.values() if one.fits]
     whole = [one for one in ran if one.configuration.accumulation_steps == 1 and _may_fit(memory, one.runs[0])]
     candidate = (whole or ran)[-1]
@@ -363,19 +361,16 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
 
 
 MOST = 2
-"""Most commands proposed at once."""
 
 MORE_TRIALS = 1.5
-"""Factor on the search trials proposed for untuned batch sizes."""
 
 SPEC = "SPEC"
-"""Placeholder for a spec's file name, which is not stored."""
 
 
 def next_steps(
     spec: StudySpec, verdict: Verdict, sure: Certainty | None, largest: Largest, trials: int
 ) -> list[NextStep]:
-    """Return the most useful commands first; ``trials`` counts the search trials."""
+    """Most useful commands; ``trials`` counts the search trials."""
     return list(islice(_proposed(spec, verdict, sure, largest, trials), MOST))
 
 
@@ -431,12 +426,11 @@ def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | No
 
 
 def _spec_of(study: str) -> str:
-    """Return what `bssearch run` takes for a study: its name if it is shipped, else a spec's file."""
     return shlex.quote(study) if study in shipped_studies() else SPEC
 
 
 def refuse_another_target(objective: Objective) -> None:
-    """Raise `UsageError` if an objective's figure does not depend on a target."""
+    """Raise `UsageError` if figures do not depend on a target."""
     if not objective.stops_at_target:
         raise UsageError(
             f"a study of {objective.name} has no answer for another target: it compares the best metric in equal train "
@@ -446,7 +440,7 @@ def refuse_another_target(objective: Objective) -> None:
 
 
 def easier_target(target: Target, value: float) -> Target:
-    """Return the target with another value; raise `UsageError` if not finite or harder than the study's."""
+    """Target with another value; raises `UsageError` if not finite or harder."""
     if not math.isfinite(value):
         raise UsageError(f"target {value:g} must be a finite number")
     if target.gain(value) > target.gain(target.value):
@@ -462,10 +456,9 @@ def easier_target(target: Target, value: float) -> Target:
 def at_target(
     trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
 ) -> TrialRecord:
-    """Return a trial as it would have ended at an easier target, by its curve.
+    """Trial as it would have ended at an easier target, by its curve; without its test metric.
 
-    The test metric is dropped because it was measured at the end. Raises `UsageError` if the target is met before the
-    first step.
+    Raises `UsageError` if the target is met before the first step.
     """
     if trial.outcome is None or trial.state.is_missing:
         return trial
@@ -503,7 +496,7 @@ def _until(step: int, outcome: TrialOutcome) -> float | None:
 
 
 OF_THE_STUDYS_DEVICE = frozenset({"contended", "step_times_contended", "measurement", "device_slower"})
-"""Codes of notices about the study's own measurement, which do not apply to another device."""
+"""Notices that do not apply to another device."""
 
 
 def predict_for_device(
@@ -513,12 +506,11 @@ def predict_for_device(
     step_times: Mapping[int, ProbeRecord],
     device_name: str,
 ) -> Answer:
-    """Return the answer predicted from a study's steps and another device's step times.
+    """Answer predicted from a study's steps and another device's step times.
 
-    Seconds of a run are its steps × the step time of its batch size. Left out, with a notice: batch sizes without a
-    step time, other models than the default's, and growing batches. The objective is time to target, or cost if the
-    study minimises cost. Raises `UsageError` without a step time of a batch size that ran, `TargetNotReachedError` if
-    no such batch size reached the target.
+    Left out, with a notice: batch sizes without a step time, other models than the default's, and growing batches.
+    Raises `UsageError` without a step time of a batch size that ran, `TargetNotReachedError` if no such batch size
+    reached the target.
     """
     constant = [trial for trial in trials if not trial.configuration.grows]
     grown = len(trials) - len(constant)
@@ -573,7 +565,7 @@ def _of_timed_model(spec: StudySpec, trials: Sequence[TrialRecord]) -> tuple[Seq
 
 
 def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
-    """Return a trial with times of steps × step time; device counters and peak memory are dropped."""
+    """Trial with times of steps × step time, without device counters and peak memory."""
     outcome = trial.outcome
     if outcome is None:
         return trial
@@ -621,13 +613,13 @@ def _listed(sizes: Iterable[int]) -> str:
 
 
 SIZES_PER_OCTAVE = 16
-"""Batch sizes tried between neighbouring probes: 4 % apart, below the 5 % that counts."""
+"""4 % apart, below the 5 % that counts."""
 
 
 def fit_and_predict(
     points: Sequence[LawPoint], probes: Collection[ProbeRecord], noise: NoiseAnswer | None
 ) -> tuple[LawFit | None, Fit | None]:
-    """Return the fitted law, and its form in the answer; None without a fit."""
+    """Fitted law, and its form in the answer."""
     law = fit_law(points)
     if law is None:
         return None, None
@@ -647,7 +639,7 @@ def fit_and_predict(
 
 
 def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[RunnableStep]:
-    """Return step times up to ``largest``: measured, and interpolated between sizes without accumulation."""
+    """Step times up to ``largest``: measured, and interpolated between sizes without accumulation."""
     found = [
         RunnableStep(one.batch_size, one.micro_batch_size, one.step_seconds)
         for one in sorted(probes, key=lambda one: one.batch_size)
@@ -671,14 +663,14 @@ def _between(low: RunnableStep, high: RunnableStep) -> list[RunnableStep]:
 def predicted_figures(
     law: LawFit, step_seconds: Mapping[int, float], batch_sizes: Collection[int], objective: Objective
 ) -> dict[int, float]:
-    """Return the objective's figures predicted by the law, by batch size, if law and step time determine them."""
+    """Figures by batch size, if law and step time determine them."""
     sizes = [size for size in batch_sizes if size <= law.largest_batch]
     found = {size: objective.predicted(law.steps(size), size, step_seconds.get(size)) for size in sizes}
     return {size: figure for size, figure in found.items() if figure is not None}
 
 
 def predicted_times(law: LawFit, probes: Collection[ProbeRecord]) -> dict[int, Time]:
-    """Return law × step time of each timed batch size, with both errors."""
+    """Law × step time of each timed batch size, with both errors."""
     found: dict[int, Time] = {}
     for probe in probes:
         size, seconds = probe.batch_size, probe.step_seconds

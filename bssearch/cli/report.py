@@ -12,8 +12,7 @@ import typer
 from bssearch.cli.arguments import DatabasesOption, StudyArgument, study_to_read
 from bssearch.cli.output import Format, FormatOption, print_named
 from bssearch.errors import UsageError
-from bssearch.exchange.csv_rows import write_csv
-from bssearch.files import check_file, check_folder, naming, replacing
+from bssearch.files import check_file, check_folder, naming, replacing, write_csv
 
 if TYPE_CHECKING:
     from bssearch.storage.repository import Store

@@ -8,7 +8,16 @@ from dataclasses import replace
 from functools import cache
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, Audit, Case, audit, cases, is_result, spent_train_seconds
+from bssearch.analysis.rules.audit import (
+    FULL_LIMIT_PHASES,
+    Audit,
+    Case,
+    audit,
+    cases,
+    is_result,
+    spent_train_seconds,
+    tuned_optima,
+)
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.errors import UsageError, WorkloadError
@@ -93,13 +102,9 @@ def audit_study(
 
 
 def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
-    return cases(
-        spec,
-        store.trials.of(spec.name),
-        answer(store, spec.name),
-        store.probes.step_times(spec.name),
-        store.probes.memory_boundary(spec.name),
-    )
+    trials, step_times = store.trials.of(spec.name), store.probes.step_times(spec.name)
+    memory = store.probes.memory_boundary(spec.name)
+    return cases(spec, trials, answer(store, spec.name), tuned_optima(spec, trials, step_times, memory))
 
 
 def next_audit_run(

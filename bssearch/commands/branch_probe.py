@@ -98,7 +98,7 @@ def _point(spec: StudySpec, path: Path, at: int | None) -> BranchPoint:
     if spec.is_program:
         step = None if at is None else at // batch_size
         return BranchPoint(path=path, digest=_file_digest(path), samples=at, step=step)
-    from bssearch.training.branch import read_checkpoint
+    from bssearch.training.trial_checkpoint import read_checkpoint
 
     saved = read_checkpoint(path)
     samples = saved.samples_at(batch_size) if at is None else at

@@ -6,23 +6,20 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from bssearch.analysis.headline import headline
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import BSSearchError, TargetNotReachedError
-from bssearch.exchange.boards.base import boards_of, check_boards, without_secrets
+from bssearch.exchange.boards.base import BoardProcess, boards_of, check_boards, without_secrets
 from bssearch.records import StudyRecord, TrialObserved, TrialRecord, TrialState
 from bssearch.search.finding import answer
 from bssearch.search.history import History
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
-
-if TYPE_CHECKING:
-    from bssearch.exchange.boards.process import BoardProcess
 
 # States whose end may come from another driver.
 UNFINISHED = frozenset({TrialState.RUNNING, TrialState.PAUSED})
@@ -178,8 +175,6 @@ def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[t
     if not names:
         yield watcher, None
         return
-    from bssearch.exchange.boards.process import BoardProcess
-
     try:
         reporter = Reporter(BoardProcess(names), watcher)
     except OSError as error:

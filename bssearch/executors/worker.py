@@ -21,7 +21,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from bssearch.executors.devices import name_of, uuid_of
-from bssearch.executors.lifeline import Watcher, die_with_parent, end_group
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.messages import (
     CHUNK_BYTES,
@@ -37,6 +36,7 @@ from bssearch.executors.messages import (
     decode_command,
     encode,
 )
+from bssearch.executors.process import Watcher, die_with_parent, end_group
 from bssearch.records import (
     MemoryRequest,
     NoiseRequest,

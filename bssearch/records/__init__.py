@@ -1,8 +1,4 @@
-"""Frozen records that all layers share: requests, observations, outcomes and stored rows.
-
-Names carry units: seconds are floats, memory is in bytes, ``steps`` are optimizer steps, ``samples`` are training
-samples seen.
-"""
+"""Frozen records that all layers share; memory is in bytes, ``steps`` are optimizer steps."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ FINDING_SECONDS = 0.02
 
 
 class Recorder:
-    """Writes a driver's observations, outcomes and answers; buffers observations."""
+    """Writes observations, outcomes and answers; buffers observations."""
 
     def __init__(self, store: Store, study: str) -> None:
         self._store, self._study = store, study
@@ -115,10 +115,7 @@ class Recorder:
             self.flush()
 
     def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:
-        """Store an outcome and return the stored trial, LOST if another driver took it over.
-
-        ``step_seconds``: isolated step time, if known.
-        """
+        """Store an outcome and return the stored trial, LOST if another driver took it over."""
         number, outcome, product = ended.number, ended.outcome, None
         if outcome.steps_to_target is not None and step_seconds is not None:
             product = outcome.steps_to_target * step_seconds
@@ -161,15 +158,12 @@ class Recorder:
         self._next_finding = ended + self._finding_seconds / FINDING_SHARE
 
     def keep_last_finding(self, end: SearchEnd | None = None) -> None:
-        """Store the current answer, and the search's end if given."""
+        """Store the current answer and, if given, the search's end."""
         save_finding(self._store, self._study, end)
 
 
 class Driver:
-    """Runs one study. The store holds all state except running trials and buffered observations.
-
-    With a ``shift`` it may yield to other studies.
-    """
+    """Runs one study; the store holds all state except running trials and buffered observations."""
 
     def __init__(
         self,
@@ -209,11 +203,7 @@ class Driver:
         self._shift.join(self.interrupts, executor.kill)
 
     def run(self) -> None:
-        """Search, then confirm.
-
-        Raises:
-            InterruptedRunError: On Ctrl-C or the end of the shift; every trial is stored.
-        """
+        """Search, then confirm; raise `InterruptedRunError` on Ctrl-C or the end of the shift."""
         with self._ready():
             while not self._is_done:
                 if self.interrupts.count and not self._is_stopping:  # first Ctrl-C: stop gracefully
@@ -232,10 +222,7 @@ class Driver:
                 self._raise_if_failed()
 
     def run_planned(self, next_run: NextRun, phase: Phase, *, visits: int = FIRST_VISITS) -> None:
-        """Make only a plan's runs, one at a time, after ``visits`` step-time visits per batch size.
-
-        ``next_run`` is called again after each run. Raises the same errors as `run`.
-        """
+        """Make only the runs of ``next_run``, one at a time, after ``visits`` to each batch size."""
         self._first_visits = visits
         self.engine = self._engine(next_run, phase)
         self.run()
@@ -341,7 +328,6 @@ class Driver:
             self._do(engine.cannot_save(refusal) if engine.pruning.can_wait else engine.can_save())
 
     def _time_steps(self, visits: int) -> None:
-        """Time steps while no trial runs here; visits of other drivers count."""
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
         if missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
@@ -371,11 +357,9 @@ class Driver:
 
     @property
     def _confirming(self) -> str:
-        """Claim for confirmation: one driver of a host at a time."""
         return f"confirm on {self.environment.host}"
 
     def _take_over(self) -> None:
-        """Mark trials of dead drivers as lost; the search retries them."""
         lost = self._leases.mark_lost()
         if lost:
             numbers = ", ".join(map(str, lost))
@@ -417,7 +401,6 @@ class Driver:
             self._take_over()
 
     def _start(self, plan: TrialPlan) -> None:
-        """Start a trial unless another driver changed the study first."""
         trial = self.store.trials.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
         if trial is None:
             self._is_contended = True
@@ -465,7 +448,6 @@ class Driver:
             raise InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)
 
     def _abandon(self) -> None:
-        """Cancel running trials and release claims after an error."""
         if self.engine.running:
             self.executor.kill()
         for number in self.engine.running:

@@ -27,7 +27,7 @@ ANSWERS = 19
 
 
 class SearchEnd(BaseModel):
-    """Why a search ended, its ``spent`` trials and ``budget``."""
+    """Why a search ended; its ``spent`` trials and ``budget``."""
 
     reason: str
     spent: int
@@ -35,7 +35,7 @@ class SearchEnd(BaseModel):
 
 
 class _Kept(BaseModel):
-    """Document stored with a study; invalid parts count as absent."""
+    """Invalid parts count as absent."""
 
     made_by: int | None = None
     answer: Answer | None = None
@@ -56,7 +56,7 @@ def _kept(document: Mapping[str, Any] | None) -> _Kept:
 
 
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
-    """Store the current answer, and the search's end if given."""
+    """Store the current answer and, if given, the search's end."""
     stamp, last = store.findings.stamp(name), _kept(store.findings.last(name))
     found = None
     with suppress(TargetNotReachedError):
@@ -73,26 +73,23 @@ def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
 
 
 def stored_end(store: Store, name: str) -> SearchEnd | None:
-    """Return how the search ended, or None."""
+    """How the search ended, or None."""
     return _kept(store.findings.last(name)).search_end
 
 
 def stored_quick(store: Store, name: str) -> QuickAnswer | None:
-    """Return the quick answer, or None."""
+    """Quick answer, or None."""
     return _kept(store.findings.last(name)).quick
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickPrior | None:
-    """Return the quick answer as the search's prior; None unless the objective is in seconds."""
+    """Quick answer as the search's prior, if trials race."""
     quick = stored_quick(store, spec.name) if objective_of(spec).trials_race else None
     return None if quick is None else QuickPrior.of(quick)
 
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
-    """Return the answer, cached if up to date; for another ``target``, computed from stored curves.
-
-    ``trials``: all trials of the study, if already read.
-    """
+    """Answer, cached if up to date; for another ``target``, computed from stored curves."""
     if target is None:
         stored = _kept(store.findings.current(name))
         if stored.made_by == ANSWERS and stored.answer is not None:

@@ -1,8 +1,7 @@
 """Runs after the search: batch schedules, repeats of the best ones, and finalists past the target.
 
-Optuna's TPE proposes the schedules of a growing batch: start, end, timing and initial learning rate. Other parameters
-come from the best trial at the starting batch size. Usual schedules come first. Finalists train past the target, for
-equal train seconds.
+Optuna's TPE proposes a schedule's start, end, timing and initial learning rate. Other parameters come from the best
+trial at the starting batch size.
 """
 
 from __future__ import annotations
@@ -32,19 +31,18 @@ from bssearch.spec.space import RETUNED, BatchGrowth, Dimension, Domain, SearchS
 from bssearch.spec.space.domains import Range, RelativeLearningRate
 
 BELOW, ABOVE = 8, 16
-"""Default range of a schedule: best constant batch size / `BELOW` to × `ABOVE`."""
+"""Default range about the best constant batch size."""
 
 FIRST = ((0.5, 2.0, 0.5), (1.0, 4.0, 1.0), (0.25, 1.0, 0.25))
-"""First trials: start and end relative to the best constant batch size; share of samples at full growth."""
+"""Start and end relative to the best constant batch size; share of samples at full growth."""
 
 RANDOM_TRIALS = 3
-"""Random trials before TPE."""
+"""Before TPE."""
 
 ASKED_AGAIN = 20
-"""Retries if TPE repeats a configuration."""
 
 MISSED = 1e9
-"""TPE value of a miss; worse than any success."""
+"""Worse than any success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +56,7 @@ class Tuned:
 def propose(
     history: History, tuned: Tuned, tried: Sequence[TrialRecord]
 ) -> tuple[Configuration, dict[str, ParameterValue]] | None:
-    """Return the next configuration and its coordinates; None if no new schedule can grow.
-
-    Raises `UsageError` for impossible milestones.
-    """
+    """Next configuration and its coordinates; None if no new schedule can grow."""
     space = history.spec.space
     if space.batch_schedule is None:
         return None
@@ -84,7 +79,6 @@ def propose(
 
 
 def _grows_in_time(history: History, configuration: Configuration) -> bool:
-    """True if the batch grows within the trial limit, at the first stage's step time."""
     schedule = batch_schedule_of(configuration)
     assert schedule is not None, "its batch grows"
     seconds = history.probes[configuration.batch_size].step_seconds or 0.0
@@ -93,7 +87,7 @@ def _grows_in_time(history: History, configuration: Configuration) -> bool:
 
 
 def in_known_micro_batches(history: History, configuration: Configuration) -> Configuration:
-    """Return the configuration, each stage in current micro-batches."""
+    """Configuration with stages in current micro-batches."""
     schedule = batch_schedule_of(configuration)
     assert schedule is not None, "its batch grows"
     stages = [
@@ -106,7 +100,7 @@ def in_known_micro_batches(history: History, configuration: Configuration) -> Co
 
 
 def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]) -> Configuration:
-    """Return the configuration of coordinates."""
+    """Configuration of coordinates."""
     growth = history.spec.space.batch_schedule
     assert growth is not None, "the space has schedules"
     _, ends = _sizes(history, growth, _names(history, growth), tuned)
@@ -136,7 +130,6 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
 
 
 def _stages(history: History, start: int, changes: Sequence[tuple[int, int]], *, spread: bool) -> list[Stage]:
-    """Return stages; ``spread`` gives each stage at least one step."""
     stages = [Stage(0, start, history.probes[start].micro_batch_size)]
     for samples, size in changes:
         least = stages[-1].start_samples + stages[-1].batch_size if spread else 0
@@ -145,7 +138,6 @@ def _stages(history: History, start: int, changes: Sequence[tuple[int, int]], *,
 
 
 def _thinned(sizes: Sequence[int]) -> Sequence[int]:
-    """Return at most `MOST_STAGES` sizes, first and last included."""
     if len(sizes) <= MOST_STAGES:
         return sizes
     gap = (len(sizes) - 1) / (MOST_STAGES - 1)
@@ -164,7 +156,6 @@ def _names(history: History, growth: BatchGrowth) -> tuple[BatchScheduleName, ..
 def _sizes(
     history: History, growth: BatchGrowth, names: Sequence[BatchScheduleName], tuned: Tuned
 ) -> tuple[list[int], list[int]]:
-    """Return the possible start and end batch sizes, ascending."""
     best, feasible = tuned.configuration.batch_size, history.feasible
     starts = [size for size in growth.starts(feasible) if growth.start or best <= BELOW * size <= BELOW * best]
     ends = [size for size in growth.ends(feasible) if growth.end or size <= ABOVE * best]
@@ -205,7 +196,6 @@ def _dimension(name: str, domain: Domain) -> Dimension:
 def _usual(
     names: Sequence[BatchScheduleName], dimensions: Sequence[Dimension], tuned: Tuned
 ) -> list[dict[str, ParameterValue]]:
-    """Return the coordinates closest to `FIRST`, distinct."""
     best, found = tuned.configuration.batch_size, list[dict[str, ParameterValue]]()
     for place, (start, end, until) in enumerate(FIRST):
         name = names[place % len(names)]
@@ -239,7 +229,6 @@ def _asked(
 
 
 def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configuration:
-    """Return the best configuration of a batch size, else ``tuned`` transferred to it."""
     if batch_size == tuned.batch_size:
         return history.as_run(tuned)
     best = history.best_at(batch_size)
@@ -249,17 +238,17 @@ def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configu
 
 
 REPEATED = 2
-"""Best schedules repeated with fresh seeds; a single one may be lucky."""
+"""A single one may be lucky."""
 
 ATTEMPTS = 2
-"""Maximum attempts as a multiple of budgeted trials, failed and lost ones included."""
+"""Times the budgeted trials, failed and lost ones included."""
 
 SLACK = 1.5
-"""Trial limit as a multiple of the best constant batch's seconds."""
+"""Times the best constant batch's seconds."""
 
 
 def next_trial(history: History) -> TrialPlan | None:
-    """Return the next schedule trial; enqueued trials come first.
+    """Next schedule trial; enqueued trials come first.
 
     None if the budget is spent, no batch can grow, or no constant batch reached the target.
     """
@@ -278,26 +267,26 @@ def next_trial(history: History) -> TrialPlan | None:
 
 
 def next_repeat(history: History) -> TrialPlan | None:
-    """Return the next repeat of the best schedules, with a confirmation seed; None if done."""
+    """Next repeat of the best schedules, with a confirmation seed."""
     trials = [one for one in history.all_trials if one.phase is Phase.AUDIT and one.configuration.grows]
     made = CompletedRuns.of(history, trials)
     return next(interleaved(history, made, best_schedules(history), history.spec.confirm.runs, Phase.AUDIT), None)
 
 
 def growth_trials(history: History) -> list[TrialRecord]:
-    """Return the schedule search's trials, by number."""
+    """Schedule search's trials, by number."""
     return [trial for trial in history.all_trials if trial.phase is Phase.GROWTH]
 
 
 def best_schedules(history: History) -> list[Configuration]:
-    """Return the distinct schedules that grew and reached the target, best first."""
+    """`REPEATED` best distinct schedules that grew and reached the target."""
     reached = [one for one in growth_trials(history) if one.state is TrialState.REACHED and has_grown(one)]
     ranked = sorted(reached, key=lambda one: (history.value(one), one.number))
     return list({one.configuration.key: one.configuration for one in ranked}.values())[:REPEATED]
 
 
 def tuned_constant(history: History) -> Tuned | None:
-    """Return the best constant-batch configuration; None without a hit."""
+    """Recommended constant-batch configuration and its median samples; None without a hit."""
     verdict = verdict_of(history, confirmation_trials(history))
     if verdict is None or not math.isfinite(verdict.optimal.value):
         return None
@@ -330,7 +319,6 @@ def _plan(
     uncapped: bool,
     earlier: TrialRecord | None = None,
 ) -> TrialPlan:
-    """Return the plan of a trial; ``earlier``: the queued trial, or the one to retry."""
     is_queued = earlier is not None and earlier.state is TrialState.QUEUED
     full = history.spec.budget.trial_train_seconds
     limit = full if uncapped else min(full, SLACK * _seconds_of_best(history, full))
@@ -352,7 +340,7 @@ def _plan(
 
 
 def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
-    """Return the next full-length run; seeds, interleaving and retries as in confirmation."""
+    """Plan of ``runs`` full-length runs per finalist, seeded and interleaved as in confirmation."""
 
     def plan(history: History) -> TrialPlan | None:
         limit = history.spec.budget.trial_train_seconds
@@ -364,10 +352,7 @@ def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Return the best configuration of each batch size that reached the target, with its micro-batches.
-
-    Confirmed results precede search trials. The largest batch size also gets its `more_regularised` variant.
-    """
+    """Best configuration of each batch size that reached the target, and the largest one's `more_regularised`."""
     verdict = verdict_of(history, [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM])
     if verdict is None:
         return []
@@ -384,7 +369,7 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def more_regularised(space: SearchSpace, configuration: Configuration, optimum: Configuration) -> Configuration:
-    """Return a configuration with the optimum's regularisation scaled to its batch size, if more.
+    """Configuration with the optimum's regularisation scaled to its batch size.
 
     Dropout, weight decay and label smoothing grow by √(B / B_opt), never shrink, and stay in the space.
     """

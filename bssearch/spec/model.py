@@ -1,4 +1,4 @@
-"""A study's spec, the hash of its question, and a program's command line with placeholders for a trial's values."""
+"""A study's spec, and a program's command line with placeholders."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ OWN_PLACES = (
 
 
 def places_of(command: Sequence[str]) -> set[str]:
-    """Return the placeholders of a command."""
+    """Placeholders of a command."""
     return {name for token in command for name in PLACE.findall(token)}
 
 
 def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list[str]:
-    """Fill in a command; raise `UsageError` for a name without a value."""
+    """Fill in a command; raise `UsageError` for an unknown name."""
 
     def text(match: re.Match[str]) -> str:
         name = match[1]
@@ -82,8 +82,7 @@ def check_command(
 ) -> None:
     """Raise `ValueError` for an unknown placeholder or inconsistent log settings.
 
-    A command whose log is read needs placeholders for all searched parameters; others are checked by `check_places`
-    once it is known whether they ask for their trial.
+    A command whose log is read needs placeholders for all searched parameters; for others see `check_places`.
     """
     places = places_of(command)
     own = {name.rpartition(".")[2] for name in set_parameters}
@@ -131,7 +130,7 @@ def values_of(
     threads: int,
     device: str,
 ) -> dict[str, ParameterValue]:
-    """Return the values of all placeholders."""
+    """Placeholders' values."""
     return {
         **parameters,
         "batch_size": configuration.batch_size,
@@ -266,18 +265,18 @@ class StudySpec(StrictModel):
 
     @property
     def is_program(self) -> bool:
-        """Return whether the training is a script, `make_trainer`, command or function of the user."""
+        """Whether the user's script, `make_trainer`, command or function trains."""
         return bool(self.command) or self.workload == OBJECTIVE or self.workload.endswith((".py", f".py{MAKE_TRAINER}"))
 
     @property
     def searched(self) -> tuple[str, ...]:
-        """Return the searched names, as a command takes them."""
+        """Searched names, as a command takes them."""
         found = [one.name.removeprefix("reference_").rpartition(".")[2] for one in self.space.dimensions()]
         return (*(["batch_size"] if len(self.batch_sizes) > 1 else []), *found)
 
     @property
     def set_parameters(self) -> tuple[str, ...]:
-        """Return the parameters that the spec sets; a program may have its own defaults for the others."""
+        """Parameters that the spec sets; a program may have its own defaults for the others."""
         fields, space, default = type(self.space).model_fields, self.space, self.default
         given = {name for name in fields if getattr(space, name) != fields[name].get_default(call_default_factory=True)}
         given |= {name for name, value in default if value is not None}
@@ -292,22 +291,22 @@ class StudySpec(StrictModel):
 
     @property
     def preset(self) -> str | None:
-        """Return the preset named in the file, which is not stored."""
+        """Preset named in the file."""
         return self._preset
 
     def from_preset(self, name: str) -> Self:
-        """Return the spec with the name of its preset."""
+        """Spec with its preset's name."""
         noted = self.model_copy()
         noted._preset = name
         return noted
 
     @property
     def record_target(self) -> Target:
-        """Return the target as a record."""
+        """Target as a record."""
         return Target(metric=self.target.metric, value=self.target.value, goal=self.target.goal)
 
     def new_study(self, created_by: str) -> NewStudy:
-        """Return the study to store."""
+        """Study to store."""
         return NewStudy(
             name=self.name,
             spec=self.model_dump(mode="json"),
@@ -319,46 +318,46 @@ class StudySpec(StrictModel):
 
     @property
     def default_configuration(self) -> Configuration:
-        """Return the default configuration."""
+        """Default configuration."""
         return whole_configuration(self.default, self.space)
 
     @property
     def timed_model(self) -> ModelParameters:
-        """Return the model parameters used for step times and memory."""
+        """Model parameters of step times and memory."""
         return model_parameters(self.default_configuration)
 
     @property
     def varied_in_model(self) -> list[str]:
-        """Return the searched parameters of ``space.model``."""
+        """Searched parameters of ``space.model``."""
         values = dict(self.timed_model)
         domains = (self.space.model or {}).items()
         return [name for name, domain in domains if domain not in (values[name], (values[name],))]
 
     @property
     def has_several_models(self) -> bool:
-        """Return whether trials may have different models."""
+        """True if trials may have different models."""
         return bool(self.varied_in_model)
 
     @property
     def is_imported(self) -> bool:
-        """Return whether runs were imported, without a workload."""
+        """True if runs were imported."""
         return self.workload == IMPORTED
 
     @property
     def default_is_known(self) -> bool:
-        """Return whether the default is known; imported studies may lack one."""
+        """False for some imported studies."""
         return not self.is_imported or bool(self.workload_settings.get("default_known"))
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Return all batch sizes, ascending: the ladder's and the default's."""
+        """The ladder's and the default's, ascending."""
         return tuple(sorted({*self.space.rungs, self.default.batch_size}))
 
     @property
     def question(self) -> dict[str, Any]:
-        """Return the fields of the question as JSON values; other fields may change on resume.
+        """Fields of the question as JSON values; other fields may change on resume.
 
-        Batch growth is excluded, because it does not affect fixed batch sizes.
+        Excludes batch growth, which does not affect fixed batch sizes.
         """
         question = self.model_dump(mode="json", include=set(QUESTION_FIELDS))
         del question["space"]["batch_schedule"]
@@ -366,7 +365,7 @@ class StudySpec(StrictModel):
 
     @property
     def question_hash(self) -> str:
-        """Hash the question; fields added in later versions count only if set."""
+        """Hash of the question; fields of later versions count only if set."""
         question = self.question
         for part in (question["space"], question["default"]):
             for name in ("ema_decay", *OWN_GROUPS):

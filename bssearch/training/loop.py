@@ -43,7 +43,7 @@ from bssearch.training.gradient_noise import NoiseBudget, NoiseGrowth, NoiseMete
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused_memory
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trainer import Trainer, seed_everything, warm_up
-from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, identity_of
+from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, continue_from, identity_of
 from bssearch.workloads.base import Data, Workload, measure, metric_value
 
 # states after which the test part may be evaluated
@@ -148,8 +148,6 @@ class Trial:
             self._memory.start()
             self._trainer = Trainer(workload, plan.configuration, self._data.train, computation, plan.seed)
             if request.branch is not None:
-                from bssearch.training.branch import continue_from
-
                 continue_from(self._trainer, request.branch, plan.configuration.batch_size)
             given = request, workload, computation, self._trainer, self._data.train
             self._noise, self._noise_growth = noise_meter(*given, self._noise_budget), noise_growth(*given)

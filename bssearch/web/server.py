@@ -7,13 +7,15 @@ import socket
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bssearch.errors import UsageError
 from bssearch.web.access import ADMITTED, Access, is_loopback, new_token
+from bssearch.web.app import create_app
+from bssearch.web.views import Databases
 
 # Browsers open connections in advance and leave them unused for minutes.
 
@@ -95,10 +97,6 @@ def serve(
     it once. ``port`` 0 takes a free one; ``names`` are further host names. Raises `UsageError` if it cannot listen or a
     required token is declined.
     """
-    uvicorn = _uvicorn()
-    from bssearch.web.app import create_app
-    from bssearch.web.views import Databases
-
     databases = Databases(urls)
     needs_token = not is_loopback(host)
     if asks_token is False and needs_token:
@@ -167,15 +165,3 @@ def _not_ours(error: OSError, host: str, port: int) -> UsageError:
             return UsageError(f"--host {host} is no address of this machine", hint="0.0.0.0 stands for all it has")
         case _:
             return UsageError(f"--host {host} --port {port} cannot be listened on: {error.strerror}")
-
-
-def _uvicorn() -> Any:
-    try:
-        import starlette
-        import uvicorn
-    except ImportError as error:
-        raise UsageError(
-            f"bssearch serve needs {error.name}, which is not installed", hint="pip install 'bssearch[serve]'"
-        ) from None
-    del starlette
-    return uvicorn

@@ -32,9 +32,9 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import status
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.exchange.csv_rows import write_csv
 from bssearch.exchange.trial_rows import trial_document
 from bssearch.executors.base import Event
+from bssearch.files import write_csv
 from bssearch.records import GradientNoise, MemoryBasis, Observation, Phase, TrialEnded, TrialRecord, TrialState
 from bssearch.search.history import History
 from bssearch.search.pruners.controller import PruningController

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch.commands.audit import audit_study
-from bssearch.commands.dry_run import longest_seconds, pruned_seconds
+from bssearch.commands.check import longest_seconds, pruned_seconds
 from bssearch.commands.enqueue import enqueue, with_schedule
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study

@@ -215,8 +215,8 @@ def test_where_the_store_is_away_the_run_goes_on_without_it_and_says_so(
     assert not second.resumed and not second.pauses
     assert sum(not trial.state.is_missing for trial in trials) == 12
     away = f"the checkpoint store troubled://{tmp_path}/store: "
-    assert sum(note.startswith(f"what waits cannot go on for now: {away}") for note in notes) == 1
-    assert sum(note.startswith("trials are stopped for good from now on") and away in note for note in notes) == 1
+    assert sum(note.startswith(f"paused trials cannot be resumed for now: {away}") for note in notes) == 1
+    assert sum(note.startswith("trials can no longer be paused") and away in note for note in notes) == 1
     trouble.is_away = False
     third = SteppingLaw(done=first.done)
     trials, _ = run(spec, tmp_path, third)
@@ -247,7 +247,7 @@ def test_a_trial_whose_checkpoint_does_not_arrive_is_tried_again_and_a_silent_st
     assert outcome is not None and outcome.state is TrialState.LOST
     assert "trial 4 cannot be brought back: nothing happened for 0.3 s" in outcome.reason
     assert [trial.number for trial in trials if trial.retry_of == 4]
-    assert sum("nothing happened for 0.3 s" in note for note in notes if note.startswith("what waits cannot")) == 1
+    assert sum("nothing happened for 0.3 s" in note for note in notes if note.startswith("paused trials cannot")) == 1
 
 
 def test_a_trial_that_is_interrupted_while_its_checkpoint_arrives_stays_paused_as_it_was(
@@ -330,7 +330,7 @@ def test_where_the_store_takes_nothing_what_would_wait_is_stopped_and_what_is_in
             run(spec, tmp_path, executor())
     else:
         _, notes = run(spec, tmp_path, executor())
-        assert sum(note.startswith("trials are stopped for good") and said in note for note in notes) == 1
+        assert sum(note.startswith("trials can no longer be paused") and said in note for note in notes) == 1
     with open_store(url_in(tmp_path), write=False) as store:
         outcomes = [trial.outcome for trial in store.trials.of(spec.name) if trial.outcome is not None]
     (stopped,) = [one for one in outcomes if "could not be paused: the checkpoint store" in one.reason]

@@ -109,6 +109,6 @@ def test_a_size_that_runs_out_of_memory_on_another_device_is_timed_in_smaller_mi
 def test_where_another_device_times_nothing_one_device_times_all(store: Store) -> None:
     node = OneDeviceFails()
     assert measured(store, node) == [
-        "step times are taken on one device: on another they cannot be: the worker of slot 2 died"
+        "step times are measured on one device, because another failed: the worker of slot 2 died"
     ]
     assert node.waves == []

@@ -1,9 +1,9 @@
 """The quick answer as ``bssearch run --quick --format json`` prints it, and its critical batch size.
 
-The critical batch size follows from the gradient noise scale and a few runs. Samples to the target are
-E_min (1 + B / B_crit) times a departure, a Gaussian process over log B, because no training follows the law exactly.
-The prior of log B_crit is normal around the noise scale, or flat without one; that of log E_min is flat. Draws: B_crit
-on a grid, then departures given B_crit; missed runs weigh each draw by the probability that they need more samples.
+Samples to the target are E_min (1 + B / B_crit) times a departure, a Gaussian process over log B, because no training
+follows the law exactly. The prior of log B_crit is normal around the gradient noise scale, or flat without one; that of
+log E_min is flat. Draws: B_crit on a grid, then departures given B_crit, weighted by the probability that missed runs
+need more samples.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class QuickCriticalBatch(Model):
 
 
 class QuickRun(Model):
-    """A run of the quick answer; ``steps`` are null if it missed the target."""
+    """A run; ``steps`` are null if it missed the target."""
 
     trial: int
     batch_size: int
@@ -58,8 +58,7 @@ class QuickAnswer(Model):
 
     ``interval`` holds the optimum with 90 %. ``gain``: the default's expected time over the optimum's.
     ``learning_rate_gain``: time with the rule's rate over time with the recommended one. ``alpha_s`` + ``beta_s`` ×
-    samples: step seconds, null below three batch sizes. ``target`` is easier than the study's if the default missed
-    that.
+    samples: step seconds. ``target`` is easier than the study's if the default missed it.
     """
 
     schema_version: Literal[1] = 1
@@ -86,7 +85,7 @@ class QuickAnswer(Model):
 
 @dataclass(frozen=True, slots=True)
 class QuickPrior:
-    """A quick answer as prior of a search, in samples; intervals are 90 %."""
+    """A quick answer as prior of a search; intervals are 90 %."""
 
     batch_size: int
     interval: tuple[int, int]
@@ -95,21 +94,18 @@ class QuickPrior:
 
     @classmethod
     def of(cls, found: QuickAnswer) -> Self:
-        """Return the prior of a quick answer."""
+        """Prior of a quick answer."""
         low, high = found.interval
         b_crit = found.b_crit.low, found.b_crit.estimate, found.b_crit.high
         return cls(found.optimal.batch_size, (low, high), b_crit, found.noise_scale)
 
     def holds(self, batch_size: int) -> bool:
-        """True if a batch size is within the interval of the optimum."""
+        """True within the optimum's interval."""
         return self.interval[0] <= batch_size <= self.interval[1]
 
 
 class Promise(Model):
-    """The quick answer's batch size and the search's; ``holds`` if its interval meets the flat range found.
-
-    ``time_ratio``: tuned time at the promised batch size over the optimum's; null if unknown.
-    """
+    """The quick answer's batch size and the search's; ``holds`` if its interval meets the flat range found."""
 
     batch_size: int
     interval: list[int]
@@ -121,7 +117,7 @@ class Promise(Model):
 
     @property
     def in_words(self) -> str:
-        """Return the two side by side, for people."""
+        """Both side by side."""
         low, high = self.interval
         kept = "which holds" if self.holds else "which misses it"
         ratio = "" if self.time_ratio is None else f", where the target takes {self.time_ratio:.2g}× as long"
@@ -129,7 +125,7 @@ class Promise(Model):
 
 
 def promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
-    """Return the quick answer beside a confirmed answer; None before confirmation."""
+    """Quick answer beside a confirmed answer; None before confirmation."""
     best = answer.optimal.batch_size
     if not any(row.confirmed and row.batch_size == best for row in answer.batches):
         return None
@@ -147,25 +143,23 @@ def promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
 
 
 BEYOND_OCTAVES = 4.0
-"""How far outside the batch sizes that can be run B_crit may lie."""
+"""Of B_crit beyond the runnable batch sizes."""
 
 RUN_DEVIATION = 0.15
 """Standard deviation of log samples between seeds."""
 
 DEPARTURE = 0.25
 DEPARTURE_OCTAVES = 1.5
-"""Standard deviation and length (octaves of batch size) of the departure from the law."""
+"""Standard deviation and length of the departure from the law."""
 
 LEVEL = 100.0
 """Standard deviation of log E_min: practically flat."""
 
 GRID = 400
 NODES_PER_OCTAVE = 4
-"""Departures are drawn at nodes and linear between them."""
 
 DRAWS = 2000
 SEED = 0
-"""The draws are the same for the same measurements."""
 
 CONFIDENCE = 0.90
 
@@ -181,16 +175,16 @@ class CriticalBatchPosterior:
 
     @property
     def estimate(self) -> float:
-        """Return the median of B_crit."""
+        """Median of B_crit."""
         return self._quantile(0.5)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 90 % interval of B_crit."""
+        """90 % interval of B_crit."""
         return self._quantile((1 - CONFIDENCE) / 2), self._quantile((1 + CONFIDENCE) / 2)
 
     def log_steps(self, sizes: Sequence[int]) -> Numbers:
-        """Return log steps to the target by each law, (draws, sizes), up to a constant."""
+        """Log steps to the target by each law, (draws, sizes), up to a constant."""
         logs = np.log(np.array(sizes, dtype=float))
         law = np.logaddexp(0, self.log_b_crit[:, None] - logs)
         steps: Numbers = law + _between(self.log_nodes, self.departures, logs)
@@ -205,7 +199,7 @@ class CriticalBatchPosterior:
 class ExpectedOptimum:
     """The batch size with the least expected time.
 
-    ``interval`` holds the optimum with 90 %, among all sizes. ``relative_times``: expected times over the optimum's.
+    ``interval`` holds the optimum with 90 %. ``relative_times``: expected times over the optimum's.
     """
 
     step: RunnableStep
@@ -217,7 +211,7 @@ class ExpectedOptimum:
 def critical_batch(
     sizes: Sequence[int], noise_scale: float | None, points: Sequence[LawPoint] = ()
 ) -> CriticalBatchPosterior:
-    """Return the posterior of B_crit from the noise scale (samples) and the runs."""
+    """Posterior of B_crit from the noise scale (samples) and the runs."""
     reach = BEYOND_OCTAVES * math.log(2)
     low, high = math.log(min(sizes)), math.log(max(sizes))
     least, most = low - reach, high + reach
@@ -264,7 +258,6 @@ def _between(nodes: Numbers, values: Numbers, at: Numbers) -> Numbers:
 
 
 def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Numbers, departures: Numbers) -> Numbers:
-    """Return the probability of each draw that missed runs need more samples than they had."""
     from scipy.special import ndtr
 
     likely = np.ones(len(log_b_crit))
@@ -279,10 +272,7 @@ def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Number
 def expected_optimum(
     posterior: CriticalBatchPosterior, steps: Sequence[RunnableStep], ladder: Sequence[int]
 ) -> ExpectedOptimum:
-    """Return the size of the ``ladder`` with the least expected log time.
-
-    Raises ValueError if no size of the ladder has a step time.
-    """
+    """Size of the ``ladder`` with the least expected log time; raises ValueError if none is timed."""
     by_size = fastest_by_size(steps)
     sizes = list(by_size)
     choices = [size for size in sizes if size in set(ladder)]

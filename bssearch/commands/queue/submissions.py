@@ -16,6 +16,7 @@ from bssearch.records import TrialState
 from bssearch.search.leases import is_alive
 from bssearch.search.pruners.checkpoints import Checkpoints
 from bssearch.settings import user_name
+from bssearch.spec.reader import shortened
 from bssearch.spec.templates import (
     OFFERS_NONE,
     NewSubmission,
@@ -27,7 +28,6 @@ from bssearch.spec.templates import (
     read_file,
     value_type,
 )
-from bssearch.spec.yaml_values import shortened
 from bssearch.storage.repository import Store
 from bssearch.storage.statements import StudySummary
 

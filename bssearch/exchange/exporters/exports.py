@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, TextIO, Union, get_args, get_origin, get_
 
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import UsageError
-from bssearch.exchange.csv_rows import write_csv
 from bssearch.exchange.recorded_curves import RecordedTable, RecordedTrial, write_table
 from bssearch.exchange.trial_rows import flat_table, observations_of, traceback, trial_row
-from bssearch.files import check_file, naming, replacing
+from bssearch.files import check_file, naming, replacing, write_csv
 from bssearch.records import (
     Configuration,
     DeviceUse,

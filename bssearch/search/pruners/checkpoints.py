@@ -53,28 +53,28 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The saved trials of a place, and their bytes, incomplete ones included."""
+    """Saved trials; ``sizes``, in bytes, includes incomplete ones."""
 
     saved: frozenset[int] = frozenset()
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """Return the total bytes."""
+        """Total bytes."""
         return sum(self.sizes.values())
 
     def without(self, numbers: Collection[int]) -> Held:
-        """Return a copy without some trials."""
+        """Copy without some trials."""
         left = {number: size for number, size in self.sizes.items() if number not in numbers}
         return Held(self.saved.difference(numbers), left)
 
     def beside(self, number: int, size: int) -> Held:
-        """Return a copy with one more saved trial."""
+        """Copy with one more saved trial."""
         return Held(self.saved | {number}, {**self.sizes, number: size})
 
 
 def held_of(files: Iterable[tuple[str, int]]) -> Held:
-    """Return the trials among files, given as names and sizes."""
+    """Trials among files, given as (name, bytes)."""
     saved, sizes = set[int](), Counter[int]()
     for name, size in files:
         if match := _NAME.fullmatch(name):
@@ -89,10 +89,9 @@ class SilentStoreError(CheckpointError):
 
 
 class CheckpointStore:
-    """Checkpoints of one study, in a folder below a URL named by the study's mark.
+    """Checkpoints of one study, in the folder ``mark`` below a URL.
 
-    Methods block, and raise `CheckpointError` if the store fails or stays silent. The constructor raises `UsageError`
-    for an invalid URL or a missing package.
+    Methods block, and raise `CheckpointError` if the store fails or stays silent.
     """
 
     def __init__(self, url: str, mark: str) -> None:
@@ -198,7 +197,6 @@ class CheckpointStore:
 
     @cached_property
     def _opened(self) -> tuple[Any, str]:
-        """Return the file system (creating it may connect) and the study's folder."""
         from fsspec.core import url_to_fs
 
         files, root = url_to_fs(self._url)
@@ -208,7 +206,7 @@ class CheckpointStore:
         return posixpath.join(self._opened[1], name)
 
     def _make_folder(self) -> None:
-        """Make the study's folder if needed, but never the URL's own: a mount may be missing."""
+        """Never make the URL's own folder: a mount may be missing."""
         files, folder = self._opened
         with suppress(FileExistsError):
             files.mkdir(folder, create_parents=False)
@@ -219,7 +217,6 @@ class CheckpointStore:
                 self._opened[0].rm_file(self._path(name))
 
     def _checked(self, number: int, header: bytes) -> dict[str, Any]:
-        """Return the header's content; raise `_UnfitError` for another trial's."""
         try:
             found = json.loads(header)
             kind, study, trial = found["kind"], found["study"], found["trial"]
@@ -236,7 +233,6 @@ class CheckpointStore:
     def _ask(
         self, failure: str, work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool] = lambda: True
     ) -> Result:
-        """Run ``work``; on failure or abort raise a `CheckpointError` that names the store."""
         kind: type[CheckpointError] = CheckpointError
         try:
             return _patiently(work, is_wanted)
@@ -246,7 +242,6 @@ class CheckpointStore:
         raise kind(f"the checkpoint store {self._shown}: {failure}: {said}")
 
     def _told(self, error: Exception) -> str:
-        """Return the first line of an error, without the URL's secrets."""
         said = str(error) if isinstance(error, _UnfitError) else f"{type(error).__name__}: {error}"
         if isinstance(error, FileNotFoundError):
             said = f"it is not there: {error.filename or error}"
@@ -267,10 +262,7 @@ class _SilentError(_UnfitError):
 
 
 def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool]) -> Result:
-    """Run ``work``; abort it without progress for `PATIENCE_SECONDS` or if unwanted.
-
-    Uses a thread, because a blocked library call can only be abandoned; it ends at its next progress.
-    """
+    """Run ``work`` in a thread: a blocked library call can only be abandoned, and ends at its next progress."""
     result: Future[Result] = Future()
     heard, is_given_up = time.monotonic(), False
 
@@ -321,7 +313,6 @@ def _header(mark: str, number: int, size: int, digest: str) -> bytes:
 
 
 def _digest(file: IO[bytes], on_progress: OnProgress) -> str:
-    """Return the SHA-256 of the rest of a file."""
     digest = hashlib.sha256()
     while chunk := file.read(CHUNK_BYTES):
         digest.update(chunk)
@@ -330,7 +321,6 @@ def _digest(file: IO[bytes], on_progress: OnProgress) -> str:
 
 
 def _secrets(url: str) -> list[str]:
-    """Return a URL's password, encoded and decoded."""
     try:
         password = urlsplit(url).password
     except ValueError:
@@ -346,14 +336,14 @@ SILENT_SECONDS = 600.0
 
 
 def check_checkpoint_place() -> None:
-    """Raise `UsageError` if ``BSSEARCH_CHECKPOINT_DIR`` is an invalid URL or its package is missing."""
+    """Raise `UsageError` if the checkpoint URL is invalid or its package is missing."""
     url = checkpoint_url()
     if url is not None:
         check_store_url(url)
 
 
 class CheckpointFolder:
-    """The files of one study, readable by this user or group only (`bssearch.files.make_guarded_folder`)."""
+    """Files of one study, in a guarded folder (`bssearch.files`)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -365,11 +355,11 @@ class CheckpointFolder:
             file.write(bytes(2**20))
 
     def place(self, number: int) -> Path:
-        """Return the path of a trial's file."""
+        """Path of a trial's file."""
         return self.path / f"trial-{number}.pt"
 
     def look(self) -> Held:
-        """Return the trials in the folder, skipping concurrently deleted files."""
+        """Trials in the folder."""
         found = []
         for file in self._files("trial-*"):
             with suppress(OSError):
@@ -377,7 +367,7 @@ class CheckpointFolder:
         return held_of(found)
 
     def remove(self, number: int) -> None:
-        """Delete a trial's files, incomplete ones included."""
+        """Delete a trial's files."""
         for file in self._files(f"{self.place(number).name}*"):
             with suppress(OSError):
                 file.unlink(missing_ok=True)
@@ -388,7 +378,7 @@ class CheckpointFolder:
         return []
 
     def close(self) -> None:
-        """Delete the folder if it is empty."""
+        """Delete the folder if empty."""
         with suppress(OSError):
             self.path.rmdir()
 
@@ -398,11 +388,10 @@ class CheckpointFolder:
 
 
 class Checkpoints:
-    """Checkpoints of a study, independent of study name and database address.
+    """Checkpoints of a study, independent of its name and the database's address.
 
     Workers write to ``folder``, which is private because its files decide how trials resume. With a remote store, the
-    driver uploads (`send`) before a trial counts as paused and downloads (`bring`) before it resumes. ``refusal``: why
-    checkpoints are impossible; ``away``: why the store cannot be listed. Raises `UsageError` for an invalid store URL.
+    driver uploads (`send`) before a trial counts as paused and downloads (`bring`) before it resumes.
     """
 
     def __init__(self, study: StudyRecord) -> None:
@@ -416,11 +405,11 @@ class Checkpoints:
 
     @property
     def folder(self) -> Path:
-        """Return the local folder."""
+        """Local folder."""
         return self._here.path
 
     def file_for(self, number: int) -> Path | None:
-        """Return the file to save a trial to; None if the folder is unusable."""
+        """File to save a trial to; None if the folder is unusable."""
         if self._is_writable:
             try:
                 make_guarded_folder(self.folder)
@@ -430,7 +419,7 @@ class Checkpoints:
         return self._here.place(number) if self._is_writable else None
 
     def is_writable(self) -> bool:
-        """Test by writing a file, in a remote store too."""
+        """Test by writing, in a remote store too; sets `refusal`."""
         try:
             self._here.try_out()
             if self._store is not None:
@@ -442,11 +431,11 @@ class Checkpoints:
         return True
 
     def has(self, number: int) -> bool:
-        """Return whether a trial is saved."""
+        """True if a trial is saved."""
         return number in self.held().saved
 
     def held(self) -> Held:
-        """Return the saved trials; a remote list may be seconds old, and is empty while unreachable."""
+        """Saved trials; a remote list may be seconds old, and is empty while unreachable."""
         if self._store is None:
             return self._here.look()
         if time.monotonic() >= self._next_look:
@@ -475,11 +464,11 @@ class Checkpoints:
                 self._store.get(number, self._here.place(number), is_wanted)
 
     def present(self) -> frozenset[int]:
-        """Return the trials with any file left, local or remote."""
+        """Trials with any file left."""
         return frozenset({*self.held().sizes, *self._here.look().sizes})
 
     def forget(self, number: int) -> None:
-        """Delete a trial's files; remote failures are ignored."""
+        """Delete a trial's files, remote ones if listed; ignore remote failures."""
         self._here.remove(number)
         if self._store is not None and number in self._known.sizes:
             self._known = self._known.without({number})
@@ -487,7 +476,7 @@ class Checkpoints:
                 self._store.remove(number)
 
     def close(self) -> None:
-        """Delete the folder if it is empty."""
+        """Delete the folder if empty."""
         self._here.close()
 
     def clear(self) -> None:
@@ -515,7 +504,7 @@ class Checkpoints:
 
 
 class WaitingTrials(Checkpoints):
-    """Paused trials and checkpoints of a study; any driver with the checkpoint may resume a trial.
+    """Paused trials of a study; any driver with the checkpoint may resume one.
 
     While its trials are paused, this driver holds a claim that shows that it is alive.
     """
@@ -528,11 +517,11 @@ class WaitingTrials(Checkpoints):
 
     @property
     def are_saved(self) -> bool:
-        """Return whether trials are checkpointed."""
+        """Whether trials are checkpointed."""
         return self._spec.pruner.checkpoint_gib > 0
 
     def found(self) -> tuple[frozenset[int], int]:
-        """Return the accessible checkpoints and their bytes; report an unreachable store."""
+        """Accessible checkpoints and their bytes; report an unreachable store."""
         held = self.held()
         if self.away and self.away != self._told:
             self._told = self.away
@@ -540,7 +529,7 @@ class WaitingTrials(Checkpoints):
         return held.saved, held.bytes
 
     def saves(self, plan: TrialPlan) -> bool:
-        """Return whether to checkpoint a planned trial."""
+        """True if a planned trial is checkpointed."""
         return plan.phase is Phase.SEARCH and self.are_saved
 
     def stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
@@ -564,7 +553,7 @@ class WaitingTrials(Checkpoints):
         return None
 
     def ended(self, trial: TrialRecord) -> None:
-        """Delete the checkpoint of a trial that ended here, unless paused."""
+        """Delete an ended trial's checkpoint unless paused."""
         if trial.state is TrialState.PAUSED:
             if not self._has_claim:
                 self._has_claim = self._leases.take(_claim_of(self._leases.owner))
@@ -572,7 +561,7 @@ class WaitingTrials(Checkpoints):
             self.forget(trial.number)
 
     def forget_ended(self, trials: Sequence[TrialRecord], running: Collection[int]) -> None:
-        """Delete checkpoints of trials that ended for good, except those running here."""
+        """Delete checkpoints of trials that ended for good elsewhere."""
         over = {one.number for one in trials if one.state.is_finished and one.state is not TrialState.PAUSED}
         for number in over & self.present() - {*running}:
             self.forget(number)
@@ -594,7 +583,7 @@ class WaitingTrials(Checkpoints):
         self._leases.give_back(_claim_of(self._leases.owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:
-        """True if this or a dead driver paused it; claims decide, as a live process may serve other studies."""
+        """Claims decide, because a live process may serve other studies."""
         owner = trial.lease_owner
         if owner is None or owner == self._leases.owner:
             return True

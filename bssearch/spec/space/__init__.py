@@ -1,7 +1,6 @@
-"""The search space: parameters that vary between trials, and their search coordinates.
+"""The search space: parameters that vary between trials.
 
-The batch size is a ladder. Learning rates are sampled at the reference batch and carried to the trial's batch by a
-rule, so that results transfer between batch sizes. Other parameters are fixed, a range (``{low, high}``) or choices.
+Learning rates are sampled at the reference batch and carried to the trial's by a rule, so that results transfer.
 """
 
 from bssearch.spec.space.domains import (

@@ -1,4 +1,4 @@
-"""Domains of parameters: fixed, range or choices, within absolute limits; batch ladder, learning rate and schedule."""
+"""Domains of parameters: fixed, range or choices; batch ladder, learning rate and schedule."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Range(StrictModel):
 
     @property
     def is_log(self) -> bool:
-        """Return whether the range is searched on a log scale."""
+        """Whether the scale is logarithmic."""
         return self.low > 0 if self.log is None else self.log
 
 
@@ -59,7 +59,7 @@ Scalar = bool | int | float
 
 
 def domain_kind(value: Any) -> str:
-    """Return the form of a value in a spec: range (a mapping), choices (a list) or fixed."""
+    """Form of a value: range (a mapping), choices (a list) or fixed."""
     if isinstance(value, Mapping | BaseModel):
         return "range"
     return "choices" if isinstance(value, list | tuple) else "fixed"
@@ -94,29 +94,29 @@ OPTIONAL = ("clip_norm", "ema_decay")
 
 
 def bounds(domain: Domain) -> tuple[float, float]:
-    """Return a domain's least and greatest value."""
+    """Domain's least and greatest value."""
     if isinstance(domain, Range):
         return domain.low, domain.high
     return (min(domain), max(domain)) if isinstance(domain, tuple) else (domain, domain)
 
 
 def holds(domain: Any, value: Any) -> bool:
-    """Return whether a domain contains a value, up to rounding at its ends."""
+    """True if a domain contains a value, up to rounding."""
     if isinstance(domain, Range):
         inside = domain.low <= value <= domain.high
         return inside or any(math.isclose(value, end, rel_tol=1e-9) for end in (domain.low, domain.high))
     choices = domain if isinstance(domain, tuple) else (domain,)
     return any(
-        value == choice or (_is_number(choice) and _is_number(value) and math.isclose(value, choice, rel_tol=1e-9))
+        value == choice or (is_number(choice) and is_number(value) and math.isclose(value, choice, rel_tol=1e-9))
         for choice in choices
     )
 
 
 def describe(domain: Any, factor: float = 1.0) -> str:
-    """Return a domain in words; numbers times ``factor``."""
+    """Domain in words; numbers times ``factor``."""
 
     def shown(value: Any) -> str:
-        return f"{value * factor:g}" if _is_number(value) else str(value)
+        return f"{value * factor:g}" if is_number(value) else str(value)
 
     if isinstance(domain, Range):
         return f"in [{shown(domain.low)}, {shown(domain.high)}]"
@@ -125,12 +125,13 @@ def describe(domain: Any, factor: float = 1.0) -> str:
     return f"the fixed {shown(domain)}"
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """True for a number; bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def within_limits(domain: Domain | None, info: ValidationInfo) -> Domain | None:
-    """Return the domain; raise ValueError outside the parameter's limits."""
+    """Raise ValueError outside the parameter's limits."""
     if domain is not None and info.field_name is not None:
         check_bounds(domain, LIMITS[info.field_name])
     return domain
@@ -156,7 +157,7 @@ class Dimension:
     integer: bool = False
 
     def holds(self, value: object) -> bool:
-        """Return whether a value is inside; booleans never equal numbers."""
+        """True if a value is inside; booleans never equal numbers."""
         if self.choices:
             return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in self.choices)
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -165,34 +166,34 @@ class Dimension:
 
     @property
     def any_value(self) -> ParameterValue:
-        """Return a value for a coordinate that a configuration does not use."""
+        """Value for a configuration without the coordinate."""
         return self.choices[0] if self.choices else self.low
 
     def other_than(self, value: ParameterValue) -> ParameterValue:
-        """Return the farther end of a range, or another choice (the farthest number)."""
+        """Farther end of a range, or another choice (the farthest number)."""
         if not self.choices:
             ends = (self.nearest(self.low), self.nearest(self.high))
             return max(ends, key=lambda end: abs(float(end or 0.0) - float(value or 0.0)))
         others = [choice for choice in self.choices if choice != value]
-        if not (_is_number(value) and all(map(_is_number, others))):
+        if not (is_number(value) and all(map(is_number, others))):
             return others[0]
         return max(others, key=lambda choice: abs(float(choice or 0.0) - float(value or 0.0)))
 
     def nearest(self, value: ParameterValue) -> ParameterValue:
-        """Return the value if inside, else the nearest number or the first choice."""
+        """Value if inside, else the nearest number or the first choice."""
         if self.choices:
             return value if value in self.choices else self._nearest_choice(value)
         number = min(max(float(value or 0.0), self.low), self.high)
         return round(number) if self.integer else number
 
     def at_share(self, share: float) -> ParameterValue:
-        """Return the number at a share in [0, 1] of the range, on its scale."""
+        """Number at a share in [0, 1] of the range, on its scale."""
         low, high = self.low, self.high
         return self.nearest(low * (high / low) ** share if self.log else low + (high - low) * share)
 
     def _nearest_choice(self, value: ParameterValue) -> ParameterValue:
-        numbers = [float(choice) for choice in self.choices if _is_number(choice)]  # type: ignore[arg-type]
-        if not _is_number(value) or len(numbers) < len(self.choices):
+        numbers = [float(choice) for choice in self.choices if is_number(choice)]  # type: ignore[arg-type]
+        if not is_number(value) or len(numbers) < len(self.choices):
             return self.choices[0]
         number = float(value)  # type: ignore[arg-type]
         are_ratios = min(number, *numbers) > 0
@@ -204,7 +205,7 @@ class Dimension:
 
 
 def are_coordinates(sampled: Mapping[str, ParameterValue] | None, dimensions: Sequence[Dimension]) -> bool:
-    """Return whether ``sampled`` holds a valid value of each dimension and nothing else."""
+    """True if ``sampled`` holds a valid value of each dimension and nothing else."""
     if not isinstance(sampled, Mapping) or {*sampled} != {one.name for one in dimensions}:
         return False
     return all(one.holds(sampled[one.name]) for one in dimensions)
@@ -226,7 +227,7 @@ class BatchLadder(StrictModel):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Return the batch sizes, ascending."""
+        """Batch sizes, ascending."""
         powers = (2**exponent for exponent in range(self.high.bit_length()))
         return tuple(power for power in powers if self.low <= power <= self.high)
 
@@ -261,7 +262,7 @@ class Schedule(StrictModel):
     """The learning rate after warmup; see `bssearch.training.schedule.Schedule` for formulas.
 
     Except under ``constant`` it decays to about zero at ``horizon_samples``, where the trial ends; samples, so that all
-    batch sizes see equal data. ``warmup_stable_decay`` decays in the last ``decay_share`` (default `DECAY_SHARE`).
+    batch sizes see equal data. ``warmup_stable_decay`` decays in the last ``decay_share`` (default 0.2).
     """
 
     name: (
@@ -274,7 +275,7 @@ class Schedule(StrictModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the schedules to choose from."""
+        """Schedules to choose from."""
         return (self.name,) if isinstance(self.name, str) else self.name
 
     @model_validator(mode="after")

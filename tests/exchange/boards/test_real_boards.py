@@ -13,7 +13,7 @@ import pytest
 
 import bssearch as library
 from bssearch.errors import TargetNotReachedError, UsageError
-from bssearch.exchange.boards import process
+from bssearch.exchange.boards import base
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.records import Observation, TrialRecord, TrialState
 from bssearch.storage.repository import open_store
@@ -42,8 +42,8 @@ def _boards_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def set_boards(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Have all boards write into a folder, however long that takes."""
-    monkeypatch.setattr(process, "SILENT_SECONDS", 600.0)
-    monkeypatch.setattr(process, "LAST_SECONDS", 600.0)
+    monkeypatch.setattr(base, "SILENT_SECONDS", 600.0)
+    monkeypatch.setattr(base, "LAST_SECONDS", 600.0)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(folder))
     monkeypatch.setenv("BSSEARCH_TENSORBOARD_DIR", str(folder / "runs"))
@@ -258,7 +258,7 @@ def test_quick_answers_and_probes_start_no_board(tmp_path: Path, monkeypatch: py
     def refuse(*_: object) -> None:
         raise UsageError("a board was started")
 
-    monkeypatch.setattr("bssearch.exchange.boards.process.BoardProcess", refuse)
+    monkeypatch.setattr("bssearch.commands.reporting.BoardProcess", refuse)
     spec = write_task(tmp_path, **SMALL, log=["tensorboard"])
     assert bssearch("probe", "step-time", spec.name, cwd=tmp_path).returncode == 0
     assert "a board was started" in bssearch("run", spec.name, cwd=tmp_path).stderr

@@ -12,7 +12,7 @@ import pytest
 import bssearch as library
 from bssearch import registry
 from bssearch.errors import SpecError, UsageError
-from bssearch.exchange.boards import process
+from bssearch.exchange.boards import base
 from bssearch.exchange.boards.base import LIBRARIES, boards_of, check_boards, without_secrets
 from bssearch.records import TrialRecord
 from bssearch.spec import StudySpec, load_spec
@@ -38,7 +38,7 @@ def run(folder: Path, *boards: str) -> tuple[library.Answer, list[TrialRecord], 
 def test_a_study_with_a_bad_board_is_the_study_without_it(
     board: str, tmp_path: Path, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(base, "SILENT_SECONDS", 0.0)
     answer, trials, notes = run(tmp_path, board)
     alone, trials_alone, _ = run(tmp_path)
     assert answer.optimal.batch_size == alone.optimal.batch_size
@@ -49,8 +49,8 @@ def test_a_study_with_a_bad_board_is_the_study_without_it(
 
 
 def test_a_board_is_told_what_is_stored(tmp_path: Path, notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SILENT_SECONDS", 1e9)
-    monkeypatch.setattr(process, "LAST_SECONDS", 1e9)
+    monkeypatch.setattr(base, "SILENT_SECONDS", 1e9)
+    monkeypatch.setattr(base, "LAST_SECONDS", 1e9)
     answer, trials, notes = run(tmp_path, "Keeping")
     assert notes == []
     with open_store(f"sqlite:///{tmp_path}/study-Keeping.db", write=False) as store:
@@ -85,7 +85,7 @@ def test_a_process_that_cannot_start_fails_no_study(
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no process left")
 
-    monkeypatch.setattr("bssearch.exchange.boards.process.BoardProcess", refuse)
+    monkeypatch.setattr("bssearch.commands.reporting.BoardProcess", refuse)
     _, trials, _ = run(tmp_path, "Keeping")
     assert trials
     assert notebook.calls("Keeping") == []

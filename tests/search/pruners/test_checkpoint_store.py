@@ -221,7 +221,7 @@ def test_an_error_shows_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "lacking://bucket/folder",
             "lacking://bucket/folder' needs a package that is not installed: Install lackingfs",
         ),
-        ("nowhere://x", r"nowhere:// is none of .*memory"),
+        ("nowhere://x", r"unknown protocol nowhere://; choose from .*memory"),
         ("s3://", "names no place"),
         ("simplecache::memory://x", "names no place"),
         ("lacking://ada:s3cr@t@host/x", r"lacking://ada:\*\*\*@host/x"),

@@ -1,10 +1,8 @@
 """Knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time-to-target.
 
-It chooses the configuration whose next run should lower the lowest mean of the tried ones most, for its price.
-Repeating a lucky configuration is allowed.
-
-The posterior is a mixture over laws, departures from them, and seed noise. Each part is a Gaussian process around a law
-with its own level. A bound that a law satisfies has no residual.
+Chooses the configuration whose next run should lower the lowest mean of the tried ones most, for its price. May repeat
+a lucky configuration. The posterior is a mixture over laws, departures from them, and seed noise; each part is a
+Gaussian process around a law with its own level.
 """
 
 from __future__ import annotations
@@ -29,30 +27,30 @@ from bssearch.search.samplers.time_model.extrapolation import ERROR, Extrapolati
 
 LAWS = 512
 BEYOND_OCTAVES = 2.0
-"""Margin of B_crit beyond the space's batch sizes."""
+"""Margin of B_crit."""
 
 UNINFORMED = 0.2
-"""Share of laws that ignores the gradient noise scale, a rough estimate of B_crit."""
+"""Share of laws that ignores the gradient noise scale, a rough estimate."""
 
 KNEE_OCTAVES = 2.0
-"""Octaves above B_crit up to which the best learning rate may grow."""
+"""Above B_crit, where the best learning rate may still grow."""
 
 LEFT = (0.4, 1.0)
 RIGHT = (0.7, 4.0)
 """Steps ∝ rate^−left far below the best learning rate, ∝ rate^right far above."""
 
 DEEPEST = 3.0
-"""Maximum cost of a learning rate, in nats; such trials all miss the target."""
+"""In nats; such trials all miss the target."""
 
 LEVEL = 3.0
-"""Prior standard deviation of the overall log time."""
+"""Prior deviation of the overall log time."""
 
 SIDE = 0.2
 SIDE_LENGTH = 0.7
-"""Standard deviation and length scale of other parameters' main effects, on [0, 1]."""
+"""Deviation and length scale of other parameters' effects, on [0, 1]."""
 
 OWN = 0.05
-"""Standard deviation of a configuration's effect."""
+"""A configuration's effect."""
 
 OCTAVES = 2.0
 NATS = 1.2
@@ -72,10 +70,7 @@ class LawPrior:
         seed: int,
         noise_scale: float | None = None,
     ) -> None:
-        """``log_rate_width``: width of the learning-rate range, in nats.
-
-        ``noise_scale``: gradient noise scale near the target, in samples.
-        """
+        """``log_rate_width``: learning-rate range in nats; ``noise_scale``: near the target, in samples."""
         share = latin_hypercube(LAWS, 6, np.random.default_rng(seed)).clip(1e-6, 1 - 1e-6)
         low, high = min(batch_sizes), max(batch_sizes)
         normal = np.array([NormalDist().inv_cdf(one) for one in share[:, 1]])
@@ -90,7 +85,7 @@ class LawPrior:
         self._default_size = default_size
 
     def log_steps(self, points: Points) -> Numbers:
-        """Return log steps, up to a constant per law, shape (points, laws)."""
+        """Log steps, up to a constant per law, shape (points, laws)."""
         sizes, where = np.unique(points.batch_sizes, return_inverse=True)
         size = sizes[:, None]
         shift = self._slope * (np.log1p(self._knee / size) - np.log1p(self._knee / self._default_size))
@@ -103,7 +98,6 @@ class LawPrior:
 
 
 def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) -> Numbers:
-    """Return log2 B_crit at quantiles: uniform, or mostly near the noise scale."""
     if noise_scale is None:
         return low + (high - low) * share
     wide = low + (high - low) * share / UNINFORMED
@@ -112,7 +106,7 @@ def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) 
 
 
 def covariances(points: Points) -> tuple[Numbers, Numbers]:
-    """Return the covariance common to all laws and the correlation of departures, both (points, points)."""
+    """Covariance common to all laws and the correlation of departures, both (points, points)."""
     apart = _squares(points.log2_batch_sizes, OCTAVES) + _squares(points.log_rates, NATS)
     adds = LEVEL**2 + OWN**2 * np.eye(len(points))
     for other in points.others.T:
@@ -127,21 +121,19 @@ def _squares(values: Numbers, length: float) -> Numbers:
 
 
 SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))
-"""Seed-to-seed standard deviations of log time, with prior weights."""
+"""With prior weights."""
 
 DEPARTURES = (0.15, 0.50)
-"""Standard deviations of departures."""
 
 PRIOR_NOISE = 0.15
 PRIOR_DEPARTURE = 0.25
-"""Departure before any trial."""
+"""Before any trial."""
 
 UNCERTAIN = 0.02
-"""Extra variance of a point's mean when it estimates a law's level."""
+"""Extra variance of a mean that estimates a law's level."""
 
 LEAST_WEIGHT = 0.01
 LEAST_LAW = 3e-4
-"""Minimum weights of parts and laws."""
 
 
 @dataclass(frozen=True)
@@ -158,15 +150,15 @@ class Posterior:
         return {point: place for place, point in enumerate(self.points.tolist())}
 
     def place(self, point: int) -> int:
-        """Return a point's position."""
+        """Point's position."""
         return self._places[point]
 
     def places(self, points: Sequence[int]) -> Indices:
-        """Return positions, skipping unknown points."""
+        """Positions, skipping unknown points."""
         return np.array([self._places[point] for point in points if point in self._places], int)
 
     def after(self, place: int) -> Posterior:
-        """Return the posterior after a run that matched its mean."""
+        """Posterior after a run that matched its mean."""
         column = self.covariance[:, place]
         known = np.outer(column, column) / (column[place] + self.seed_noise**2)
         return replace(self, covariance=self.covariance - known)
@@ -174,8 +166,6 @@ class Posterior:
 
 @dataclass(frozen=True)
 class _Data:
-    """Means and weights by point at one seed noise."""
-
     places: Indices
     mean: Numbers
     weight: Numbers
@@ -200,14 +190,14 @@ class _Part:
 
 
 def prior(indices: Indices, points: Points, laws: Numbers) -> Posterior:
-    """Return the prior from log times (points, laws)."""
+    """Prior from log times (points, laws)."""
     adds, departs = covariances(points)
     covariance = np.cov(laws) + adds + PRIOR_DEPARTURE**2 * departs
     return Posterior(indices, laws.mean(axis=1), covariance, PRIOR_NOISE)
 
 
 def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolation) -> Posterior:
-    """Return the posterior given ``found``; ``indices`` must contain its points."""
+    """Posterior given ``found``; ``indices`` must contain its points."""
     adds, departs = covariances(points)
     kept = np.searchsorted(indices, found.points)
     parts = []
@@ -220,7 +210,7 @@ def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolat
 
 
 def _by_point(places: Indices, found: Extrapolation, noise: float) -> _Data:
-    """Merge each point's runs; exact, because repeats differ by noise alone."""
+    """Exact, because repeats differ by noise alone."""
     where, group = np.unique(places, return_inverse=True)
 
     def summed(values: NDArray[Any]) -> Numbers:
@@ -252,7 +242,7 @@ def _part(laws: Numbers, covariance: Numbers, data: _Data, noise: float, log_pri
 
 
 def _residuals(off: Numbers, inverse: Numbers, data: _Data) -> tuple[Numbers, Numbers]:
-    """Return each law's residuals and ``inverse`` times them; bounds count only their shortfall."""
+    """Bounds count only their shortfall."""
     bounds = data.only_bounds
     if not bounds.any():
         return off, inverse @ off
@@ -269,7 +259,6 @@ def _residuals(off: Numbers, inverse: Numbers, data: _Data) -> tuple[Numbers, Nu
 
 
 def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Posterior:
-    """Return the Gaussian with the mixture's mean and covariance."""
     top = max(part.log_weights.max() for part in parts)
     weights = [np.exp(part.log_weights - top) for part in parts]
     total = sum(one.sum() for one in weights)
@@ -294,11 +283,11 @@ def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Posteri
 
 
 SLOWEST_FALL = 0.3
-"""Lower bound of an extrapolated step time, as a share of a smaller batch size's."""
+"""Extrapolated step time / a smaller batch size's, at least."""
 
 
 def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
-    """Return the step time, linearly interpolated from the two nearest batch sizes if unknown."""
+    """Step time, linearly interpolated from the two nearest batch sizes if unknown."""
     if batch_size in known or len(known) == 1:
         return known.get(batch_size) or next(iter(known.values()))
     sizes = sorted(known)
@@ -309,31 +298,28 @@ def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
 
 
 MOST_TRIED = 128
-"""Maximum tried points in the model: the best, and a sample of the rest."""
+"""The best, and a sample of the rest."""
 
 PROMISING = 3
-"""Number of best points whose neighbours are candidates."""
+"""Best points with neighbours."""
 
 COST_POWER = 0.5
 LEAST_COST = 0.35
-"""Score: gain / price^`COST_POWER`; the price is at least this share of the incumbent's time."""
+"""Score: gain / price^`COST_POWER`; minimum price as a share of the incumbent's time."""
 
 BEHIND = 0.1
-"""A trial this many nats behind the incumbent will probably be pruned."""
+"""In nats; such a trial will probably be pruned."""
 
 NOT_AGAIN = 1e6
-"""Penalty on tried points; exceeds any gain."""
+"""Exceeds any gain."""
 
 NODES = np.linspace(-4.0, 4.0, 25)
 WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
-"""Quadrature of the standard normal distribution."""
+"""Normal quadrature."""
 
 
 class KnowledgeGradient:
-    """Chooses points of a space, deterministic for a ``seed``; ``default`` comes first.
-
-    ``noise_scale``: measured gradient noise scale in samples.
-    """
+    """Chooses points of a space, deterministic for a ``seed``; ``default`` comes first."""
 
     def __init__(
         self,
@@ -361,12 +347,12 @@ class KnowledgeGradient:
         )
         self._known: tuple[object, Posterior, float] | None = None
         self.expected_improvement = math.inf
-        """Largest expected gain at the last ask, in nats, ignoring running trials; ∞ before a hit."""
+        """Largest expected gain at the last ask, in nats; ∞ before a hit."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """Return the next point; the default if there are no runs.
+        """Next point, by default at any batch size; the default if there are no runs.
 
-        With a ``batch_size``: the best point at the nearest one, at any price.
+        With a ``batch_size``, the price does not count.
         """
         if not runs and batch_size is None:
             return self._default
@@ -383,7 +369,7 @@ class KnowledgeGradient:
         return int(posterior.points[np.argmax(score + 1e-12 * self._rng.random(len(score)))])
 
     def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """Return the point with the lowest mean among those that reached the target."""
+        """Point with the lowest mean among those that reached the target."""
         hits = sorted({run.point for run in runs if run.hit is not None})
         if not hits:
             return None
@@ -392,9 +378,9 @@ class KnowledgeGradient:
         return int(posterior.points[at[np.argmin(posterior.mean[at])]])
 
     def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """Return the batch sizes that may match the incumbent, ascending; all before a hit.
+        """Batch sizes that may match the incumbent, ascending; all before a hit.
 
-        Their mean less one standard deviation is within `FLAT_RATIO` of the incumbent's mean.
+        Their mean less one standard deviation is within `FLAT_RATIO` of the incumbent's.
         """
         incumbent = self.incumbent(runs)
         if incumbent is None:
@@ -452,7 +438,7 @@ class KnowledgeGradient:
 
 @cache
 def _linear_algebra() -> ThreadpoolController:
-    """Return the BLAS thread limiter; BLAS threads stall for seconds if trials use every core."""
+    """Beside trials that use every core, two BLAS threads wait for each other for seconds."""
     return ThreadpoolController()
 
 
@@ -470,9 +456,9 @@ def _after(posterior: Posterior, running: Sequence[int]) -> Posterior:
 
 
 def _improvements(posterior: Posterior, tried: Indices, behind: Numbers) -> Numbers:
-    """Return each point's expected drop, in nats, of the lowest mean among ``tried`` places and itself.
+    """Expected drop, in nats, of the lowest mean among ``tried`` and each point.
 
-    ``behind`` adds noise, because a pruned run is less informative.
+    ``behind`` adds noise: a pruned run says less.
     """
     variance = np.diag(posterior.covariance)
     noise = np.sqrt(np.maximum(variance, 1e-9) + posterior.seed_noise**2 + behind**2)
