@@ -292,7 +292,7 @@ def exported(answer: Answer, form: Export) -> str:
 
     Values are read back exactly: floats are written in full, and as plain YAML floats.
     """
-    values = winner(answer)
+    values = answer.optimal.values
     if form == "yaml":
         return _yaml(values, [*header(answer), *(f"note: {caveat}" for caveat in grave(answer))])
     if form == "args":
@@ -318,15 +318,6 @@ def _yaml(values: Mapping[str, object], comments: Iterable[str]) -> str:
 
 def _one_line(comment: str) -> str:
     return " ".join(visible(comment).split())
-
-
-def winner(answer: Answer) -> Parameters:
-    """Return the best values by name; a micro-batch only with accumulation."""
-    best = answer.optimal
-    values: Parameters = {"batch_size": best.batch_size}
-    if best.accumulation_steps > 1:
-        values |= {"micro_batch_size": best.micro_batch_size, "accumulation_steps": best.accumulation_steps}
-    return values | best.parameters
 
 
 def grave(answer: Answer) -> list[str]:

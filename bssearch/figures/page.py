@@ -19,7 +19,6 @@ from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.rules.regret import BROKE, HELD
 from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
-from bssearch.analysis.shape import Parameters
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.figures import plots
 from bssearch.figures.chart import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
@@ -411,10 +410,7 @@ def _without_figure(answer: Answer) -> list[str]:
 
 def _recipe(answer: Answer) -> Section:
     best = answer.optimal
-    values: Parameters = {"batch_size": best.batch_size}
-    if best.accumulation_steps > 1:
-        values |= {"micro_batch_size": best.micro_batch_size, "accumulation_steps": best.accumulation_steps}
-    rows = [Row([name, in_words(value)]) for name, value in (values | best.parameters).items() if value is not None]
+    rows = [Row([name, in_words(value)]) for name, value in best.values.items() if value is not None]
     return Section(
         name="recipe",
         title="Train with",
