@@ -25,14 +25,13 @@ from bssearch.analysis.headline import (
     with_interval,
 )
 from bssearch.analysis.measured import NoiseAnswer
-from bssearch.analysis.numbers import noise_scale, number
 from bssearch.analysis.shape import Parameters
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.cli.arguments import Export
 from bssearch.cli.output import Format, cell, console, print_table, show_model
 from bssearch.commands.growing import ScheduledTraining, training_loop
 from bssearch.records import Goal
-from bssearch.records.text import plural, visible
+from bssearch.records.text import noise_scale, number, plural, visible
 
 TIME_COLUMN = "time_to_target"
 BATCH_COLUMNS = ("batch", TIME_COLUMN, "steps", "ms/step", "learning_rate", "regime", "trials")

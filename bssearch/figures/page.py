@@ -14,7 +14,6 @@ from bssearch.analysis.generalisation import final_rows
 from bssearch.analysis.headline import about_device, about_growing, about_law, headline, speedup_shares, with_interval
 from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.measured import NoiseAnswer
-from bssearch.analysis.numbers import ends, memory, noise_scale, number
 from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.rules.regret import BROKE, HELD
@@ -25,7 +24,7 @@ from bssearch.figures.chart import ACCENT, MUTED, SECOND, Chart, Point, Series, 
 from bssearch.figures.html import Page, Row, Section, Table, Tile, html_page, rendered
 from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord
 from bssearch.records.batch_schedule import RunStage, batch_schedule_of, run_stages
-from bssearch.records.text import NOTHING, in_words, plural, sentence
+from bssearch.records.text import NOTHING, ends, in_words, memory, noise_scale, number, plural, sentence
 from bssearch.spec import StudySpec
 
 Pairs = Sequence[tuple[float, float]]
