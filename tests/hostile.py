@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bssearch.commands.enqueue import configuration_of
 from bssearch.commands.report import svg_of
@@ -33,7 +32,7 @@ from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
 from bssearch.spec.reader import parse_value
 from bssearch.storage.models import Base
-from bssearch.storage.repository import open_store
+from bssearch.storage.repository import Store, open_store
 from tests.factories import make_request, make_spec
 
 DATA = Path(__file__).parent / "data"
@@ -159,7 +158,7 @@ def _runs(rng: random.Random, folder: Path) -> None:
         database = folder / "runs.db"
         database.unlink(missing_ok=True)
         with open_store(f"sqlite:///{database}") as store:
-            store.import_studies(made.studies)
+            store.transfer.import_finished(made.studies)
             for one in made.studies:
                 with suppress(BSSearchError):
                     compute_answer(store, one.study.name)
@@ -250,16 +249,16 @@ class StoredRows:
             self.seconds.append(time.process_time() - began)
 
 
-def _curves(store: Any, name: str) -> object:
-    return store.curves(name, [one.number for one in store.trials(name)])
+def _curves(store: Store, name: str) -> object:
+    return store.trials.curves(name, [one.number for one in store.trials.of(name)])
 
 
-ASKED: Sequence[Callable[[Any, str], object]] = (
+ASKED: Sequence[Callable[[Store, str], object]] = (
     lambda store, name: compute_answer(store, name).model_dump(mode="json"),
     lambda store, name: str(status(store, name)),
-    lambda store, name: trial_table(store.trials(name)),
+    lambda store, name: trial_table(store.trials.of(name)),
     lambda store, name: svg_of(store, name),
-    lambda store, name: store.studies(),
+    lambda store, name: store.studies.summaries(),
     _curves,
 )
 """What is asked of a study whose rows somebody has changed."""

@@ -85,7 +85,7 @@ def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
     from bssearch.exchange.trial_rows import flat_table, observations_of, trial_table
     from bssearch.search.finding import answer
 
-    found, trials = answer(store, name), store.trials(name)
+    found, trials = answer(store, name), store.trials.of(name)
     made = not folder.exists()
     paths = [folder / table for table in TABLES]
     try:

@@ -73,6 +73,6 @@ def predict(store: Store, study: str, step_times: Path, device_name: str | None 
     from bssearch.analysis.report import predict_for_device
     from bssearch.exchange.importers.step_times import read_step_times
 
-    record = store.study(study)
+    record = store.studies.get(study)
     times = read_step_times(step_times)
-    return predict_for_device(record, spec_of(record), store.trials(study), times, device_name or step_times.stem)
+    return predict_for_device(record, spec_of(record), store.trials.of(study), times, device_name or step_times.stem)

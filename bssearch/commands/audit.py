@@ -53,11 +53,11 @@ def audit_stored(
     """
     found = answer(store, study)
     return audit(
-        spec_of(store.study(study)),
-        store.trials(study),
+        spec_of(store.studies.get(study)),
+        store.trials.of(study),
         found,
-        store.step_times(study),
-        store.memory_boundary(study),
+        store.probes.step_times(study),
+        store.probes.memory_boundary(study),
         runs=runs,
         train_seconds=train_seconds,
         train_samples=train_samples,
@@ -105,7 +105,8 @@ def audit_study(
 
 
 def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
-    trials, step_times, memory = store.trials(spec.name), store.step_times(spec.name), store.memory_boundary(spec.name)
+    trials, step_times = store.trials.of(spec.name), store.probes.step_times(spec.name)
+    memory = store.probes.memory_boundary(spec.name)
     return cases(spec, trials, answer(store, spec.name), tuned_optima(spec, trials, step_times, memory))
 
 
@@ -157,11 +158,11 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
     refuses micro-batches. Raises `LaunchError` if the worker dies.
     """
     spec = study.spec
-    known = study.store.probes(spec.name, study.environment)
+    known = study.store.probes.by_batch_size(spec.name, study.environment)
     whole = [size for size, probe in known.items() if probe.micro_batch_size == size]
     sizes = sorted({found.optimal.batch_size, max(whole, default=0)} & set(whole))
     visit: int | None = None
-    visited = {(one.batch_size, one.micro_batch_size) for one in study.store.visits(spec.name)}
+    visited = {(one.batch_size, one.micro_batch_size) for one in study.store.probes.visits(spec.name)}
     for size in sizes:
         count = next((count for count in MICRO_BATCHES if size % count == 0), None)
         if count is None or (size, size // count) in visited:
@@ -176,7 +177,7 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
         probe = probe_record(measured, spec.budget.trial_train_seconds)
         # Trials at a batch size keep one evaluation cadence, whatever their micro-batches.
         probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
-        visit = study.store.save_probe(spec.name, study.environment, probe, visit)
+        visit = study.store.probes.add_step_time(spec.name, study.environment, probe, visit)
 
 
 def _counts(spec: StudySpec, trial: TrialRecord) -> bool:

@@ -89,7 +89,7 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
         )
     if spec.workload == OBJECTIVE or lies_in_no_file(spec.workload):
         raise UsageError(
-            f"the workload {spec.workload!r} of study {spec.name!r} lies in no file: it was given from a notebook, or "
+            f"the workload {spec.workload!r} of study {spec.name!r} is not in a file: it was given from a notebook, or "
             "from the script that ran",
             hint="give it again from there, as in bssearch.confirm_study(spec, bssearch.Launch(workload=MyTask)), or "
             "as the objective of bssearch.Study(spec, objective=train)",

@@ -129,16 +129,16 @@ def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> 
     spec, store, environment = study.spec, study.store, study.environment
 
     def on_too_large(memory: MemoryUse) -> None:
-        store.save_memory(spec.name, environment, memory)
+        store.probes.save_memory(spec.name, environment, memory)
 
     visit: int | None = None
     for size in spec.batch_sizes:
-        memory = store.memory_boundary(spec.name, environment)
+        memory = store.probes.memory_boundary(spec.name, environment)
         probe = measure_step_time_at(spec, study.executor, size, memory, on_too_large, seconds_limit)
         if probe is not None:
-            visit = store.save_probe(spec.name, environment, probe, visit)
+            visit = store.probes.add_step_time(spec.name, environment, probe, visit)
             study.listener.note(f"batch {probe.batch_size}: {probe.steps_timed} steps timed")
-    return list(store.probes(spec.name, environment).values())
+    return list(store.probes.by_batch_size(spec.name, environment).values())
 
 
 BRACKET = 1.05  # largest final ratio of the smallest failing to the largest fitting size
@@ -236,7 +236,7 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
         study.listener.note(f"micro-batch {use.micro_batch_size}: {'fits' if use.fits else use.reason}")
 
     ceiling = executor.describe().train_samples or spec.batch_sizes[-1]
-    uses = store.memory(spec.name, environment)
+    uses = store.probes.memory(spec.name, environment)
     marginal: list[MemoryUse] = []
     smallest = min(spec.batch_sizes)
     while (size := next_size(uses, smallest=smallest, ceiling=ceiling, marginal=sizes_of(marginal))) is not None:
@@ -250,7 +250,7 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
                 tell(use)
                 continue
             use = without_reserve
-        store.save_memory(spec.name, environment, use)
+        store.probes.save_memory(spec.name, environment, use)
         uses.append(use)
         tell(use)
     memory = boundary_of(uses)
@@ -361,20 +361,20 @@ def probe_noise(
             threads=spec.executor.threads,
         )
     )
-    study.store.save_noise(spec.name, study.environment, measurement)
+    study.store.probes.save_noise(spec.name, study.environment, measurement)
     return measurement
 
 
 def _best_known(study: OpenStudy) -> tuple[Configuration, int]:
     spec, store, environment = study.spec, study.store, study.environment
-    trial = fastest(store.trials(spec.name))
+    trial = fastest(store.trials.of(spec.name))
     configuration = spec.default_configuration if trial is None else trial.configuration
     size = configuration.batch_size
-    probe = store.probes(spec.name, environment).get(size)
+    probe = store.probes.by_batch_size(spec.name, environment).get(size)
     if trial is not None:
         micro = configuration.micro_batch_size if probe is None else probe.micro_batch_size
         return configuration.in_micro_batches(micro), trial.eval_every_steps
     if probe is None:
-        probe = step_time_of_default(spec, study.executor, size, store.memory_boundary(spec.name, environment))
+        probe = step_time_of_default(spec, study.executor, size, store.probes.memory_boundary(spec.name, environment))
     assert probe.eval_every_steps is not None, "the default was timed"
     return spec.default_configuration.in_micro_batches(probe.micro_batch_size), probe.eval_every_steps

@@ -461,7 +461,7 @@ def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -
 
 
 def _gains(study: OpenStudy, run: TrialRecord) -> list[float]:
-    curve = study.store.curves(study.spec.name, [run.number])[run.number]
+    curve = study.store.trials.curves(study.spec.name, [run.number])[run.number]
     gains = [study.spec.record_target.gain(one.metric) for one in curve]
     return [gain for gain in gains if math.isfinite(gain)]
 
@@ -507,7 +507,7 @@ def _optimum(history: History, batch_size: int) -> tuple[QuickOptimum, float]:
 def _at(study: OpenStudy, runs: Sequence[TrialRecord], target: Target) -> list[TrialRecord]:
     if target == study.spec.record_target:
         return list(runs)
-    curves = study.store.curves(study.spec.name, [run.number for run in runs])
+    curves = study.store.trials.curves(study.spec.name, [run.number for run in runs])
     return [at_target(run, curves[run.number], target, None) for run in runs]
 
 
@@ -560,7 +560,7 @@ class TrackRecord(Model):
 def track_record(store: Store) -> TrackRecord:
     """Return how often a database's quick answers held."""
     kept, waiting = [], []
-    for study in store.studies():
+    for study in store.studies.summaries():
         if stored_quick(store, study.name) is None:
             continue
         try:

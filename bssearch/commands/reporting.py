@@ -39,7 +39,7 @@ class Reporter(Listener):
         """Report events within the context."""
         self._store, self._name, self._metric = store, spec.name, spec.target.metric
         self._train_samples = train_samples
-        study = store.study(spec.name)
+        study = store.studies.get(spec.name)
         target = study.target
         about = {
             "target": target.in_words,
@@ -48,7 +48,7 @@ class Reporter(Listener):
             "spec": yaml.safe_dump(without_secrets(spec.model_dump(mode="json")), sort_keys=False),
         }
         self._tell("opened", name=study.name, mark=study.mark, metric=target.metric, about=about)
-        self._unfinished = {trial.number for trial in store.trials(spec.name) if trial.state in UNFINISHED}
+        self._unfinished = {trial.number for trial in store.trials.of(spec.name) if trial.state in UNFINISHED}
         try:
             yield
         finally:
@@ -105,7 +105,7 @@ class Reporter(Listener):
 
     def _tell_the_rest(self, store: Store) -> None:
         """Report the final answer and the ends of other drivers' trials."""
-        for trial in store.trials(self._name) if self._unfinished else []:
+        for trial in store.trials.of(self._name) if self._unfinished else []:
             if trial.number in self._unfinished and trial.state not in UNFINISHED and trial.outcome is not None:
                 self._tell_end(trial)
         if self._starts:
@@ -136,7 +136,7 @@ class Reporter(Listener):
             figures["flat_range"] = dict(zip(("low", "high"), found.flat_range, strict=True))
             self._tell(
                 "answered",
-                trials=len(store.trials(self._name)),
+                trials=len(store.trials.of(self._name)),
                 words=words,
                 parameters={**_sizes(found.optimal), **found.optimal.parameters},
                 figures=dict(_numbers(figures)),

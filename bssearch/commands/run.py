@@ -54,14 +54,14 @@ def run_opened(study: OpenStudy) -> Answer:
 
 def grow(study: OpenStudy) -> None:
     """Search batch schedules if asked, and confirm the best."""
-    asked = any(trial.phase is Phase.GROWTH for trial in study.store.trials(study.spec.name))
+    asked = any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name))
     if study.spec.space.batch_schedule is None and not asked:
         return
     from bssearch.search import growing
 
     study.driver().run_planned(growing.next_trial, Phase.GROWTH)
     study.driver().run_planned(growing.next_repeat, Phase.AUDIT)
-    if not any(trial.phase is Phase.GROWTH for trial in study.store.trials(study.spec.name)):
+    if not any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name)):
         study.listener.note(
             "no trial lets the batch grow: no schedule of space.batch_schedule changes the batch size within a trial's "
             "limit, or the best batch that stays has no steps to the target"

@@ -94,9 +94,9 @@ class OptunaStudy:
     @classmethod
     def read(cls, store: Store, name: str, phases: Phase | str | Collection[Phase | str] = SEARCH) -> OptunaStudy:
         """Read a stored study; raise `NotFoundError` or `UsageError`."""
-        study = store.study(name)
+        study = store.studies.get(name)
         wanted = phases_of(phases)
-        trials = [trial for trial in store.trials(name) if trial.phase in wanted]
+        trials = [trial for trial in store.trials.of(name) if trial.phase in wanted]
         curves = {
             number: {observation.step: observation.metric for _, observation in group}
             for number, group in groupby(observations_of(store, name, trials), key=itemgetter(0))

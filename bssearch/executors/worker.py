@@ -1,8 +1,8 @@
 """The worker process of a slot: ``python -m bssearch.executors.worker``.
 
-Commands arrive on stdin, replies leave on stdout as JSON lines. Both descriptors move before user code runs, which
-could disturb the protocol; its output goes to stderr. Separate threads read commands, so that trials can stop, and send
-heartbeats, so that silence means a hang.
+Commands arrive on stdin, replies leave on stdout. Both descriptors move before user code runs, which could disturb the
+protocol; its output goes to stderr. Threads read commands, so that trials can stop, and send heartbeats, so that
+silence means a hang.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class Channel:
-    """The line to the driver, on private copies of descriptors 0 and 1."""
+    """Line to the driver, on copies of descriptors 0 and 1."""
 
     def __init__(self) -> None:
         self._commands = os.dup(0)
@@ -70,7 +70,7 @@ class Channel:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     def send(self, reply: Reply) -> None:
-        """Send a reply from any thread; raise `ValueError` for NaN; exit if the driver is gone."""
+        """Thread-safe; raises `ValueError` for NaN; exits without a driver."""
         line = memoryview(encode(reply))
         try:
             with self._lock:
@@ -80,12 +80,12 @@ class Channel:
             end_group()
 
     def read(self) -> bytes:
-        """Return the driver's next bytes; empty at the end."""
+        """Next bytes; empty at the end."""
         return os.read(self._commands, CHUNK_BYTES)
 
 
 class Worker:
-    """Runs the driver's jobs one at a time."""
+    """Runs the driver's jobs, one at a time."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -209,7 +209,7 @@ class Worker:
 def _import_torch() -> None:
     """Import torch and exempt its objects from garbage collection.
 
-    Collecting them takes a third of startup and exit time, and 0.2 s after each trial (torch 2.13, CPU seconds).
+    Collecting them takes a third of startup and exit time, and 0.2 s per trial (torch 2.13, CPU seconds).
     """
     gc.disable()
     try:

@@ -63,8 +63,8 @@ def missing_step_times(
 
     Includes `doubtful` sizes with fewer than `MOST_VISITS`.
     """
-    known = store.probes(spec.name, environment)
-    memory = store.memory_boundary(spec.name, environment)
+    known = store.probes.by_batch_size(spec.name, environment)
+    memory = store.probes.memory_boundary(spec.name, environment)
     doubted = doubtful(spec, known, trials) if visits > FIRST_VISITS else set()
 
     def is_missing(size: int) -> bool:
@@ -138,7 +138,7 @@ def measure_step_times(
     default = spec.default_configuration.batch_size
 
     def on_too_large(memory: MemoryUse) -> None:
-        store.save_memory(spec.name, environment, memory)
+        store.probes.save_memory(spec.name, environment, memory)
 
     together: TimesSideBySide | None = None
     is_asked = False
@@ -146,7 +146,7 @@ def measure_step_times(
         missing = missing_step_times(spec, store, environment, visits, trials=trials)
         if not missing:
             break
-        known = store.probes(spec.name, environment)
+        known = store.probes.by_batch_size(spec.name, environment)
         if len(missing) > 1 and {default, *missing} <= known.keys():
             if not is_asked:
                 is_asked = True
@@ -161,11 +161,11 @@ def measure_step_times(
         while waiting:
             size = waiting.popleft()
             before_each()
-            memory = store.memory_boundary(spec.name, environment)
+            memory = store.probes.memory_boundary(spec.name, environment)
             try:
                 probe = measure_step_time_at(spec, executor, size, memory, on_too_large)
             except WorkloadError as error:
-                if size == default or size in store.probes(spec.name, environment):
+                if size == default or size in store.probes.by_batch_size(spec.name, environment):
                     raise
                 if default in waiting:
                     waiting.append(size)
@@ -178,7 +178,7 @@ def measure_step_times(
             if probe is None:
                 break
             probe = replace(probe, eval_every_steps=cadences.get(size, probe.eval_every_steps))
-            visit = store.save_probe(spec.name, environment, probe, visit)
+            visit = store.probes.add_step_time(spec.name, environment, probe, visit)
         refuse_where_nothing_fits(spec, store, environment)
 
 
@@ -193,7 +193,7 @@ def _visit_side_by_side(
     before_each: Callable[[], None],
 ) -> None:
     """Visit batch sizes on all devices at once; counts as one visit."""
-    memory = store.memory_boundary(spec.name, environment)
+    memory = store.probes.memory_boundary(spec.name, environment)
     splits = [(size, choose_micro_batch(size, spec.space.max_micro_batch_size, memory)) for size in sizes]
     requests = [default_at(spec, size, micro) for size, micro in splits if micro is not None]
     visit = None
@@ -205,7 +205,7 @@ def _visit_side_by_side(
                 continue
             probe = probe_record(measured, spec.budget.trial_train_seconds)
             probe = replace(probe, eval_every_steps=cadences.get(probe.batch_size, probe.eval_every_steps))
-            visit = store.save_probe(spec.name, environment, probe, visit)
+            visit = store.probes.add_step_time(spec.name, environment, probe, visit)
 
 
 def _too_large(measured: StepTime) -> MemoryUse:
@@ -233,9 +233,9 @@ def confirm_out_of_memory(
     tried = [one for one in out if not one.grows and problem_with(spec, one, in_bounds=False) is None]
     counts = Counter(one.micro_batch_size for one in tried)
     once = {one.micro_batch_size: one for one in tried if counts[one.micro_batch_size] == 1}
-    while not spec.is_program and (size := store.memory_boundary(spec.name, environment).too_large) in once:
+    while not spec.is_program and (size := store.probes.memory_boundary(spec.name, environment).too_large) in once:
         assert size is not None, "only sizes are in it"
-        if any(not use.fits and use.micro_batch_size <= size for use in store.memory(spec.name, environment)):
+        if any(not use.fits and use.micro_batch_size <= size for use in store.probes.memory(spec.name, environment)):
             break
         before_each()
         ran_out = once.pop(size)
@@ -248,7 +248,7 @@ def confirm_out_of_memory(
         except BSSearchError as error:
             tell(f"whether a micro-batch of {size} fits could not be tried again: {error}")
             break
-        store.save_memory(spec.name, environment, found)
+        store.probes.save_memory(spec.name, environment, found)
         if found.fits:
             tell(f"a micro-batch of {size} ran out of memory in a trial, but fits into a new process: it is used again")
 
@@ -321,8 +321,8 @@ def default_at(
 
 def refuse_where_nothing_fits(spec: StudySpec, store: Store, environment: Environment) -> None:
     """Raise `LaunchError` if no micro-batch size fits into memory."""
-    if store.memory_boundary(spec.name, environment).nothing_fits:
-        raise nothing_fits(environment, store.memory(spec.name, environment))
+    if store.probes.memory_boundary(spec.name, environment).nothing_fits:
+        raise nothing_fits(environment, store.probes.memory(spec.name, environment))
 
 
 def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environment) -> None:
@@ -331,12 +331,12 @@ def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environ
     A study with trials continues in smaller micro-batches.
     """
     cap = spec.space.max_micro_batch_size
-    memory = store.memory_boundary(spec.name, environment)
+    memory = store.probes.memory_boundary(spec.name, environment)
     if cap is None or memory.may_fit(cap) or memory.fits is None:
         return
-    if store.probes(spec.name, environment) or store.trials(spec.name):
+    if store.probes.by_batch_size(spec.name, environment) or store.trials.of(spec.name):
         return
-    uses = {use.micro_batch_size: use for use in store.memory(spec.name, environment)}
+    uses = {use.micro_batch_size: use for use in store.probes.memory(spec.name, environment)}
     failed, works = (_described(uses, size) for size in (memory.too_large, memory.fits))
     raise LaunchError(
         f"space.max_micro_batch_size = {cap} does not fit into the memory of {named(environment)}: {failed} ran out "

@@ -103,7 +103,9 @@ class Recorder:
     def flush(self) -> None:
         """Write buffered evaluations."""
         if self._unwritten:
-            self._store.append_observations(self._study, [(one.number, one.observation) for one in self._unwritten])
+            self._store.trials.append_observations(
+                self._study, [(one.number, one.observation) for one in self._unwritten]
+            )
             self._unwritten = []
         self._flushed = time.monotonic()
 
@@ -121,11 +123,11 @@ class Recorder:
         if outcome.steps_to_target is not None and step_seconds is not None:
             product = outcome.steps_to_target * step_seconds
         if ended.log.strip():
-            self._store.save_log(self._study, number, ended.log)
+            self._store.trials.save_log(self._study, number, ended.log)
         try:
-            return self._store.finish_trial(self._study, number, outcome, steps_x_step_time_s=product)
+            return self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=product)
         except DatabaseError:
-            trial = self._store.trial(self._study, number)
+            trial = self._store.trials.get(self._study, number)
             if trial.state is not TrialState.LOST:
                 raise
             return trial
@@ -141,7 +143,7 @@ class Recorder:
             train_seconds=last.train_seconds if last else 0.0,
             final_metric=last.metric if last else None,
         )
-        self._store.finish_trial(self._study, number, outcome, steps_x_step_time_s=None)
+        self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None)
 
     def keep_finding(self) -> None:
         """Store the current answer, unless some driver recently did."""
@@ -149,7 +151,7 @@ class Recorder:
         if started < self._next_finding:
             return
         apart = self._finding_seconds / FINDING_SHARE
-        left = apart - self._store.seconds_since_finding(self._study)
+        left = apart - self._store.findings.age_seconds(self._study)
         if 0 < left <= apart:  # longer only if a clock was reset
             self._next_finding = started + left
             return
@@ -185,7 +187,7 @@ class Driver:
         self.environment = environment
         self.listener = listener
         self._leases = Leases(store, spec.name)
-        digest = store.keep_spec(spec.name, spec.model_dump(mode="json"))
+        digest = store.studies.keep_spec(spec.name, spec.model_dump(mode="json"))
         self._lease = Lease(owner=self._leases.owner, seconds=LEASE_SECONDS, user=user_name(), spec=digest)
         self._checkpoints = WaitingTrials(spec, store, self._leases, listener.note)
         self._recorder = Recorder(store, spec.name)
@@ -302,7 +304,7 @@ class Driver:
         return is_free and not is_over and time.monotonic() >= self._next_look
 
     def _refresh(self) -> None:
-        changes = self.store.changes(self.spec.name, since=self._revision)
+        changes = self.store.trials.changes(self.spec.name, since=self._revision)
         if changes.revision != self._revision or changes.is_rewritten or self._revision == 0:
             self._revision = changes.revision
             self._tell_changes(changes)
@@ -320,8 +322,8 @@ class Driver:
         ]
         actions = self.engine.changed(
             changes.trials,
-            self.store.evaluations(self.spec.name, ended) if ended else {},
-            self.store.probes(self.spec.name, self.environment) if changes.has_new_probes else None,
+            self.store.trials.evaluations(self.spec.name, ended) if ended else {},
+            self.store.probes.by_batch_size(self.spec.name, self.environment) if changes.has_new_probes else None,
             is_rewritten=changes.is_rewritten,
             quick=quick_prior(self.store, self.spec) if changes.has_new_probes else None,
         )
@@ -358,7 +360,7 @@ class Driver:
                     trials=trials,
                     tell=self.listener.note,
                 )
-        self._do(self.engine.timed(self.store.probes(self.spec.name, self.environment)))
+        self._do(self.engine.timed(self.store.probes.by_batch_size(self.spec.name, self.environment)))
 
     def _wait_for_claim(self, name: str) -> None:
         self._note_once(f"waiting for another driver ({name})")
@@ -416,7 +418,7 @@ class Driver:
 
     def _start(self, plan: TrialPlan) -> None:
         """Start a trial unless another driver changed the study first."""
-        trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
+        trial = self.store.trials.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
         if trial is None:
             self._is_contended = True
             return

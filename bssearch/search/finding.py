@@ -57,29 +57,29 @@ def _kept(document: Mapping[str, Any] | None) -> _Kept:
 
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
     """Store the current answer, and the search's end if given."""
-    stamp, last = store.stamp(name), _kept(store.last_finding(name))
+    stamp, last = store.findings.stamp(name), _kept(store.findings.last(name))
     found = None
     with suppress(TargetNotReachedError):
         found = compute_answer(store, name)
     kept = _Kept(made_by=ANSWERS, answer=found, search_end=search_end or last.search_end, quick=last.quick)
     if kept.answer or kept.search_end or kept.quick:
-        store.save_finding(name, stamp, kept.model_dump(mode="json"))
+        store.findings.save(name, stamp, kept.model_dump(mode="json"))
 
 
 def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
     """Store the quick answer; the full answer is recomputed when read."""
     kept = _Kept(made_by=ANSWERS, search_end=stored_end(store, name), quick=quick)
-    store.save_finding(name, store.stamp(name), kept.model_dump(mode="json"), is_news=True)
+    store.findings.save(name, store.findings.stamp(name), kept.model_dump(mode="json"), is_news=True)
 
 
 def stored_end(store: Store, name: str) -> SearchEnd | None:
     """Return how the search ended, or None."""
-    return _kept(store.last_finding(name)).search_end
+    return _kept(store.findings.last(name)).search_end
 
 
 def stored_quick(store: Store, name: str) -> QuickAnswer | None:
     """Return the quick answer, or None."""
-    return _kept(store.last_finding(name)).quick
+    return _kept(store.findings.last(name)).quick
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickPrior | None:
@@ -94,7 +94,7 @@ def answer(store: Store, name: str, target: float | None = None, trials: Sequenc
     ``trials``: all trials of the study, if already read.
     """
     if target is None:
-        stored = _kept(store.finding(name))
+        stored = _kept(store.findings.current(name))
         if stored.made_by == ANSWERS and stored.answer is not None:
             return stored.answer
     return compute_answer(store, name, target, trials)
@@ -104,12 +104,12 @@ def compute_answer(
     store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None
 ) -> Answer:
     """Compute the answer from ``trials``, by default the stored ones."""
-    study = store.study(name)
+    study = store.studies.get(name)
     spec = spec_of(study)
-    trials = store.trials(name) if trials is None else trials
-    probes, memory = store.probes(name), store.memory_boundary(name)
-    uses = [] if study.environment is None else store.memory(name, study.environment)
-    noise, versions = store.noise(name), store.torch_versions(name)
+    trials = store.trials.of(name) if trials is None else trials
+    probes, memory = store.probes.by_batch_size(name), store.probes.memory_boundary(name)
+    uses = [] if study.environment is None else store.probes.memory(name, study.environment)
+    noise, versions = store.probes.noise(name), store.trials.torch_versions(name)
     if target is not None:
         refuse_another_target(objective_of(spec))
     if target is None or target == study.target.value:
@@ -123,7 +123,7 @@ def compute_answer(
             hint="import them again with that target, where their table has the steps and seconds to it",
         )
     easier = easier_target(study.target, target)
-    curves = store.curves(name, [trial.number for trial in trials])
+    curves = store.trials.curves(name, [trial.number for trial in trials])
     model = spec.timed_model
 
     def step_seconds(one: Configuration) -> float | None:

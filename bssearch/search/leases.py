@@ -140,18 +140,18 @@ class Leases:
     @contextmanager
     def beating(self) -> Iterator[None]:
         """Count as alive and renew leases inside the context."""
-        renew = partial(self._store.heartbeat, self._study, self.owner, LEASE_SECONDS)
+        renew = partial(self._store.leases.heartbeat, self._study, self.owner, LEASE_SECONDS)
         with living(self.owner), heartbeat(renew):
             yield
 
     def mark_lost(self) -> list[int]:
         """Mark trials of dead drivers as lost; return their numbers."""
         self.look()
-        return self._store.mark_lost(self._study, is_alive=self.is_alive)
+        return self._store.leases.mark_lost(self._study, is_alive=self.is_alive)
 
     def look(self) -> None:
         """Record which leases were renewed since the last look."""
-        leases, now = self._store.leases(self._study), self._clock()
+        leases, now = self._store.leases.ends(self._study), self._clock()
         passed, self._looked_at = min(LONGEST_LOOK, now - self._looked_at), now
         for owner in {*self._seen} - {*leases}:
             del self._seen[owner]
@@ -178,7 +178,7 @@ class Leases:
     def take(self, name: str) -> bool:
         """Try to take a claim; return whether this driver holds it."""
         self.look()
-        found = self._store.claim(
+        found = self._store.leases.claim(
             self._study, name, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=self.is_alive
         )
         if found:
@@ -189,7 +189,7 @@ class Leases:
         """Release a claim if held."""
         if name in self._held:
             self._held.discard(name)
-            self._store.release(self._study, name, owner=self.owner)
+            self._store.leases.release(self._study, name, owner=self.owner)
 
     @contextmanager
     def held(self, name: str, wait: Callable[[], None]) -> Iterator[None]:

@@ -11,10 +11,10 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
@@ -172,6 +172,17 @@ def find_spec(path_or_name: str | Path) -> Path:
     near = difflib.get_close_matches(str(path_or_name), shipped, n=1)
     advice = f"did you mean the shipped study {near[0]!r}?" if near else f"shipped studies: {', '.join(shipped)}"
     raise NotFoundError(f"no spec {str(path_or_name)!r}: no such file, nor a shipped study", hint=advice)
+
+
+def check_study_name(name: str) -> None:
+    """Raise `UsageError` for an invalid name of a study."""
+    try:
+        TypeAdapter(Annotated[str, StudySpec.model_fields["name"]]).validate_python(name)
+    except ValidationError:
+        raise UsageError(
+            f"invalid study name {name!r}",
+            hint="use letters, digits, '.', '_' and '-'; start with a letter or digit; use at most 100 characters",
+        ) from None
 
 
 def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StudySpec:

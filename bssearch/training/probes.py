@@ -1,4 +1,4 @@
-"""Probes alone on the device: seconds of a step, its update and an evaluation; memory; the gradient noise scale."""
+"""Isolated measurements: seconds of a step, its update and an evaluation; memory; gradient noise scale."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ EVALUATION_SECONDS = 0.5
 
 
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
-    """Return the median seconds of a step (with interval), its update and an evaluation.
+    """Median seconds of a step (with interval), its update and an evaluation.
 
     Steps run between evaluations as in a trial, because caches are then cold (10% or more). Short runs (`RUN_SECONDS`)
-    are timed until the median's 95% interval is within the precision or the limit is reached. Runs on a slow core are
-    dropped unless few others remain: contended. A device at its power limit is timed again at its sustained clock. If
-    memory runs out, the result has ``out_of_memory`` and no times.
+    repeat until the median's 95% interval is within the precision, up to the limit. Runs on a slow core are dropped
+    unless few others remain. A device at its power limit is timed again at its sustained clock. If memory runs out, the
+    result has ``out_of_memory`` and no times.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -153,7 +153,7 @@ def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """``count`` repetitions in a row, each in ``seconds``; ``look`` is the core's pace beside them (0: irrelevant)."""
+    """``count`` repetitions of ``seconds`` each; ``look`` is the core's pace (0: irrelevant)."""
 
     seconds: float
     count: int
@@ -162,7 +162,7 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median seconds of some work with its interval; ``count`` repetitions ran at full pace, ``count_all`` in all."""
+    """Median seconds with interval; of ``count_all`` repetitions, ``count`` ran at full pace."""
 
     median: float
     low: float
@@ -174,11 +174,7 @@ class Timing:
 
 
 def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> Timing:
-    """Return the timing of the runs at full pace, or of all runs if fewer than six were.
-
-    Raises:
-        ValueError: There are fewer than six runs.
-    """
+    """Timing at full pace, or of all runs if fewer than six were; `ValueError` below six runs."""
     counted, slow = at_full_pace(runs, core), None
     if len(counted) < RUNS[0]:
         slow = f"the core was slow in {len(runs) - len(counted)} of {len(runs)} timings"
@@ -197,20 +193,20 @@ def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float)
 
 
 def at_full_pace(runs: Sequence[TimedRun], core: CorePace | None) -> list[TimedRun]:
-    """Return the runs on a core that was not slow."""
+    """Runs at full pace."""
     slow_above = math.inf if core is None else core.slow_above
     return [run for run in runs if run.look <= slow_above]
 
 
 def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
-    """Return whether the median's 95% interval is within ``precision``."""
+    """True if the median is known within ``precision``."""
     times = [run.seconds for run in runs]
     low, high = median_interval(times)
     return high - low <= 2 * precision * statistics.median(times)
 
 
 def why_contended(contention: Contention, slow: str | None, clock: Clock, threads: int) -> str | None:
-    """Return why the timed work shared the machine, or None."""
+    """Why timing shared the machine, if so."""
     reasons = [contention.reason, slow]
     if clock.is_contended(threads) and contention.reason is None:
         reasons.append("other work had the processor meanwhile")
@@ -235,10 +231,7 @@ class _Timer:
         between: Callable[[], object] | None = None,
         in_a_row: int | None = None,
     ) -> Timing:
-        """Time runs of work of about ``guess`` seconds until their median is known.
-
-        ``between`` runs, on another ledger, before every ``in_a_row`` repetitions.
-        """
+        """Time runs of about ``guess`` seconds until their median is known; ``between`` precedes every ``in_a_row``."""
         per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
         in_a_row = in_a_row or per_run
         rows = math.ceil(per_run / in_a_row)
@@ -291,13 +284,10 @@ def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a distribution-free 95% interval of the median of independent values.
+    """A distribution-free 95% interval of the median of independent values.
 
-    From the k-th smallest to the k-th largest, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5%
-    (David & Nagaraja, Order Statistics, § 7.1).
-
-    Raises:
-        ValueError: There are fewer than six values.
+    From the k-th smallest to the k-th largest, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5% (David & Nagaraja,
+    Order Statistics, § 7.1). Raises `ValueError` below six values.
     """
     k = _rank(len(values))
     if k < 1:
@@ -334,10 +324,10 @@ def measure_memory(
     *,
     memory_bytes: int | None = None,
 ) -> MemoryUse:
-    """Run a trial of three steps; return whether memory, capped at ``memory_bytes``, sufficed.
+    """Run three steps; return whether memory, capped at ``memory_bytes``, sufficed.
 
-    A size at which a GPU's allocator must retry after its kernels are chosen does not fit, because it would thrash. The
-    peak excludes workspaces of kernels being benchmarked.
+    A size does not fit if a GPU's allocator must retry after its kernels are chosen: it would thrash. The peak excludes
+    workspaces of kernels being benchmarked.
     """
     device = computation.device
     if memory_bytes is not None:
@@ -366,7 +356,7 @@ def measure_memory(
 
 
 def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int | None:
-    """Return the memory less the reserve; None on a CPU without a limit."""
+    """Memory less the reserve; None on a CPU without a limit."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         return int((1 - RESERVE) * (total if limit_bytes is None else min(limit_bytes, total)))
@@ -394,9 +384,9 @@ GROWTH = 1.5
 
 
 def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
-    """Train from the seed until the metric is near the target, or training ends; measure the noise scale there.
+    """Train until the metric is near the target, or training ends; measure the noise scale there.
 
-    The interval covers this measurement, not other seeds.
+    Its interval does not cover other seeds.
 
     Raises:
         WorkloadError: The metric is not finite, samples are too few, or the workload makes its own batches or steps.

@@ -1,8 +1,8 @@
 """A paused trial as a file, and branches: trials that continue a longer run from its checkpoint for some samples.
 
 A paused trial is a zip archive, with a checksum for each part and no executable content: ``trial.json`` (identity),
-``training.pt`` (tensors and plain values), and ``measured.json`` (ledgers), written last so that it includes the time
-of writing. State outside parameters, buffers and ``get_extra_state`` is not saved.
+``training.pt`` (tensors and plain values), and ``measured.json`` (ledgers, with the time of writing). State outside
+parameters, buffers and ``get_extra_state`` is not saved.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Identity = Mapping[str, str]  # the values that decide a trial's steps, by name,
 def identity_of(
     request: TrialRequest, workload: Workload, train_samples: int, computation: Computation
 ) -> dict[str, str]:
-    """Return the values that must be equal when a trial is saved and resumed."""
+    """Values that must be equal to resume a trial."""
     fields = {
         "format": FORMAT,
         "configuration": asdict(request.plan.configuration),
@@ -69,10 +69,10 @@ class Saved(Protocol):
     """Has a state to save and restore."""
 
     def state(self) -> State:
-        """Return the state."""
+        """The state."""
 
     def restore(self, state: State, /) -> None:
-        """Restore a state."""
+        """Restore the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Part:
 
 
 class Checkpoint:
-    """The file of a trial. Its time is booked as other; ``on_progress`` is called after each chunk."""
+    """A trial's file; calls ``on_progress`` per chunk."""
 
     def __init__(self, path: Path, identity: Identity, clock: Clock, on_progress: Callable[[], None]) -> None:
         self._path = path
@@ -93,7 +93,7 @@ class Checkpoint:
         self._on_progress = on_progress
 
     def save(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Write or replace the file; ``measured`` states are JSON values. A failure leaves no partial file."""
+        """Replace the file or, on failure, leave it; ``measured`` states are JSON."""
         part = self._path.with_name(self._path.name + ".part")
         file = new_guarded_file(part)
         archive = zipfile.ZipFile(file, "w")
@@ -122,11 +122,7 @@ class Checkpoint:
                 raise file.error or error from None
 
     def restore(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Restore the parts in the file, in order.
-
-        Raises:
-            CheckpointError: It is missing, damaged, or another trial's.
-        """
+        """Restore the parts in order; `CheckpointError` if missing, damaged, or another trial's."""
         with self._clock.ledger("other"):
             states = _read(self._path, self._identity, self._on_progress)
             try:
@@ -145,7 +141,7 @@ class RandomState:
         self._device = device
 
     def state(self) -> State:
-        """Return the states."""
+        """The states."""
         version, values, gauss = random.getstate()
         kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
         return {
@@ -156,7 +152,7 @@ class RandomState:
         }
 
     def restore(self, state: State) -> None:
-        """Restore saved states."""
+        """Restore the states."""
         version, values, gauss = state["python"]
         random.setstate((version, tuple(values), gauss))
         kind, keys, position, has_gauss, cached = state["numpy"]
@@ -205,7 +201,7 @@ def _whole(member: IO[bytes], on_progress: Callable[[], None]) -> io.BytesIO:
 
 
 class _InChunks:
-    """Reports progress after each chunk; ``error`` keeps the OSError that PyTorch's writer hides."""
+    """Reports progress; ``error`` keeps the OSError that PyTorch hides."""
 
     def __init__(self, file: IO[bytes], on_progress: Callable[[], None]) -> None:
         self._file = file
@@ -235,10 +231,10 @@ FORMAT_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
-    """Content of a checkpoint, with tensors on the CPU; None for missing values.
+    """A checkpoint's content, on the CPU; None if missing.
 
-    ``model`` maps names to tensors, ``optimizer`` is one state_dict or a list, ``average`` has a bssearch trial's
-    averaged weights.
+    ``model`` maps names to tensors, ``optimizer`` is one state_dict or a list, ``average`` a bssearch trial's averaged
+    weights.
     """
 
     model: Mapping[str, Any]
@@ -249,19 +245,19 @@ class SavedRun:
 
     @property
     def learning_rate(self) -> float | None:
-        """Return the optimizer's largest saved learning rate, or None."""
+        """The optimizer's largest saved learning rate."""
         states = self.optimizer if isinstance(self.optimizer, list | tuple) else [self.optimizer]
         groups = [group for one in states if isinstance(one, Mapping) for group in one.get("param_groups") or ()]
         rates = [group.get("lr") for group in groups if isinstance(group, Mapping)]
         return max((float(rate) for rate in rates if isinstance(rate, int | float | torch.Tensor)), default=None)
 
     def samples_at(self, batch_size: int) -> int | None:
-        """Return the samples seen; if unknown, the steps × ``batch_size``."""
+        """Samples seen, else steps × ``batch_size``."""
         return self.samples if self.samples is not None or self.step is None else self.step * batch_size
 
 
 def read_checkpoint(path: Path) -> SavedRun:
-    """Return the content of a checkpoint.
+    """Read a checkpoint.
 
     Raises:
         NotFoundError: The file does not exist.
@@ -342,11 +338,9 @@ def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
 
 
 def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
-    """Put a fresh trainer at the start of a branch, with its own data order and optimizer options.
+    """Start a branch with a fresh trainer, its own data order and optimizer options.
 
-    Raises:
-        NotFoundError: The checkpoint does not exist.
-        UsageError: It is invalid, or has another model or optimizer.
+    Raises as `read_checkpoint`, and `UsageError` for another model or optimizer.
     """
     path = Path(branch.checkpoint)
     saved = read_checkpoint(path)
@@ -363,12 +357,9 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
 
 
 def branch_schedule(run: Schedule | OwnSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
-    """Return a branch's schedule at a batch size, from the whole run's schedule there.
+    """A branch's schedule, from the whole run's at this batch size.
 
-    If the position is unknown, a constant rate is past its warmup.
-
-    Raises:
-        UsageError: The rate depends on an unknown position.
+    At an unknown position a constant rate is past its warmup; other rates raise `UsageError`.
     """
     if branch.start_samples is None:
         if isinstance(run, OwnSchedule) or run.horizon_steps is not None:
@@ -384,10 +375,9 @@ def branch_schedule(run: Schedule | OwnSchedule, branch: Branch, batch_size: int
 
 @torch.no_grad()
 def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None:
-    """Copy saved weights into a model; ``saved`` may have buffers that no state_dict has.
+    """Copy saved weights into a model; ``saved`` may have buffers without a place in its state_dict.
 
-    Raises:
-        UsageError: A parameter or buffer is missing, has another shape, or is not the model's.
+    Raises `UsageError` unless names and shapes agree.
     """
     own = model.state_dict()
     for name, value in own.items():

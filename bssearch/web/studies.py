@@ -83,7 +83,7 @@ def compare_page(asked: Asked) -> Answered:
     if len(names) > MOST_COMPARED:
         raise UsageError(f"{len(names)} studies are too many to compare: at most {MOST_COMPARED}")
     with asked.databases.opened() as stores:
-        known = [(store, one.name) for store in stores for one in store.studies() if one.archived_at is None]
+        known = [(store, one.name) for store in stores for one in store.studies.summaries() if one.archived_at is None]
         found = compare([_placed(stores, name) for name in names]) if len(names) > 1 else []
     if asked.text("format") == "json":
         return Document([one.model_dump(mode="json") for one in found])
@@ -178,11 +178,11 @@ class Progress:
 
 def version_of(store: Store, name: str) -> str:
     """Return a value that changes with a study's trials, running evaluations and other content."""
-    running = [trial.number for trial in store.trials(name, states=[TrialState.RUNNING])]
-    seen = {number: len(curve) for number, curve in store.evaluations(name, running).items()} if running else {}
-    found = {part: value for part, value in (store.last_finding(name) or {}).items() if part != "answer"}
-    shown = is_live(store, name, running), store.study(name).archived_at
-    told = f"{store.stamp(name)} {sorted(seen.items())} {shown} {found}"
+    running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]
+    seen = {number: len(curve) for number, curve in store.trials.evaluations(name, running).items()} if running else {}
+    found = {part: value for part, value in (store.findings.last(name) or {}).items() if part != "answer"}
+    shown = is_live(store, name, running), store.studies.get(name).archived_at
+    told = f"{store.findings.stamp(name)} {sorted(seen.items())} {shown} {found}"
     return hashlib.sha256(told.encode()).hexdigest()[:24]
 
 
@@ -191,7 +191,7 @@ def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) ->
     found = status(store, study.name, trials)
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
     drawn = (running or [trial for trial in trials if trial.state.is_finished])[-MOST_CURVES:]
-    curves = store.curves(study.name, [trial.number for trial in drawn]) if drawn else {}
+    curves = store.trials.curves(study.name, [trial.number for trial in drawn]) if drawn else {}
     return Progress(
         status=found,
         running=[_running_row(trial, curves.get(trial.number, [])) for trial in running],
@@ -204,7 +204,7 @@ def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) ->
 
 def is_live(store: Store, name: str, running: Sequence[int]) -> bool:
     """True if a trial runs or ended recently."""
-    return bool(running) or store.seconds_at_rest(name) < PAUSE_SECONDS
+    return bool(running) or store.trials.seconds_at_rest(name) < PAUSE_SECONDS
 
 
 def _summary(found: Status) -> str:
@@ -238,7 +238,7 @@ RESTING_SECONDS = 15.0
 def study_page(asked: Asked) -> Answered:
     """Show a study's progress while it runs, and its answer once available."""
     with asked.databases.study(asked.study, asked.database) as store:
-        study, trials = store.study(asked.study), store.trials(asked.study)
+        study, trials = store.studies.get(asked.study), store.trials.of(asked.study)
         far = progress(store, study, trials)
         page, missing = _found(store, asked.study, trials)
     return View(
@@ -308,7 +308,7 @@ def trials_page(asked: Asked) -> Answered:
     state = asked.one_of("state", {one.value: one for one in TrialState})
     size, order = asked.count("batch_size"), asked.one_of("order", {one: one for one in ("number", *LEAST_FIRST)})
     with asked.databases.study(asked.study, asked.database) as store:
-        every = store.trials(asked.study)
+        every = store.trials.of(asked.study)
         running = [trial.number for trial in every if trial.state is TrialState.RUNNING]
         live_seconds = RUNNING_SECONDS if is_live(store, asked.study, running) else RESTING_SECONDS
     kept = matching_trials(every, phase=phase, state=state, batch_size=size)
@@ -344,13 +344,16 @@ def trial_page(asked: Asked) -> Answered:
     if not number.isascii() or not number.isdecimal() or len(number) > 9:
         raise NotFoundError(f"study {asked.study!r} has no trial {number[:20]!r}")
     with asked.databases.study(asked.study, asked.database) as store:
-        study, trial = store.study(asked.study), store.trial(asked.study, int(number))
-        curve = store.observations(asked.study, trial.number)
-        environment, spec = store.environment_of(asked.study, trial.number), store.spec_at(asked.study, trial.number)
+        study, trial = store.studies.get(asked.study), store.trials.get(asked.study, int(number))
+        curve = store.trials.observations(asked.study, trial.number)
+        environment, spec = (
+            store.trials.environment(asked.study, trial.number),
+            store.trials.spec(asked.study, trial.number),
+        )
         document = trial_document(trial, curve, environment, spec)
         if asked.text("format") == "json":
             return Document(document)
-        log, again = store.log(asked.study, trial.number), _again(store, asked.study, trial)
+        log, again = store.trials.log(asked.study, trial.number), _again(store, asked.study, trial)
     settings = {
         name: value for name, value in document.items() if value is not None and not isinstance(value, dict | list)
     }

@@ -1,6 +1,6 @@
-"""Fashion-MNIST: 70,000 images (28 × 28) of clothes in ten classes, with a residual network or a perceptron.
+"""Fashion-MNIST: 70,000 images (28 × 28) of clothes in ten classes.
 
-Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747. Its four files are looked for in this order:
+Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747. Places of the four files, in this order:
 
 1. only the folder in ``BSSEARCH_DATA_DIR``, if set: itself, its ``fashion-mnist`` or ``FashionMNIST/raw`` (torchvision)
 2. Debian's package ``dataset-fashion-mnist``
@@ -46,11 +46,7 @@ WAYS = f"""any of these brings them:
 
 
 def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path]:
-    """Return the paths of the four files, plain or ``.gz``; download missing files.
-
-    Raises:
-        WorkloadError: A folder lacks a file, or the download fails.
-    """
+    """Find the four files, plain or ``.gz``, or download them; `WorkloadError` if a file is missing."""
     given = os.environ.get(DATA_DIR_VARIABLE)
     if given:
         root = Path(given).expanduser()
@@ -115,11 +111,7 @@ _UNSIGNED_BYTE = 8
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Return the values of an idx file, as a read-only uint8 array.
-
-    Raises:
-        WorkloadError: The file is unreadable or has another format.
-    """
+    """An idx file's read-only uint8 values; `WorkloadError` for another format."""
     content = _content(path)
     magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     if content[:4] != magic:
@@ -204,10 +196,9 @@ class FashionMnist:
         self._augments = augment
 
     def load(self, device: torch.device) -> Data:
-        """Return images (samples, 1, 28, 28) as float32, standardised over the training part, and int64 classes.
+        """Images (samples, 1, 28, 28) as float32, standardised over the training part, and int64 classes.
 
-        Raises:
-            WorkloadError: The files are missing, damaged, or not Fashion-MNIST's.
+        Raises `WorkloadError` for missing or damaged files, or another data set's.
         """
         files = find_fashion_mnist()
         images, labels = read_images(files, "train")
@@ -226,25 +217,25 @@ class FashionMnist:
         )
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a freshly initialised model."""
+        """A fresh model."""
         return perceptron(dropout) if self.model == "mlp" else residual_network(dropout, self.norm)
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Return the residual blocks."""
+        """The residual blocks."""
         return [module for module in model.modules() if isinstance(module, ResidualBlock)]
 
     def augment(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the images, moved and mirrored if ``augment`` is set."""
+        """Move and mirror images if ``augment`` is set."""
         return moved_and_mirrored(inputs) if self._augments else inputs
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor:
-        """Return the mean cross-entropy."""
+        """Mean cross-entropy."""
         return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Return accuracy and mean cross-entropy."""
+        """Accuracy and mean cross-entropy."""
         scores = torch.cat([model(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
         correct = (scores.argmax(1) == part.targets).sum()
         return {
@@ -254,10 +245,9 @@ class FashionMnist:
 
 
 def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (samples, 28, 28) and classes (samples,) of a pair of files, as uint8.
+    """Images (samples, 28, 28) and classes (samples,) of a pair of files, as uint8.
 
-    Raises:
-        WorkloadError: A file is damaged, or another data set's: MNIST has the same file names.
+    Raises `WorkloadError` if damaged or another data set's: MNIST has the same file names.
     """
     images_file, labels_file = files[f"{part}-images-idx3-ubyte"], files[f"{part}-labels-idx1-ubyte"]
     labels = read_idx(labels_file, dimensions=1)
@@ -280,7 +270,7 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
 
 
 def split(labels: np.ndarray, validation_samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the training and validation rows."""
+    """Training and validation rows."""
     held_out = evenly(stratified_order(labels), HELD_OUT)
     return np.setdiff1d(np.arange(len(labels)), held_out), evenly(held_out, validation_samples)
 
@@ -294,9 +284,9 @@ def _moments(images: np.ndarray) -> tuple[float, float]:
 
 
 def moved_and_mirrored(images: torch.Tensor) -> torch.Tensor:
-    """Return images (samples, 1, height, width), each moved by up to `SHIFT` pixels, half of them mirrored.
+    """Move images (samples, 1, height, width) by up to `SHIFT` pixels; mirror half of them.
 
-    He et al. 2016 (arXiv 1512.03385, § 4.2), with repeated borders as padding.
+    He et al. 2016 (arXiv 1512.03385, § 4.2), with repeated borders.
     """
     samples, _, height, width = images.shape
     down, right = torch.randint(-SHIFT, SHIFT + 1, (2, samples, 1), device=images.device)
@@ -310,7 +300,7 @@ def moved_and_mirrored(images: torch.Tensor) -> torch.Tensor:
 
 
 def perceptron(dropout: float) -> nn.Module:
-    """Return two hidden layers of 256 units with dropout: 0.27 million parameters."""
+    """Two hidden layers of 256 units with dropout: 0.27 million parameters."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(SIDE * SIDE, _HIDDEN),
@@ -324,7 +314,7 @@ def perceptron(dropout: float) -> nn.Module:
 
 
 def residual_network(dropout: float, norm: str) -> nn.Module:
-    """Return three residual blocks of 32, 64 and 96 channels: 0.22 million parameters."""
+    """Three residual blocks of 32, 64 and 96 channels: 0.22 million parameters."""
     width = _STAGES[0]
     layers: list[nn.Module] = [_convolution(1, width), _norm(norm, width), nn.ReLU()]
     for stage, channels in enumerate(_STAGES):
@@ -353,7 +343,7 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return images (samples, channels_out, height / stride, width / stride)."""
+        """Images (samples, channels_out, height / stride, width / stride)."""
         return functional.relu(self.branch(inputs) + self.shortcut(inputs))
 
 

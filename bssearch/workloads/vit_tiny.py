@@ -47,27 +47,27 @@ class VitTiny:
         self._images()
 
     def load(self, device: torch.device) -> Data:
-        """Return the data of `FashionMnist.load`."""
+        """See `FashionMnist.load`."""
         return self._images().load(device)
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a freshly initialised transformer."""
+        """A fresh transformer."""
         return VisionTransformer(
             patch=self.patch, width=self.width, depth=self.depth, heads=self.heads, dropout=dropout
         )
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Return the transformer's blocks."""
+        """The transformer's blocks."""
         return blocks_of(model)
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor:
-        """Return the mean cross-entropy."""
+        """Mean cross-entropy."""
         return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Return accuracy and mean cross-entropy."""
+        """Accuracy and mean cross-entropy."""
         return self._images().evaluate(model, part)
 
     def _images(self) -> FashionMnist:
@@ -78,7 +78,7 @@ class VisionTransformer(nn.Module):
     """Linear patches, learned positions, blocks, mean over patches, and a linear head.
 
     The mean replaces the paper's class token (as good, appendix D.3). Dropout follows embeddings and all dense layers
-    but the one for queries, keys and values (appendix B.1).
+    but queries, keys and values (appendix B.1).
     """
 
     def __init__(self, *, patch: int, width: int, depth: int, heads: int, dropout: float) -> None:
@@ -91,7 +91,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the scores (samples, classes) of images (samples, 1, 28, 28)."""
+        """Scores (samples, classes) of images (samples, 1, 28, 28)."""
         stream = self.dropout(self.patches(inputs).flatten(2).transpose(1, 2) + self.positions)
         for block in self.blocks:
             stream = block(stream)

@@ -109,9 +109,9 @@ def run(url: str, trials: int) -> tuple[float, list[float]]:
     """Search a study to a number of trials; return the seconds of the first look, and those of each trial."""
     spec, executor = spec_of(trials), EmptyTrials()
     with open_store(url) as store:
-        if store.find_study(spec.name) is None:
-            store.create_study(spec.new_study("benchmark"))
-            store.bind_environment(spec.name, make_environment())
+        if store.studies.find(spec.name) is None:
+            store.studies.create(spec.new_study("benchmark"))
+            store.studies.bind(spec.name, make_environment())
         began = time.monotonic()
         driver = Driver(spec, store, executor, make_environment(), Listener())
         driver.engine = Engine(spec, sampler=MadeBeforehand(spec))

@@ -243,9 +243,9 @@ def count_of(server: Postgres, condition: str) -> int:
 def check_study(database: str) -> None:
     """See that every trial ended once, the budget is spent to the trial, and nothing is left behind."""
     with open_store(database, write=False) as store:
-        trials = store.trials("task")
-        curves = store.curves("task", [one.number for one in trials])
-        [submission] = store.submissions()
+        trials = store.trials.of("task")
+        curves = store.trials.curves("task", [one.number for one in trials])
+        [submission] = store.queue.submissions()
     assert [one.number for one in trials] == list(range(1, len(trials) + 1))
     assert submission.state is SubmissionState.DONE, submission.reason
     assert all(one.state.is_finished and one.state is not TrialState.PAUSED for one in trials)

@@ -66,7 +66,7 @@ class Rows(SamplesToTarget):
 def numbers(store, name: str, file: str | None = None) -> Exported:
     """Write the numbers of a study's trials."""
     path = Path(file or f"{name}.numbers")
-    path.write_text(" ".join(str(trial.number) for trial in store.trials(name)))
+    path.write_text(" ".join(str(trial.number) for trial in store.trials.of(name)))
     return Exported([str(path)])
 
 

@@ -537,6 +537,6 @@ def test_status_says_that_the_search_has_ended_and_why_until_it_goes_on(tmp_path
         found = status(store, "toy")
         assert found.search_ended == "the budget of 12 trials is spent"
         assert found.document()["search_ended"] == found.search_ended
-        spec = dict(store.study("toy").spec)
-        store.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 20}})  # type: ignore[dict-item]
+        spec = dict(store.studies.get("toy").spec)
+        store.studies.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 20}})  # type: ignore[dict-item]
         assert status(store, "toy").search_ended is None, "a larger budget asks for more"

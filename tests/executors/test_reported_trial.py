@@ -83,8 +83,8 @@ def test_a_lone_report_counts_by_the_time_since_the_start() -> None:
     [
         ([(1, 10, None), (2, 10, None)], "step 10 after step 10: steps must rise"),
         ([(1, 10, 1.0), (2, 5, 2.0)], "step 5 after step 10"),
-        ([(1, 0, None), (2, 10, 1.0)], "seconds at times: at step 10"),
-        ([(1, 0, 0.0), (2, 10, None)], "seconds at times: at step 10"),
+        ([(1, 0, None), (2, 10, 1.0)], "seconds only sometimes: step 10"),
+        ([(1, 0, 0.0), (2, 10, None)], "seconds only sometimes: step 10"),
         ([(1, 10, 2.0), (2, 20, 1.5)], "1.5 seconds after 2"),
     ],
 )

@@ -85,7 +85,7 @@ def run(spec: StudySpec, folder: Path, executor: SteppingLaw) -> tuple[list[Tria
     executor.full = spec.budget.trial_train_seconds
     run_study(spec, Launch(db=url, listener=ear, make_executor=lambda *_: executor))
     with open_store(url, write=False) as store:
-        return list(store.trials(spec.name, phase=Phase.SEARCH)), ear.notes
+        return list(store.trials.of(spec.name, phase=Phase.SEARCH)), ear.notes
 
 
 def interrupted(spec: StudySpec, folder: Path) -> SteppingLaw:
@@ -98,7 +98,7 @@ def interrupted(spec: StudySpec, folder: Path) -> SteppingLaw:
 
 def outcome_of(folder: Path, number: int) -> TrialOutcome | None:
     with open_store(url_in(folder), write=False) as store:
-        return store.trial("toy", number).outcome
+        return store.trials.get("toy", number).outcome
 
 
 def kept(place: str) -> dict[str, str]:
@@ -332,7 +332,7 @@ def test_where_the_store_takes_nothing_what_would_wait_is_stopped_and_what_is_in
         _, notes = run(spec, tmp_path, executor())
         assert sum(note.startswith("trials are stopped for good") and said in note for note in notes) == 1
     with open_store(url_in(tmp_path), write=False) as store:
-        outcomes = [trial.outcome for trial in store.trials(spec.name) if trial.outcome is not None]
+        outcomes = [trial.outcome for trial in store.trials.of(spec.name) if trial.outcome is not None]
     (stopped,) = [one for one in outcomes if "could not be paused: the checkpoint store" in one.reason]
     assert stopped.state is (TrialState.CANCELLED if is_interrupted else TrialState.PRUNED)
     assert stopped.reason.endswith(f"cannot be stored: {said}")
@@ -357,11 +357,11 @@ def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "shared"))
     spec, notes = study_spec(), list[str]()
     with open_store(url_in(tmp_path)) as store:
-        store.create_study(spec.new_study("ada"))
+        store.studies.create(spec.new_study("ada"))
         lease = Lease(owner=elsewhere, seconds=60.0, user="ada", spec=None)
-        store.start("toy", make_plan(), environment=make_environment(), lease=lease)
+        store.trials.start("toy", make_plan(), environment=make_environment(), lease=lease)
         paused = TrialOutcome(state=TrialState.PAUSED, reason="slow")
-        trial = store.finish_trial("toy", 1, paused, steps_x_step_time_s=None)
+        trial = store.trials.finish("toy", 1, paused, steps_x_step_time_s=None)
 
         def waiting_for(driver: str) -> WaitingTrials:
             return WaitingTrials(spec, store, Leases(store, "toy", driver), notes.append)
@@ -371,11 +371,11 @@ def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there
         file.write_bytes(b"saved")
         far.ended(trial)
         near.settle([trial], TrialState.PRUNED, for_disk=False)
-        assert store.trial("toy", 1).state is TrialState.PAUSED
+        assert store.trials.get("toy", 1).state is TrialState.PAUSED
         assert file.exists()
         far.leave()
         near.settle([trial], TrialState.PRUNED, for_disk=False)
-        assert store.trial("toy", 1).state is TrialState.PRUNED
+        assert store.trials.get("toy", 1).state is TrialState.PRUNED
         assert not file.exists()
     assert not notes
 

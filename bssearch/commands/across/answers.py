@@ -414,7 +414,7 @@ def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
     found: list[tuple[StudyAnswer, Finding | None]] = []
     for store in stores:
         with store:
-            here = [study for study in store.study_records() if study.archived_at is None]
+            here = [study for study in store.studies.all() if study.archived_at is None]
             found += [_answered(store, study) for study in here if asked.matches(study)]
         listed += here
     if not found:

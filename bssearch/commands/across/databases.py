@@ -50,7 +50,7 @@ def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]
         return _only_study(stores)
     if len(stores) == 1:
         return stores[0], given
-    holders = [store for store in stores if store.find_study(given) is not None]
+    holders = [store for store in stores if store.studies.find(given) is not None]
     if not holders:
         raise _nowhere(stores, given)
     if len(holders) > 1:
@@ -61,7 +61,7 @@ def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]
 
 
 def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
-    listed = [(store, one) for store in stores for one in store.studies()]
+    listed = [(store, one) for store in stores for one in store.studies.summaries()]
     named = [(store, one.name) for store, one in listed if one.archived_at is None]
     where, holds = ("the database", "holds") if len(stores) == 1 else ("the databases", "hold")
     if not named:
@@ -74,7 +74,7 @@ def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
 
 
 def _nowhere(stores: Sequence[Store], name: str) -> NotFoundError:
-    names = sorted({one.name for store in stores for one in store.studies()})
+    names = sorted({one.name for store in stores for one in store.studies.summaries()})
     near = difflib.get_close_matches(name, names, n=3)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return NotFoundError(
@@ -256,8 +256,8 @@ def study_rows(store: Store, asked: StudyFilter, *, archived: bool = False) -> I
     Closes the store.
     """
     with store:
-        records = {one.name: one for one in store.study_records()}
-        for one in store.studies():
+        records = {one.name: one for one in store.studies.all()}
+        for one in store.studies.summaries():
             study = records.get(one.name)  # None if the study was created just now
             if study is None or not asked.matches(study) or (one.archived_at is not None and not archived):
                 continue

@@ -1,4 +1,4 @@
-"""User commands in any language: described, measured and trained through their reports, and the trial they make."""
+"""User commands, which report their progress, and their trials."""
 
 from __future__ import annotations
 
@@ -35,18 +35,16 @@ from bssearch.records import (
 from bssearch.spec.model import check_places, filled, places_of, values_of
 from bssearch.training.course import Course, Ending, not_finite, where
 
-MOST_OBSERVATIONS = 100_000
-"""Maximum evaluations of a trial; all are stored."""
+MOST_OBSERVATIONS = 100_000  # evaluations of a trial, all stored
 
-FEWEST_BURSTS = 4
-"""Reports come in bursts if, of more than 2 x 4, one wait exceeds 1/4 of their total time."""
+FEWEST_BURSTS = 4  # reports come in bursts if, of more than 2 x 4, one wait exceeds 1/4 of their total time
 
 
 class ReportedTrial:
     """Collects a program's reports; ``ending`` is None while the trial runs.
 
-    Uses the program's own training seconds if reported, else the wall clock from the first reported step.
-    Steps before that one count at the pace of later steps.
+    Uses the program's own training seconds, else the wall clock from the first reported step, with earlier steps at the
+    pace of later ones.
     """
 
     def __init__(self, request: TrialRequest, on_observation: Callable[[Observation], None], started: float) -> None:
@@ -68,10 +66,10 @@ class ReportedTrial:
         self._longest_wait = 0.0
 
     def take(self, report: Report, now: float) -> None:
-        """Add a report received at a given time.
+        """Add a report received at ``now``.
 
-        Raises `UsageError` if steps or seconds decrease, seconds are reported only sometimes, or the target metric
-        has more than `MOST_OBSERVATIONS` values.
+        Raises `UsageError` if steps or seconds decrease, seconds come only sometimes, or there are more than
+        `MOST_OBSERVATIONS`.
         """
         if self.ending is not None:
             return
@@ -96,19 +94,19 @@ class ReportedTrial:
             self._observe(report, now - self._zero if report.seconds is None else report.seconds)
 
     def look(self, asked: tuple[TrialState, str] | None, now: float) -> None:
-        """End the trial if a stop is requested or the wall clock exceeds its limit."""
+        """End the trial if asked to or late."""
         if self.ending is not None:
             return
         if asked is not None:
             state, reason = asked
             if state is TrialState.PAUSED:
-                state, reason = TrialState.PRUNED, f"{reason}; {COULD_NOT_PAUSE}: a command keeps its state to itself"
+                state, reason = TrialState.PRUNED, f"{reason}; {COULD_NOT_PAUSE}: a command cannot be checkpointed"
             self._end(Ending(state, reason, asked=True))
         elif self._basis is SecondsBasis.WALL:
             self._end(self._course.limited(now - self._zero))
 
     def left(self, code: int) -> None:
-        """End the trial of a program that exited without failing."""
+        """End the trial of a program that exited well."""
         self._observe_waiting()
         if self.ending is None and code == 0:
             if self._course.progress.last is None:
@@ -116,13 +114,13 @@ class ReportedTrial:
             self._end(Ending(TrialState.EXHAUSTED, f"the command ended at step {self.steps}"))
 
     def failed(self, state: TrialState, reason: str) -> TrialOutcome:
-        """Return the outcome of a failed program, with its observations."""
+        """A failed program's outcome, with its observations."""
         self._observe_waiting()
         self.ending, self._ended = Ending(state, reason, asked=True), time.monotonic()
         return self.outcome()
 
     def outcome(self) -> TrialOutcome:
-        """Return the ended trial's outcome."""
+        """The ended trial's outcome."""
         assert self.ending is not None, "a trial that has ended has an ending"
         progress, wall = self._course.progress, self._ended - self._started
         outcome = TrialOutcome(
@@ -146,8 +144,8 @@ class ReportedTrial:
         if self._longest_wait <= (self._last_came - self._first[1]) / FEWEST_BURSTS:
             return ()
         return (
-            f"the command's reports came in bursts, up to {self._longest_wait:.3g} s apart, and the wall clock is as "
-            "coarse: it must flush each line, or report its own seconds",
+            f"the command's reports came in bursts, up to {self._longest_wait:.3g} s apart, so the times are "
+            "not more precise: let the command flush each line, or report its own seconds",
         )
 
     def _check(self, report: Report) -> None:
@@ -158,7 +156,9 @@ class ReportedTrial:
         if report.step <= self.steps:
             raise UsageError(f"the command reports step {report.step} after step {self.steps}: steps must rise")
         if (report.seconds is None) != (self._basis is SecondsBasis.WALL):
-            raise UsageError(f"the command reports seconds at times: at step {report.step} otherwise than before")
+            raise UsageError(
+                f"the command reports seconds only sometimes: step {report.step} differs from the steps before"
+            )
         if report.seconds is not None and report.seconds < self._seconds:
             raise UsageError(f"the command reports {report.seconds:g} seconds after {self._seconds:g}: they must rise")
 
@@ -192,7 +192,7 @@ class ReportedTrial:
         self._end(self._course.limited(seconds))
 
     def _observe_waiting(self) -> None:
-        """Record a single report by the time since the program's start."""
+        """Time a single report from the program's start."""
         if self._waiting is not None and self._first is not None:
             waiting, self._waiting = self._waiting, None
             self._observe(waiting, self._first[1] - self._started)
@@ -206,15 +206,13 @@ class ReportedTrial:
             self._ended = time.monotonic()
 
 
-LARGEST_FILE = 2**26
-"""Bytes hashed by content as code; larger files are data and count by size."""
+LARGEST_FILE = 2**26  # bytes hashed as code; larger files are data and count by size
 
-LONGEST_NAME = 1000
-"""Maximum characters of a file name."""
+LONGEST_NAME = 1000  # characters of a file name
 
 
 def revision_of(program: Program, folder: Path) -> str:
-    """Return 12 hex digits of the SHA-256 of a command, its report format and the files it names."""
+    """12 hex digits of the SHA-256 of a command, its report format and its files."""
     told = hashlib.sha256("\0".join(program.command).encode())
     told.update(repr(sorted(program.report.items())).encode())
     for path in files_of(program.command, folder).values():
@@ -224,7 +222,7 @@ def revision_of(program: Program, folder: Path) -> str:
 
 
 def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Map names in a command's arguments, also after "=", to files."""
+    """Map names in arguments, also after "=", to files."""
     names = [
         name for token in command for name in (token, token.partition("=")[2]) if name and len(name) <= LONGEST_NAME
     ]
@@ -232,7 +230,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
 
 
 def digest_of(path: Path) -> str:
-    """Return a digest of a file's content, or of its size above `LARGEST_FILE`."""
+    """Digest of content, or of size above `LARGEST_FILE`."""
     size = path.stat().st_size
     if size > LARGEST_FILE:
         return hashlib.sha256(f"{size} bytes".encode()).hexdigest()
@@ -247,17 +245,13 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-FEW_STEPS, MANY_STEPS = 2, 20
-"""Evaluation interval in steps of the two runs that separate step from evaluation time."""
+FEW_STEPS, MANY_STEPS = 2, 20  # evaluation intervals of the two runs that separate step from evaluation time
 
-MEMORY_STEPS = 3
-"""Steps after which a micro-batch size fits: those of bssearch's own loop."""
+MEMORY_STEPS = 3  # after which a micro-batch size fits, as in bssearch's own loop
 
-UNREAD_LINES = 20
-"""A log of this many lines without a match does not fit ``report``."""
+UNREAD_LINES = 20  # a log of so many lines without a match does not fit ``report``
 
-UNREAD_SHARE = 0.1
-"""Share of ``hang_seconds`` before that check; output before training takes less time."""
+UNREAD_SHARE = 0.1  # of ``hang_seconds`` before that check; output before training takes less time
 
 MOST_METRICS = 100
 
@@ -267,8 +261,8 @@ Reports = Generator[Report, None, None]
 class LoadedCommand(LoadedProgram):
     """A command on a device.
 
-    Raises `WorkloadError` if a named file changed since the run began, `UsageError` for an unknown name in braces,
-    and `LaunchError`.
+    Raises `WorkloadError` if a named file changed since the run began, `UsageError` for an unknown name in braces, and
+    `LaunchError`.
     """
 
     def __init__(self, load: Load) -> None:
@@ -337,7 +331,7 @@ class LoadedCommand(LoadedProgram):
         stop: AskStop,
         on_progress: Callable[[], None] = lambda: None,
     ) -> TrialOutcome:
-        """Run a trial and end its program with it."""
+        """Run a trial; its program ends with it."""
         trial = ReportedTrial(request, on_observation, time.monotonic())
 
         def is_over() -> bool:
@@ -390,7 +384,7 @@ class LoadedCommand(LoadedProgram):
         return CommandProcess(filled(program.command, values), self._folder, program.report, program.metric)
 
     def check_places(self, configuration: Configuration) -> None:
-        """Raise `UsageError` if a command that does not ask for its trial lacks a required placeholder."""
+        """Raise `UsageError` for a missing placeholder."""
         if configuration.grows:
             raise UsageError(
                 f"{BATCH_SCHEDULE} = {configuration.parameters[BATCH_SCHEDULE]!r}: a command is given one batch size, "
@@ -412,10 +406,6 @@ class LoadedCommand(LoadedProgram):
         evaluate_every: int,
         read: Callable[[CommandProcess], Answer],
     ) -> Answer:
-        """Run a piece of work; return the answer, or the result of ``read``.
-
-        Raises as `_until_it_ends`, and if a reporting command lacks a placeholder.
-        """
         with self.started(configuration, seed=0, evaluate_every=evaluate_every, threads=self._threads) as process:
             patience = Patience(self._hang_seconds, process.began)
             if process.connects(lambda: patience.is_over() or self._is_unread(process)):
@@ -430,10 +420,7 @@ class LoadedCommand(LoadedProgram):
             return read(process)
 
     def _until_it_ends(self, process: CommandProcess) -> Reports:
-        """Yield a program's reports; closing the generator ends the program.
-
-        Raises `MemoryError`, or `WorkloadError` if it fails, hangs, ends without a report or its log does not match.
-        """
+        """Yield a program's reports; closing the generator ends it."""
         last, has_reported = process.began, False
         with process:
             while process.goes_on():
@@ -444,13 +431,13 @@ class LoadedCommand(LoadedProgram):
                 if not has_reported and self._is_unread(process):
                     raise WorkloadError(
                         f"the command makes no report{self._hint_of_reports(process)}",
-                        hint="where what it prints before its training takes long: a larger executor.hang_seconds, "
-                        "of which it may take a tenth",
+                        hint="if the output before training takes long, raise executor.hang_seconds: it may take a "
+                        "tenth of that",
                     )
                 if time.monotonic() - last > self._hang_seconds:
                     raise WorkloadError(
                         f"the command made no report for {self._hang_seconds:g} s{self._hint_of_reports(process)}",
-                        hint="executor.hang_seconds is how long it may take",
+                        hint="raise executor.hang_seconds if a report may take longer",
                     )
             code = process.end()
         if code:
@@ -462,7 +449,6 @@ class LoadedCommand(LoadedProgram):
             raise WorkloadError(f"the command ended without a report{self._hint_of_reports(process)}")
 
     def _is_unread(self, process: CommandProcess) -> bool:
-        """True if the log is long enough to show that ``report`` does not match it."""
         is_late = time.monotonic() - process.began > UNREAD_SHARE * self._hang_seconds
         return bool(self._program.report) and is_late and process.log_reader.lines >= UNREAD_LINES
 
@@ -473,7 +459,7 @@ class LoadedCommand(LoadedProgram):
         return WorkloadError(f"the command reports {names}{how_long}; the study's target is of {metric!r}{hint}")
 
     def _reported_step_time(self, configuration: Configuration, process: CommandProcess) -> StepTime:
-        """Time steps from reports; if they include evaluations, use two runs with different intervals."""
+        """Two runs with different intervals separate evaluations."""
         few = self._pace(configuration, process)
         evaluation = 0.0
         seconds = few.seconds / few.steps

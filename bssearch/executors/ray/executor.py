@@ -1,4 +1,4 @@
-"""Runs trials on a Ray cluster, found or started here, with one worker process per slot."""
+"""Trials on a Ray cluster, with a worker process per slot."""
 
 from __future__ import annotations
 
@@ -36,42 +36,39 @@ from bssearch.records import (
 )
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATA_DIR_VARIABLE, checkpoint_url, environment_with
 
-CONNECT_SECONDS = 30.0
-"""Maximum response time of a cluster."""
+CONNECT_SECONDS = 30.0  # for a cluster to answer
 
-STORE_BYTES = 100 * 2**20
-"""Object store size of a local Ray, near its minimum of 75 MiB; actors' replies are not stored there."""
+STORE_BYTES = 100 * 2**20  # near Ray's minimum of 75 MiB; actors' replies are not stored there
 
+# environment of a local Ray
 OWN_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",  # tell nobody
     "RAY_worker_niceness": "0",  # trials run beside other programs as those of the executor local do
     "RAY_memory_monitor_refresh_ms": "0",  # what runs out of memory is the kernel's business, as for the executor local
 }
-"""Environment of a local Ray."""
 
 
-_SIGACTION_BYTES = 512
-"""Above sigaction(2)'s structure size everywhere; 152 on Linux."""
+_SIGACTION_BYTES = 512  # above sigaction(2)'s structure size everywhere; 152 on Linux
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A cluster node with its total CPUs and GPUs, free or not."""
+    """A node's total CPUs and GPUs."""
 
     name: str
     cpus: float
     gpus: float
 
     def slots(self, threads: int, gpus: int) -> int:
-        """Return how many slots with these threads and GPUs fit."""
+        """Slots of these threads and GPUs that fit."""
         return int(min([self.cpus // threads, *([self.gpus // gpus] if gpus else [])]))
 
 
 class Cluster:
-    """A connection to a Ray cluster; without ``address``, a local Ray that ends with this process.
+    """A connection to a Ray cluster; without ``address``, to a local Ray that ends with this process.
 
-    Reuses an existing connection and keeps it open. Raises `UsageError` if Ray is missing or the address is invalid,
-    and `LaunchError` if no cluster answers.
+    Reuses an open connection and keeps it. Raises `UsageError` if Ray is missing or the address is invalid,
+    `LaunchError` if no cluster answers.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -93,7 +90,6 @@ class Cluster:
                 self._connect(address)
 
     def _begin(self) -> None:
-        """Start a local Ray; its processes end with the calling thread."""
         try:
             with environment_with(OWN_RAY):
                 self.ray.init("local", include_dashboard=False, object_store_memory=STORE_BYTES, **_quiet())
@@ -120,7 +116,7 @@ class Cluster:
             )
 
     def nodes(self) -> list[Node]:
-        """Return the live nodes."""
+        """Live nodes."""
         return [
             Node(one["NodeManagerHostname"], one["Resources"].get("CPU", 0.0), one["Resources"].get("GPU", 0.0))
             for one in self.ray.nodes()
@@ -128,7 +124,7 @@ class Cluster:
         ]
 
     def close(self) -> None:
-        """Disconnect and stop a Ray started here. Idempotent."""
+        """Disconnect; stop a local Ray. Idempotent."""
         if self._is_own:
             self._is_own = False
             if self._is_begun:
@@ -138,7 +134,7 @@ class Cluster:
 
 
 def said_by(error: Exception) -> str:
-    """Return a Ray error as one line, the last of its traceback."""
+    """A Ray error as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -146,7 +142,7 @@ def said_by(error: Exception) -> str:
 
 
 def _kill_autoscaler() -> None:
-    """Kill a local Ray's autoscaler monitor, because it delays shutdown by a second."""
+    """A local Ray's autoscaler delays shutdown by a second."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(word.endswith("monitor.py") and "autoscaler" in word for word in child.cmdline()):
@@ -167,7 +163,7 @@ def _imported() -> Any:
 
 
 def _quiet() -> Mapping[str, Any]:
-    """Return settings that keep Ray silent, because stdout is for the answer."""
+    """Keep Ray silent: stdout is for the answer."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     return {"log_to_driver": False, "configure_logging": False}
 
@@ -184,9 +180,9 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _unchanged_by_ray() -> Iterator[None]:
-    """Hide this process's environment, command line and stdout from Ray, and keep its SIGTERM handler.
+    """Hide environment, command line and stdout from Ray; keep the SIGTERM handler.
 
-    Ray's processes inherit the environment, and clusters show each driver's command line; both may hold secrets.
+    Ray's processes inherit the environment, and clusters show command lines; both may hold secrets.
     """
     private = importlib.import_module("ray._private")
     instead = {
@@ -212,10 +208,7 @@ def _unchanged_by_ray() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_as_it_is() -> Iterator[None]:
-    """Restore SIGTERM's handler at the end.
-
-    Ray's core replaces it from any thread, but `signal` can restore it only in the main thread.
-    """
+    """Ray replaces the handler from any thread; `signal` restores it only in the main thread."""
     libc = ctypes.CDLL(None)
     before = ctypes.create_string_buffer(_SIGACTION_BYTES)
     libc.sigaction(signal.SIGTERM, None, before)
@@ -225,17 +218,15 @@ def _sigterm_as_it_is() -> Iterator[None]:
         libc.sigaction(signal.SIGTERM, before, None)
 
 
-HEAR_SECONDS = 1.0
-"""Maximum wait of an actor before it answers that there is no reply."""
+HEAR_SECONDS = 1.0  # an actor answers after this wait even without a reply
 
-SILENCE_SECONDS = 60.0
-"""Seconds of silence until an actor is lost (network partition); dead processes show within seconds."""
+SILENCE_SECONDS = 60.0  # until an actor is lost (network partition); dead processes show within seconds
 
 
 class ActorWorker:
-    """A worker in an actor on ``machine``, as a `bssearch.executors.slots.Worker`.
+    """A `bssearch.executors.slots.Worker` in an actor on ``machine``.
 
-    One thread sends commands in order, one polls for replies. A dead or silent actor is a lost worker.
+    One thread sends commands in order, one polls for replies. A silent actor is lost.
     """
 
     def __init__(
@@ -268,27 +259,27 @@ class ActorWorker:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the actor itself is gone."""
+        """True if the actor itself is gone."""
         return self._death is not None and self._death.verdict is not None
 
     def send(self, command: Command) -> None:
-        """Implement `Worker.send`."""
+        """See `Worker.send`."""
         self._asked.put(partial(self._actor.tell.remote, encode(command)))
 
     def has_exited(self) -> bool:
-        """Implement `Worker.has_exited`."""
+        """See `Worker.has_exited`."""
         return self._death is not None
 
     def write_stack(self) -> None:
-        """Implement `Worker.write_stack`."""
+        """See `Worker.write_stack`."""
         self._asked.put(self._actor.write_stack.remote)
 
     def kill(self) -> None:
-        """Implement `Worker.kill`."""
+        """See `Worker.kill`."""
         self._asked.put(self._actor.kill.remote)
 
     def bury(self) -> Death:
-        """Implement `Worker.bury`."""
+        """See `Worker.bury`."""
         self._asked.put(None)
         self._listener.join()
         assert self._death is not None, "its end has been told"
@@ -300,7 +291,6 @@ class ActorWorker:
                 self._ray.get(ask(), timeout=SILENCE_SECONDS)
 
     def _listen(self) -> None:
-        """Put replies into the inbox, then None once the worker is dead or lost."""
         try:
             self.pid = self._ray.get(self._start(), timeout=SILENCE_SECONDS)
             self._talker.start()
@@ -333,31 +323,25 @@ class ActorWorker:
         self._death = heard.death
 
     def _end(self, state: TrialState, reason: str) -> None:
-        """Record the loss and end the actor, which may still be alive."""
+        """The actor may still be alive."""
         self._death = Death(0, verdict=(state, reason))
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor, no_restart=True)
 
 
-PLACE_SECONDS = 60.0
-"""Time for Ray to place a slot; takes seconds if there is room."""
+PLACE_SECONDS = 60.0  # for Ray to place a slot; takes seconds if there is room
 
-LEAVE_SECONDS = 3.0
-"""Time for an actor to clean up before it is killed."""
+LEAVE_SECONDS = 3.0  # for an actor to clean up before it is killed
 
-ATTEMPTS = 3
-"""Maximum attempts of a request whose node is lost."""
+ATTEMPTS = 3  # of a request whose node is lost
 
-CALLS_AT_ONCE = 4
-"""Concurrent methods of an actor; one always listens."""
+CALLS_AT_ONCE = 4  # methods of an actor, of which one always listens
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Seat:
-    """A slot's actor, its place and its last worker."""
-
     actor: Any
     asked: Any
     place: Place | None = None
@@ -365,11 +349,11 @@ class _Seat:
 
 
 class RayExecutor(SlotExecutor):
-    """Runs trials on a Ray cluster; see `bssearch.executors.base.Executor`.
+    """`Executor` on a Ray cluster.
 
-    Each slot is an actor with ``threads`` CPUs and one GPU, or none on a CPU cluster or with device ``cpu``. A trial
-    lost with its actor is reported as lost; the next gets a new actor. A slot is dropped if no node has room.
-    Workload, data and checkpoints must have the same paths on all nodes.
+    Each slot is an actor with ``threads`` CPUs and one GPU, or none on a CPU cluster or with device ``cpu``. A trial is
+    lost with its actor; the next gets a new actor. A slot is dropped if no node has room. Workload, data and
+    checkpoints need the same paths on all nodes.
 
     Raises:
         UsageError: Ray is missing, the cluster is too small, or a checkpoint store on several machines is not a folder.
@@ -394,13 +378,13 @@ class RayExecutor(SlotExecutor):
 
     @property
     def slots_apart(self) -> bool:
-        """Whether each slot has its own device; Ray gives a GPU to one actor."""
+        """True with GPUs: Ray gives a GPU to one actor."""
         return self._gpus > 0
 
     def submit(self, request: TrialRequest) -> None:
-        """Start a trial in a free slot; raise `LaunchError` if no worker can start.
+        """See `Executor.submit`.
 
-        If a slot's node is gone, its trial is lost and the slot is dropped, unless it is the last.
+        If a slot's node is gone, its trial is lost and the slot is dropped, unless the last.
         """
         try:
             self._again(partial(super().submit, request))
@@ -413,7 +397,7 @@ class RayExecutor(SlotExecutor):
             self._events.append(TrialEnded(request.number, TrialOutcome(state=TrialState.LOST, reason=str(error))))
 
     def close(self) -> None:
-        """Cancel running trials, release the actors and stop a Ray started here."""
+        """See `Executor.close`; stops a Ray started here."""
         super().close()
         ray = self._cluster.ray
         if self._seats:
@@ -425,7 +409,6 @@ class RayExecutor(SlotExecutor):
         self._cluster.close()
 
     def _again(self, work: Callable[[], T]) -> T:
-        """Retry work whose worker or actor is lost, on another node."""
         for _ in range(ATTEMPTS - 1):
             try:
                 return work()
@@ -470,7 +453,6 @@ class RayExecutor(SlotExecutor):
         return _Seat(actor, actor.place.remote(str(Path.cwd()), str(self._settings.folder)))
 
     def _placed(self, slot: Slot, seat: _Seat) -> Place:
-        """Wait for the actor's node; raise `LaunchError` if none is found or it is unsuitable."""
         ray = self._cluster.ray
         threads = self._settings.threads
         needs = f"{threads} CPU{'s' * (threads > 1)}" + (" and a GPU" if self._gpus else "")
@@ -504,7 +486,7 @@ class RayExecutor(SlotExecutor):
         if in_a_file and not place.has_folder:
             raise LaunchError(
                 f"slot {slot.index}: {place.machine} has no folder {self._settings.folder}",
-                hint="the workload must lie at the same path on each node, on a file system that they share",
+                hint="put the workload at the same path on each node, on a shared file system",
             )
 
     def _leave(self, slot: Slot) -> None:
@@ -527,7 +509,6 @@ class RayExecutor(SlotExecutor):
         super()._take(worker, self._of_one_kind(worker, reply) if isinstance(reply, Loaded) else reply)
 
     def _of_one_kind(self, worker: Worker, reply: Loaded) -> Reply:
-        """Return a loaded worker's reply; refuse a device of another kind than the first."""
         assert isinstance(worker, ActorWorker) and reply.device_name is not None
         self._kind = self._kind or (reply.device_name, worker.machine)
         kind, machine = self._kind
@@ -542,7 +523,7 @@ class RayExecutor(SlotExecutor):
 
 
 class _ActorLostError(LaunchError):
-    """An actor was lost before its placement: Ray, the node or the process failed."""
+    """An actor was lost before its placement."""
 
 
 class _NoNodeError(LaunchError):
@@ -554,11 +535,10 @@ class _NoNodeError(LaunchError):
 
 
 def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
-    """Return GPUs per slot; raise `UsageError` for a device that Ray cannot assign."""
     if settings.device not in {"auto", "cpu", "cuda"}:
         raise UsageError(
             f"executor.device = {settings.device!r} must be auto, cpu or cuda with the executor ray: "
-            "which GPU a slot has is Ray's to say"
+            "Ray chooses the GPU of a slot"
         )
     there_are = any(node.gpus >= 1 for node in nodes)
     if settings.device == "cuda" and not there_are:
@@ -567,13 +547,12 @@ def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
 
 
 def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
-    """Raise `UsageError` if trials on other machines would need a checkpoint store served from here."""
     url = checkpoint_url()
     machines = len({node.name for node in nodes})
     if url is not None and machines > 1:
         raise UsageError(
             f"{CHECKPOINT_DIR_VARIABLE} = {url.partition('://')[0]}://…: on a Ray cluster of {machines} machines it "
-            "must name a folder: a store's files are sent and brought by the driver's machine alone",
+            "must name a folder: only the driver's machine can use a store",
             hint="name a folder that all machines share",
         )
 
@@ -588,8 +567,8 @@ def _room(settings: ExecutorSettings, nodes: Sequence[Node], gpus: int) -> int:
     if settings.least_slots > room:
         kind = "a GPU and " if gpus else ""
         raise UsageError(
-            f"executor.slots = {settings.slots} must be <= {room}: the Ray cluster has room for so many slots with "
+            f"executor.slots = {settings.slots} must be <= {room}: the Ray cluster has room for no more slots with "
             f"{kind}executor.threads = {settings.threads}",
-            hint="executor.slots = auto takes as many as there are",
+            hint="set executor.slots = auto to use all",
         )
     return room

@@ -521,7 +521,7 @@ class WaitingTrials(Checkpoints):
     """
 
     def __init__(self, spec: StudySpec, store: Store, leases: Leases, note: Callable[[str], None]) -> None:
-        super().__init__(store.study(spec.name))
+        super().__init__(store.studies.get(spec.name))
         self._spec, self._study_store, self._leases, self._note = spec, store, leases, note
         self._told = ""
         self._has_claim = False
@@ -585,7 +585,7 @@ class WaitingTrials(Checkpoints):
         gone = [str(number) for number in ours if not self.has(number)]
         if gone:
             self._note(f"what was saved of them is gone, so they do not go on: trial {', '.join(gone)}")
-        for number in self._study_store.settle_paused(self._spec.name, ours, state):
+        for number in self._study_store.trials.settle_paused(self._spec.name, ours, state):
             self.forget(number)
         self.close()
 
@@ -602,7 +602,7 @@ class WaitingTrials(Checkpoints):
         if alive:
             alive = self._leases.has_lease(owner) or not self.has(trial.number)
         if not alive:
-            self._study_store.release(self._spec.name, _claim_of(owner), owner=owner)
+            self._study_store.leases.release(self._spec.name, _claim_of(owner), owner=owner)
         return not alive
 
 

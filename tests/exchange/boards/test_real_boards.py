@@ -68,8 +68,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stored(folder: Path, name: str = "task") -> tuple[list[TrialRecord], dict[int, list[Observation]]]:
     with open_store(f"sqlite:///{folder}/bssearch.db", write=False) as store:
-        trials = store.trials(name)
-        return trials, {number: list(curve) for number, curve in store.curves(name, [t.number for t in trials]).items()}
+        trials = store.trials.of(name)
+        return trials, {
+            number: list(curve) for number, curve in store.trials.curves(name, [t.number for t in trials]).items()
+        }
 
 
 def best(folder: Path) -> library.Answer:

@@ -30,7 +30,7 @@ def run(folder: Path, *boards: str) -> tuple[library.Answer, list[TrialRecord], 
     spec = make_spec(log=list(boards), budget={"trials": 8, "trial_train_seconds": 10.0})
     answer = library.run_study(spec, library.Launch(db=url, make_executor=lambda *_: LawExecutor(), listener=ear))
     with open_store(url, write=False) as store:
-        return answer, store.trials(spec.name), [note for note in ear.notes if note.partition(":")[0] in boards]
+        return answer, store.trials.of(spec.name), [note for note in ear.notes if note.partition(":")[0] in boards]
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_a_board_is_told_what_is_stored(tmp_path: Path, notebook: Notebook, monk
     answer, trials, notes = run(tmp_path, "Keeping")
     assert notes == []
     with open_store(f"sqlite:///{tmp_path}/study-Keeping.db", write=False) as store:
-        curves = store.curves(answer.study, [trial.number for trial in trials])
+        curves = store.trials.curves(answer.study, [trial.number for trial in trials])
     calls = notebook.calls("Keeping")
     of: dict[str, list[dict[str, Any]]] = {call["call"]: [] for call in calls}
     for call in calls:
